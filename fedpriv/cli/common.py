@@ -1,0 +1,60 @@
+"""What every command shares: ``--json``, ``--debug`` and errors in one or two lines."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedpriv.errors import FedprivError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Register a function as ``fedpriv <name>`` with ``--json`` and ``--debug``.
+
+    The function returns its result as a mapping (or ``None``); with ``--json`` that mapping is the last line of
+    standard output, and whatever :func:`console` prints goes to standard error.
+    """
+
+    def register(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def run(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+            context = click.get_current_context()
+            context.meta["fedpriv.json"] = as_json
+            try:
+                result = function(*args, **kwargs)
+            except FedprivError as error:
+                if debug:
+                    raise
+                click.echo(f"fedpriv: {error}", err=True)
+                sys.exit(error.exit_code)
+            except KeyboardInterrupt:
+                click.echo("fedpriv: interrupted", err=True)
+                sys.exit(130)
+            except Exception as error:
+                if debug:
+                    raise
+                click.echo(f"fedpriv: {type(error).__name__}: {error}\n(--debug shows where)", err=True)
+                sys.exit(1)
+            if as_json:
+                click.echo(json.dumps(result))
+
+        run = click.option("--debug", is_flag=True, help="Show the traceback of an error.")(run)
+        run = click.option("--json", "as_json", is_flag=True, help="One JSON object on the last line of standard output.")(run)
+        return group.command(name, **settings)(run)
+
+    return register
+
+
+def console() -> Console:
+    """Where a command writes for people: standard output, or standard error under ``--json``."""
+    from rich.console import Console
+
+    return Console(stderr=bool(click.get_current_context().meta.get("fedpriv.json")), highlight=False)

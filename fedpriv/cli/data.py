@@ -1,0 +1,138 @@
+"""``fedpriv data``: the data sets and partitions there are, and who would hold what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.cli.options import config_from, config_options
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CLIENTS_SHOWN = 30
+_CLASSES_SHOWN = 10
+
+
+@main.group("data")
+def data() -> None:
+    """List data sets and partitions; show who holds what."""
+
+
+@command(data, "list")
+def list_() -> dict[str, Any]:
+    """List the data sets and the partitions by name.
+
+    A path of an image folder, a parquet file or a folder of them is a data set too.
+
+    \b
+    Example: fedpriv data list
+    """
+    from rich import box
+    from rich.table import Table
+
+    from fedpriv.data.partition import PARTITIONS
+    from fedpriv.data.sources import sources
+
+    datasets = [{"name": name, "about": source.about, "model": source.default_model} for name, source in sources().items()]
+    partitions = [{"name": name, "about": about} for name, about in PARTITIONS.items()]
+    for title, rows in (("data set", datasets), ("partition", partitions)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(title, no_wrap=True)
+        table.add_column("what it is")
+        for row in rows:
+            table.add_row(row["name"], row["about"])
+        console().print(table)
+    console().print("A path is a data set too: an image folder (train/<class>/*, test/<class>/*), a parquet file or a folder of them.")
+    return {"datasets": datasets, "partitions": partitions}
+
+
+@command(data, "show")
+@config_options(run=False)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw the counts as a PNG.")
+def show(output: Path | None, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
+    """Show how a partition deals a data set: its hash, the clients' sizes, and counts per client and class.
+
+    No image is decoded for this. The hash is that of the partition a run with the same options trains on.
+
+    \b
+    Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output dealt.png
+    """
+    import numpy as np
+
+    from fedpriv.data.partition import make_partition
+    from fedpriv.data.picture import draw_partition
+    from fedpriv.data.sources import load_labels
+
+    # Who takes part in a round says nothing about who holds what, and few clients need not suit the default share.
+    config = config_from(config_file, assignments, flags | {"participation": 1.0})
+    opened = load_labels(config.data.name, config.data.dir)
+    classes = opened.classes
+    partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed)
+    counts = partition.counts(opened.train_labels, len(classes))
+    test_labels = opened.train_labels if partition.test_split == "train" else opened.test_labels
+    test_counts = partition.counts(test_labels, len(classes), "test")
+
+    name = config.data.partition.name
+    sizes, tests, held = counts.sum(axis=1), test_counts.sum(axis=1), (counts > 0).sum(axis=1)
+    out = console()
+    out.print(f"[bold]{config.data.name}[/bold], {name}, {partition.clients} clients, {len(classes)} classes")
+    out.print(f"partition {partition.hash()}", soft_wrap=True)
+    out.print(f"training images per client: {_spread(sizes)}; {int(sizes.sum()):,} in all, {int((sizes == 0).sum())} clients without")
+    how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
+    if partition.test_split == "train":
+        how = "held out of the training split"
+    out.print(f"test images per client: {_spread(tests)} ({how})")
+    out.print(f"classes per client: {_spread(held)}")
+    out.print(_table(counts, tests, classes))
+    if len(counts) > _CLIENTS_SHOWN:
+        out.print(f"... and {len(counts) - _CLIENTS_SHOWN} more clients (--output draws them all, --json lists them)")
+    if output:
+        draw_partition(counts, classes, f"{config.data.name}, {name}: {partition.clients} clients", output)
+        out.print(f"drawn: {output}")
+    return {
+        "dataset": config.data.name,
+        "clients": partition.clients,
+        "partition": name,
+        "hash": partition.hash(),
+        "classes": list(classes),
+        "counts": np.asarray(counts).tolist(),
+        "test_counts": np.asarray(test_counts).tolist(),
+    }
+
+
+def _spread(values: NDArray[np.int64]) -> str:
+    import numpy as np
+
+    low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,g}"
+
+
+def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[str, ...]) -> Any:
+    """Counts per client and class; with many classes, each client's largest ones."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    few = len(classes) <= _CLASSES_SHOWN
+    numbers = ["client", "train", "test", *(map(str, range(len(classes))) if few else ["classes"])]
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True, min_width=4)
+    if not few:
+        table.add_column("largest")
+    elif list(classes) != numbers[3:]:
+        table.caption = "classes: " + ", ".join(f"{c} {name}" for c, name in enumerate(classes))
+        table.caption_justify = "left"
+    for client, row in enumerate(counts[:_CLIENTS_SHOWN]):
+        start = [str(client), str(row.sum()), str(tests[client])]
+        if few:
+            table.add_row(*start, *(str(count) if count else "·" for count in row))
+        else:
+            largest = [c for c in row.argsort(kind="stable")[::-1][:5] if row[c]]
+            table.add_row(*start, str((row > 0).sum()), ", ".join(f"{classes[c]} {row[c]}" for c in largest))
+    return table

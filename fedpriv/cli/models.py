@@ -1,0 +1,68 @@
+"""``fedpriv models``: the nets, and what each role of them costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+
+
+def _width_or_none(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
+    if value.lower() == "none":
+        return None
+    if value.isdecimal() and int(value) > 0:
+        return int(value)
+    raise click.BadParameter(f"{value!r} is neither a positive whole number nor 'none'")
+
+
+@command(main, "models")
+@click.option(
+    "--projection", default="128", show_default=True, metavar="K|none", callback=_width_or_none, help="Width of the projector."
+)
+def models(projection: int | None) -> dict[str, Any]:
+    """List the nets with the parameters and bytes of each role, at the input of the net's source.
+
+    A method sends some roles and keeps the others with the client, so these are the bytes of one plain transfer.
+
+    \b
+    Example: fedpriv models --json
+    """
+    import torch
+    from rich import box
+    from rich.table import Table
+
+    from fedpriv.models import ROLES, build_model, describe, list_models
+    from fedpriv.models.registry import shape_text
+
+    rows: list[dict[str, Any]] = []
+    for spec in list_models():
+        with torch.device("meta"):  # shapes without memory: counting needs no values
+            sizes = describe(build_model(spec.name, spec.input_shape, spec.classes, projection))
+        rows.append(
+            {
+                "name": spec.name,
+                "source": spec.source,
+                "input_shape": list(spec.input_shape),
+                "smallest": spec.smallest,
+                "classes": spec.classes,
+                "projection": projection,
+                "parameters": {size.role: size.parameters for size in sizes},
+                "bytes": {size.role: size.bytes for size in sizes},
+            }
+        )
+
+    shown = [role for role in ROLES if any(row["parameters"][role] for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="parameters, and MB (10^6 bytes) in float32 with buffers")
+    for column in ("net", "input, classes"):
+        table.add_column(column, no_wrap=True)
+    for column in shown:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [(row["parameters"][role], row["bytes"][role]) for role in shown]
+        texts = [f"{parameters:,}\n[dim]{size / 1e6:.3f} MB[/dim]" if parameters else "-" for parameters, size in cells]
+        table.add_row(row["name"], f"{shape_text(row['input_shape'])}, {row['classes']}", *texts)
+    console().print(table)
+    return {"models": rows}

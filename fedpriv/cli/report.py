@@ -1,0 +1,108 @@
+"""What a person sees of a run: progress while it goes, a short summary when it ends."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedpriv.simulation.run import Outcome
+    from fedpriv.simulation.run_folder import RunFolder
+    from fedpriv.simulation.setup import Federation
+
+
+class Reporter:
+    """Progress on standard error (a live bar on a terminal, a line a round elsewhere), the summary on ``out``."""
+
+    def __init__(self, out: Console) -> None:
+        self.out = out
+        self.err = Console(stderr=True, highlight=False)
+        columns = (
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+        )
+        self._bar = Progress(*columns, console=self.err, disable=not self.err.is_terminal)
+        self._rounds = 0
+        self._said = "no accuracy yet"
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def warn(self, text: str) -> None:
+        self.err.print(f"[yellow]fedpriv:[/] {text}", soft_wrap=True)
+
+    def on_start(self, federation: Federation, folder: RunFolder) -> None:
+        config, data = federation.config, federation.data
+        sizes = sorted(data.size(client) for client in data.nonempty)
+        model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
+        self.err.print(
+            f"[bold]{config.method.name}[/] on {config.data.name}: {config.data.clients} clients of "
+            f"{sizes[0]}-{sizes[-1]} samples, partition {config.data.partition.name} ({data.partition.hash()[:12]}), {model}, seed {config.seed}"
+        )
+        self._rounds = config.train.rounds
+        done = folder.records()[-1]["round"] if folder.records() else 0
+        self._task = self._bar.add_task(self._said, total=self._rounds, completed=done)
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        metrics = record["metrics"]
+        parts = []
+        if "accuracy" in metrics:
+            self._said = f"accuracy {metrics['accuracy']:.3f}"
+        parts.append(self._said)
+        if "train_loss" in metrics:
+            parts.append(f"loss {metrics['train_loss']:.3f}")
+        parts.append(f"up {decimal(metrics['total_bytes_up'])}, down {decimal(metrics['total_bytes_down'])}")
+        text = "  ".join(parts)
+        self._bar.update(self._task, completed=record["round"], description=text)
+        if self._bar.disable:
+            self.err.print(f"round {record['round']}/{self._rounds}  {text}  ({metrics['seconds']:.1f} s)", soft_wrap=True)
+
+    def conclude(self, outcome: Outcome) -> None:
+        """The summary, or how to go on."""
+        path = os.path.relpath(outcome.folder.path)
+        if outcome.summary is None:
+            self.out.print(f"Stopped after round {outcome.rounds_done}. Go on with: fedpriv resume {path}", soft_wrap=True)
+            return
+        summary, protocols = outcome.summary, outcome.summary["protocols"]
+        records = outcome.folder.records()
+        table = Table.grid(padding=(0, 2))
+        last = min(outcome.folder.config().eval.last, summary["rounds"])
+        table.add_row(
+            f"accuracy per client, mean of the last {last} rounds",
+            f"[bold]{summary['accuracy']:.3f}[/] mean   {protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best",
+        )
+        if protocols["global_test"] is not None:
+            table.add_row("global model on the server's test set", f"{protocols['global_test']:.3f}")
+        first = records[0]["metrics"]
+        broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
+        table.add_row("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}")
+        if summary["clients_never_trained"]:
+            table.add_row("clients that never had a turn", str(summary["clients_never_trained"]))
+        table.add_row("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds")
+        table.add_row("run folder", path)
+        table.add_row("MLflow", self._tracking(outcome))
+        self.out.print(table, soft_wrap=True)
+        other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
+        self.out.print(f"\nNext: fedpriv train --method {other}, then fedpriv compare runs/*; fedpriv ui shows all runs.", soft_wrap=True)
+
+    @staticmethod
+    def _tracking(outcome: Outcome) -> str:
+        uri = outcome.folder.facts["tracking"]["uri"]
+        if uri == "none":
+            return "off"
+        note = "" if outcome.tracked else f" (not all sent yet: fedpriv sync {os.path.relpath(outcome.folder.path)})"
+        return f"experiment {outcome.folder.facts['tracking']['experiment']!r} at {uri}{note}"

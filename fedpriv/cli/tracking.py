@@ -1,0 +1,236 @@
+"""``fedpriv ui``, ``fedpriv compare`` and ``fedpriv sync``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.errors import FedprivError, UsageError
+
+_PATH = click.Path(path_type=Path)
+_runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=True, help="Where the runs are.")
+
+
+@command(main, "ui")
+@_runs_dir
+@click.option("--tracking-uri", help="MLflow store to show; default: the SQLite file in the runs folder.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
+def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
+    """Show the runs in MLflow's dashboard, until Ctrl-C.
+
+    \b
+    Example: fedpriv ui --port 5001
+    """
+    from fedpriv.tracking import artifact_dir, default_uri, sqlite_path
+
+    uri = tracking_uri or default_uri(runs_dir)
+    if uri.startswith(("http://", "https://")):
+        raise UsageError(f"{uri} is a tracking server already: open it in a browser")
+    arguments = ["--backend-store-uri", uri, "--host", host, "--port", str(port), "--workers", "1"]
+    if (store := sqlite_path(uri)) is not None:
+        if not store.is_file():
+            raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
+        arguments += ["--artifacts-destination", str(artifact_dir(store))]
+    _check_port(host, port)
+    # Asked for nothing, MLflow opens its pages for language-model applications.
+    page = "#/experiments?workflowType=machine_learning"
+    click.echo(f"MLflow: http://{'localhost' if host == '0.0.0.0' else host}:{port}/{page} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    # In place of this process, so that Ctrl-C and kill reach the server itself and leave no orphan.
+    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], settings | dict(os.environ))
+
+
+def _check_port(host: str, port: int) -> None:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port just left is free
+            probe.bind(address)
+    except OSError as error:
+        other = port + 1 if port < 65535 else 5001
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); --port {other} may be free") from None
+
+
+@command(main, "sync")
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every run of the runs folder.")
+@_runs_dir
+@click.option("--tracking-uri", help="Send to this MLflow store instead of the run's own.")
+def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
+    """Send to MLflow what a run kept while the tracking server was away. Nothing is sent twice.
+
+    RUN is a run folder, a run id, or the beginning of a folder's name.
+
+    \b
+    Example: fedpriv sync --all
+    """
+    from fedpriv.tracking import ServerAway, TrackingError, find_run, sync
+
+    if every == bool(runs):
+        raise UsageError("name the runs to send, or --all of them")
+    folders = sorted(path.parent for path in runs_dir.glob("*/run.json")) if every else [find_run(run, runs_dir) for run in runs]
+    results: list[dict[str, Any]] = []
+    failures: list[TrackingError] = []
+    for folder in folders:
+        try:
+            report = sync(folder, tracking_uri)
+        except TrackingError as error:
+            failures.append(error)
+            console().print(f"{folder.name}: not sent: {error}", soft_wrap=True, markup=False)
+            if isinstance(error, ServerAway):
+                break  # the others would wait for the same server
+            continue
+        if report.uri is None:
+            said = "runs without tracking; --tracking-uri sends it nevertheless"
+        elif report.params or report.points or report.artifacts:
+            said = f"sent {report.params} params, {report.points} points, {report.artifacts} files"
+        else:
+            said = "nothing new"
+        console().print(f"{folder.name}: {said}", soft_wrap=True, markup=False)
+        results.append({"run": folder.name, "uri": report.uri, "mlflow_run_id": report.mlflow_run_id, "points": report.points,
+                        "params": report.params, "artifacts": report.artifacts, "status": report.status})  # fmt: skip
+    if failures:
+        left = len(folders) - len(results)
+        raise FedprivError(f"{failures[-1]}; {left} of {len(folders)} runs not sent, their records are kept")
+    return {"runs": results}
+
+
+@command(main, "compare")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@_runs_dir
+@click.option("--output", type=_PATH, default="compare.png", show_default=True, help="The plot.")
+def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
+    """Compare runs: a table, and a plot of accuracy over rounds and over bytes.
+
+    RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ in nothing but the seed are
+    summed up as mean and standard deviation.
+
+    \b
+    Example: fedpriv compare runs/a runs/b
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedpriv.plots import compare_curves
+    from fedpriv.tracking import find_run, read_records
+
+    folders = [find_run(run, runs_dir) for run in runs]
+    rows = [_row(folder) for folder in folders]
+    groups: dict[str, list[int]] = {}
+    for index, label in enumerate(_labels(folders, rows)):
+        groups.setdefault(label, []).append(index)
+
+    out = console()
+    if not out.is_terminal:
+        out.width = 160  # a file has no width to keep to
+    numbered = out.width < 104  # too narrow for names: numbers, and the names below
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("#" if numbered else "run", overflow="fold")
+    table.add_column("method", overflow="fold", min_width=6)
+    table.add_column("data set", overflow="fold", min_width=6)
+    for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, row in enumerate(rows, 1):
+        table.add_row(
+            str(number) if numbered else escape(row["run"]), row["method"], escape(Path(row["dataset"]).name), str(row["seed"]),
+            f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
+            *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
+            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]),
+        )  # fmt: skip
+    out.print(table)
+    for number, row in enumerate(rows, 1):
+        if row["status"] != "finished":
+            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True, markup=False)
+        if numbered:
+            out.print(f"{number} = {row['run']}", soft_wrap=True, markup=False)
+    summaries = []
+    for label, members in groups.items():
+        reached = [rows[index]["accuracy"] for index in members if rows[index]["accuracy"] is not None]
+        average = statistics.fmean(reached) if reached else None
+        spread = statistics.stdev(reached) if len(reached) > 1 else None
+        names = [rows[index]["run"] for index in members]
+        summaries.append({"label": label, "runs": names, "accuracy_mean": average, "accuracy_std": spread})
+        if average is not None and spread is not None:
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} runs", soft_wrap=True, markup=False)
+    if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
+        click.echo(f"warning: accuracies on different data sets ({', '.join(datasets)}) do not compare", err=True)
+    compare_curves({label: [read_records(folders[index]) for index in members] for label, members in groups.items()}, output)
+    out.print(f"plot: {output}", soft_wrap=True, markup=False)
+    return {"runs": rows, "groups": summaries, "plot": str(output)}
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    """What the table shows of a run: its summary, or where there is none yet, its last records."""
+    from fedpriv.tracking import Record, best, read_records, read_run, worst_tenth
+    from fedpriv.tracking.folder import read_json
+
+    facts, records = read_run(folder), read_records(folder)
+    if (folder / "summary.json").exists() and facts.get("status") == "finished":
+        summary = read_json(folder / "summary.json")
+    else:
+        evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
+        last: Record = records[-1] if records else {"round": 0, "metrics": {}}
+        summary = {
+            "rounds": last["round"],
+            "accuracy": evaluated[-1]["metrics"].get("accuracy") if evaluated else None,
+            "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
+            "bytes_up": last["metrics"].get("total_bytes_up", 0),
+            "bytes_down": last["metrics"].get("total_bytes_down", 0),
+            "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
+        }
+    per_client = summary["accuracy_per_client"]
+    return {
+        "run": folder.resolve().name,
+        "status": facts.get("status", "running"),
+        **{key: facts[key] for key in ("method", "dataset", "seed")},
+        **{key: summary[key] for key in ("rounds", "accuracy")},
+        "worst_tenth": worst_tenth(per_client),
+        "best": best(per_client),
+        **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
+    }
+
+
+def _labels(folders: list[Path], rows: list[dict[str, Any]]) -> list[str]:
+    """The method of each run, and where runs of one method have different configs, in what they differ (but the seed)."""
+    from fedpriv.config import read_yaml
+    from fedpriv.tracking import flatten
+
+    ignored = ("seed", "run_dir", "device", "threads", "method.name", "data.dir", "tracking.", "data.partition.seed")
+    configs: list[dict[str, str]] = []
+    for folder in folders:
+        settings = flatten(read_yaml(folder / "config.yaml"))
+        configs.append({key: str(value) for key, value in settings if not key.startswith(ignored)})
+    labels = []
+    for row, config in zip(rows, configs, strict=True):
+        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
+        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
+        labels.append(", ".join([row["method"], *(f"{key.rpartition('.')[2]}={config.get(key)}" for key in keys[:3])]))
+    return labels
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _size(count: float) -> str:
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 999.95 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s" if minutes else f"{seconds:.1f} s"

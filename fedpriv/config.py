@@ -1,0 +1,243 @@
+"""The one config of a run: typed, validated, read from YAML and written back to YAML.
+
+A run is a function of this object. ``None`` in a field means "what the data set or the method suggests";
+:func:`fedpriv.simulation.setup.resolve` fills those in, and it is the filled-in config that a run stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import TypeAdapter, ValidationError, field_validator, model_validator
+
+from fedpriv.errors import UnknownName, UsageError
+
+T = TypeVar("T")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PartitionConfig(_Section):
+    """Who holds what (``fedpriv data show`` draws it)."""
+
+    name: str = Field("classes", description="how the samples are dealt to the clients; `fedpriv data list` names them")
+    classes_per_client: PositiveInt = Field(2, description="S of the partition `classes`")
+    alpha: PositiveFloat = Field(0.5, description="concentration of the Dirichlet partitions")
+    distinct: bool = Field(True, description="`classes`: no client is dealt the same class twice (false: the published sampler)")
+    shards_per_client: PositiveInt = Field(2, description="shards per client of the partition `shards`")
+    capacity: bool = Field(True, description="`dirichlet`: a client with more than its even share gets none of the next class (MOON)")
+    min_samples: NonNegativeInt = Field(0, description="redraw (`dirichlet`) until every client holds so many training samples")
+    size_mean: float = Field(4.0, description="mu of the log-normal sizes of the partition `lognormal`")
+    size_sigma: NonNegativeFloat = Field(1.0, description="sigma of the log-normal sizes")
+    size_offset: NonNegativeInt = Field(50, description="added to each log-normal size")
+    reuse: bool = Field(False, description="`lognormal`: let clients hold the same image, as the published FEMNIST sampler does")
+    test: Literal["disjoint", "all_of_class", "auto"] = Field(
+        "auto",
+        description="local test sets: disjoint shares, all test images of the client's classes (weighted), "
+        "or the latter where a share would be under 20 images",
+    )
+    seed: NonNegativeInt | None = Field(None, description="seed of the partition; null: the run's seed")
+
+
+class DataConfig(_Section):
+    """What the clients train on."""
+
+    name: str = Field("digits", description="a data set's name, or the path of an image folder, parquet file or folder")
+    dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
+    clients: PositiveInt = Field(20, description="number of registered clients")
+    partition: PartitionConfig = PartitionConfig()
+    validation_fraction: float = Field(0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options")
+    augment: Literal["none", "crop_flip"] = Field("none", description="pad-4 random crop and horizontal flip, drawn per sample")
+
+
+class ModelConfig(_Section):
+    """The net: encoder -> projector -> predictor -> head."""
+
+    name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
+    projection: PositiveInt | None = Field(128, description="width k of the projector's output; null: no projector")
+
+
+class TrainConfig(_Section):
+    """The round schedule and the clients' optimiser (SGD)."""
+
+    rounds: PositiveInt = Field(30, description="number of rounds T")
+    participation: float = Field(0.1, gt=0, le=1, description="share of the clients sampled each round")
+    local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
+    batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
+    lr: PositiveFloat = Field(0.01, description="learning rate, constant")
+    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights")
+    weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
+    cache_features: bool = Field(True, description="with a frozen encoder and no augmentation, compute its features once per phase")
+    on_nan: Literal["stop", "drop"] = Field("stop", description="a client whose loss is not finite: stop the run, or drop its upload")
+
+
+class EvalConfig(_Section):
+    """When and how accuracy is measured."""
+
+    every: PositiveInt = Field(1, description="evaluate every so many rounds, and in each of the last `last` rounds")
+    last: PositiveInt = Field(10, description="the reported accuracy is the mean over so many last rounds")
+    state: Literal["global_encoder", "local_encoder"] = Field(
+        "global_encoder", description="layered methods: test the new global encoder, or the client's own last one, with the client's head"
+    )
+    split: Literal["test", "validation"] = Field("test", description="which local split is scored; choose options on `validation`")
+
+
+class WireConfig(_Section):
+    """What happens to an upload between the client and the wire."""
+
+    transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
+
+
+class TrackingConfig(_Section):
+    """Where MLflow keeps the record."""
+
+    uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking")
+    experiment: str = Field("fedpriv", description="MLflow experiment name")
+
+
+class MethodConfig(BaseModel):
+    """A method's name and its own options; the options are checked by the method's ``Params``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field("mpfedcon", description="a name of `fedpriv methods`")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class RunConfig(_Section):
+    """Everything that decides what a run computes, and where its record goes."""
+
+    method: MethodConfig = MethodConfig(name="mpfedcon")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    wire: WireConfig = WireConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
+    device: str = Field("cpu", description="torch device")
+    threads: PositiveInt = Field(1, description="torch threads; part of the config because float sums depend on it")
+    run_dir: Path | None = Field(None, description="the run's folder; null: runs/<date>-<method>-<data>-s<seed>-<tag>")
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _somebody_participates(self) -> RunConfig:
+        if int(self.train.participation * self.data.clients + 1e-9) < 1:
+            raise ValueError(
+                f"train.participation {self.train.participation} of {self.data.clients} clients selects nobody; "
+                f"at least {1 / self.data.clients:g} selects one"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The config as YAML that :func:`load_config` reads back to an equal object."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what decides the run's numbers: all but where it is stored and tracked."""
+        body = self.model_dump(mode="json", exclude={"run_dir", "tracking"})
+        body["data"].pop("dir")
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def parse(schema: type[T], values: Any, where: str) -> T:
+    """Validate ``values`` against a pydantic model or dataclass.
+
+    Args:
+        where: what the values are, for the message (``"config"``, ``"method mpfedcon"``).
+
+    Raises:
+        UsageError: in one line, the first thing wrong, where it stands and what would be right.
+    """
+    try:
+        return TypeAdapter(schema).validate_python(values)
+    except ValidationError as error:
+        raise _readable(error, schema, where) from None
+
+
+def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        section = schema
+        for part in path[:-1]:
+            section = section.model_fields[part].annotation
+        prefix = "".join(part + "." for part in path[:-1])
+        return UnknownName(f"key in {where}", prefix + path[-1], [prefix + name for name in _field_names(section)])
+    message = first["msg"].removeprefix("Value error, ")
+    if not path:
+        return UsageError(f"{where}: {message}")
+    return UsageError(f"{where}: {'.'.join(path)} = {first['input']!r}: {message[0].lower()}{message[1:]}")
+
+
+def _field_names(schema: Any) -> list[str]:
+    fields = getattr(schema, "model_fields", None) or schema.__dataclass_fields__
+    return list(fields)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A config file as a mapping; :class:`UsageError` where it is not one."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"config {path} is not a text file") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UsageError(f"config {path} must be a mapping such as 'method: {{name: mpfedcon}}', not a {type(values).__name__}")
+    return values
+
+
+def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set ``values['a']['b'] = value`` for ``dotted = 'a.b'``, in place, making mappings on the way."""
+    *sections, key = dotted.split(".")
+    for section in sections:
+        inner = values.get(section, {})
+        if section == "method" and isinstance(inner, str):
+            inner = {"name": inner}
+        if not isinstance(inner, dict):
+            raise UsageError(f"--set {dotted}: {section!r} is not a section")
+        values[section] = inner = dict(inner)
+        values = inner
+    values[key] = value
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"--set {text!r}: expected key=value, such as method.mu=5")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {text!r}: the value is not YAML") from None
+
+
+def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The config of ``path`` (or the defaults) with dotted ``overrides`` laid over it.
+
+    Raises:
+        UsageError: unreadable file, not a mapping, unknown key (with the nearest), value out of range.
+    """
+    values = read_yaml(path) if path else {}
+    for dotted, value in (overrides or {}).items():
+        assign(values, dotted, value)
+    return parse(RunConfig, values, f"config {path}" if path else "config")

@@ -1,0 +1,1 @@
+"""Data sets, partitions over clients, augmentation, and the tensors a run trains on."""

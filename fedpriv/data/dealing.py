@@ -1,0 +1,101 @@
+"""How a partition is dealt: what a dealer gets and gives back, the register of their names, and what they share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.config import PartitionConfig
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+Indices: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a dealer is given: ``(N,)`` labels in ``0..classes-1``, the number of clients, the options and its own generator."""
+
+    labels: Indices
+    classes: int
+    clients: int
+    options: PartitionConfig
+    rng: np.random.Generator
+
+    def pools(self) -> list[Indices]:
+        """Per class its sample indices, shuffled."""
+        return [self.rng.permutation(np.flatnonzero(self.labels == c)) for c in range(self.classes)]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Training indices per client; ``test`` only where a dealer takes the test images from the training split too."""
+
+    train: list[Indices]
+    test: list[Indices] | None = None
+
+
+Dealer: TypeAlias = Callable[[Deal], Dealt]
+DEALERS: dict[str, Dealer] = {}
+
+
+def dealer(*names: str) -> Callable[[Dealer], Dealer]:
+    """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows."""
+
+    def register(function: Dealer) -> Dealer:
+        DEALERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Generator) -> list[Indices]:
+    """Deal all of ``labels``, disjointly, so that each class is shared in proportion to the column of ``counts`` ``(n, C)``.
+
+    Shares differ from the exact proportion by less than one image. A class that nobody holds is dealt to nobody.
+    """
+    n, classes = counts.shape
+    shares: list[list[Indices]] = [[] for _ in range(n)]
+    for c in range(classes):
+        if not counts[:, c].any():
+            continue
+        pool = rng.permutation(np.flatnonzero(labels == c))
+        order = rng.permutation(n)  # anew per class, or the same clients would win every rounding
+        bounds = np.floor(np.cumsum(counts[order, c]) / counts[:, c].sum() * len(pool) + 0.5).astype(int)
+        for client, part in zip(order, np.split(pool, bounds[:-1]), strict=True):
+            shares[client].append(part)
+    return [join(parts) for parts in shares]
+
+
+def deal_with_flower(partitioner: Partitioner, deal: Deal) -> list[Indices]:
+    """Let a Flower partitioner deal: its rows are the samples, shuffled, since Flower cuts a class in the order of its rows."""
+    from datasets import Dataset
+
+    order = deal.rng.permutation(len(deal.labels))
+    partitioner.dataset = Dataset.from_dict({"index": order, "label": deal.labels[order]}).with_format("numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a redraw, a deprecation inside pyarrow's sort: nothing that a user could act on
+        return [np.asarray(partitioner.load_partition(client)[:]["index"], dtype=np.int64) for client in range(deal.clients)]
+
+
+def flower_seed(deal: Deal) -> int:
+    """A seed for a Flower partitioner, drawn from the deal's own generator."""
+    return int(deal.rng.integers(2**31))
+
+
+def at_least_one_each(deal: Deal) -> None:
+    """Raise unless there is a training sample for every client."""
+    if deal.clients > len(deal.labels):
+        raise UsageError(f"{deal.options.name}: {deal.clients} clients, but only {len(deal.labels)} training samples")
+
+
+def join(parts: list[Indices]) -> Indices:
+    """Concatenate; of nothing, an empty array."""
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

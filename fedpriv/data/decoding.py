@@ -1,0 +1,147 @@
+"""From encoded images to one uint8 tensor, and the cache that makes it happen once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.data.tables import Table
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Mode = Literal["L", "RGB"]
+_GREY = {"L", "1"}
+_DEEP = ("I", "F")  # 16 and 32 bits a pixel: an 8-bit copy would have to guess the range
+
+
+def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode) -> Tensor:
+    """Decode the images of ``rows`` to uint8 ``(n, C, H, W)``, C = 1 for mode ``L`` and 3 for ``RGB``.
+
+    Raises:
+        FedprivError: an image cannot be decoded.
+        UsageError: the images differ in size; both name the first offender.
+    """
+    values = table.column(column).take(rows)
+    images: NDArray[np.uint8] | None = None
+    for place, value in enumerate(values):
+        image = _open(value.as_py(), table, int(rows[place]))
+        try:
+            pixels = np.asarray(image.convert(mode))
+        except Exception as error:  # Pillow's plugins raise whatever they like on a broken file
+            raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
+        if images is None:
+            images = np.empty((len(rows), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != images.shape[1:]:
+            (height, width), (h, w) = pixels.shape[:2], images.shape[1:3]
+            raise UsageError(
+                f"{_where(table, value.as_py(), int(rows[place]))} is {width} x {height}, the images before it {w} x {h}; "
+                "bring all images to one size first"
+            )
+        images[place] = pixels
+    if images is None:
+        raise UsageError(f"{table.origin} holds no images")
+    return torch.from_numpy(images[:, None] if mode == "L" else np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> Mode:
+    """``L`` where all images are grey, else ``RGB``; reads the headers alone."""
+    grey = True
+    for table, rows in tables:
+        for place, value in enumerate(table.column(column).take(rows)):
+            mode = _open(value.as_py(), table, int(rows[place])).mode
+            if mode.startswith(_DEEP):
+                raise UsageError(
+                    f"{_where(table, value.as_py(), int(rows[place]))} has more than 8 bits a channel; convert it to 8 bits first"
+                )
+            grey = grey and mode in _GREY
+    return "L" if grey else "RGB"
+
+
+def _open(value: object, table: Table, row: int) -> Image:
+    import PIL.Image
+
+    try:
+        if isinstance(value, dict):
+            value = value["bytes"] if value.get("bytes") is not None else value["path"]
+        return PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
+    except Exception as error:
+        raise _undecodable(table, value, row, error) from None
+
+
+def _undecodable(table: Table, value: object, row: int, error: Exception) -> FedprivError:
+    return FedprivError(f"cannot decode {_where(table, value, row)}: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _where(table: Table, value: object, row: int) -> str:
+    if isinstance(value, dict) and value.get("bytes") is None:
+        value = value.get("path")
+    return value if isinstance(value, str) else f"image {row} of {table.origin}"
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
+
+
+def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None) -> str:
+    """A hash of what the decoded tensors depend on: every file's path, size and time of change, the rows, the column, the mode."""
+    digest = hashlib.sha256(repr(("1", column, mode)).encode())
+    for table, rows in tables:
+        for file in table.files:
+            status = file.stat()
+            digest.update(repr((str(file.resolve()), status.st_size, status.st_mtime_ns)).encode())
+        digest.update(np.ascontiguousarray(rows).tobytes())
+    return digest.hexdigest()[:24]
+
+
+def read_cache(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a cache file, ``None`` where there is none or it is not what was written."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+            stated = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError):
+        return None
+    return tensors if _checksum(tensors) == stated else None
+
+
+def write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Keep decoded tensors: under a name of its own first, so that two processes and a crash leave whole files only."""
+    from safetensors.torch import save_file
+
+    part: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        os.close(handle)
+        save_file(tensors, part, {"sha256": _checksum(tensors)})
+        os.replace(part, path)
+        part = None
+    except OSError as error:  # a full or read-only disk costs time on the next run, not this run
+        warnings.warn(f"decoded images are not kept ({error}); they will be decoded again next time", stacklevel=2)
+    finally:
+        if part is not None:
+            Path(part).unlink(missing_ok=True)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(repr((name, tuple(tensors[name].shape))).encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""The three partitions that papers all call "Dirichlet"; they differ in what is drawn and in what happens to small shares."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.dealing import Deal, Dealt, Indices, at_least_one_each, deal_with_flower, dealer, flower_seed, join
+from fedpriv.errors import UsageError
+
+
+@dealer("class_dir", "dirichlet")
+def class_dir(deal: Deal) -> Dealt:
+    """Per class, shares over the clients ~ Dir(alpha); disjoint, clients can stay empty (MOON, NIID-Bench).
+
+    With ``capacity`` a client that holds more than N / n samples gets nothing of the classes still to come.
+    """
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    at_least_one_each(deal)
+    options = deal.options
+    partitioner = DirichletPartitioner(
+        deal.clients, "label", options.alpha, options.min_samples, options.capacity, seed=flower_seed(deal)
+    )
+    try:
+        with np.errstate(invalid="raise"):
+            return Dealt(deal_with_flower(partitioner, deal))
+    except FloatingPointError:  # 0 / 0: left alone, Flower would hand the whole class to the last client
+        raise UsageError(
+            f"{options.name}: with alpha = {options.alpha:g} a class fell on full clients alone; raise alpha or set capacity to false"
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"{options.name}: none of eleven draws left every client {options.min_samples} samples; "
+            "lower min_samples (0 allows empty clients), raise alpha or take fewer clients"
+        ) from None
+
+
+@dealer("class_dir_min1")
+def class_dir_min1(deal: Deal) -> Dealt:
+    """Per class Dir(alpha) over the clients, floored, at least one of every class for everybody, drawn with overlap (FedDUAL's code)."""
+    # No Flower partitioner lets clients hold the same sample.
+    parts: list[list[Indices]] = [[] for _ in range(deal.clients)]
+    for pool in deal.pools():
+        if not len(pool):
+            continue
+        shares = deal.rng.dirichlet(np.full(deal.clients, deal.options.alpha))
+        for client, size in enumerate(np.maximum(1, np.floor(shares * len(pool)).astype(int))):
+            parts[client].append(deal.rng.choice(pool, size, replace=False, shuffle=False))
+    return Dealt([join(owned) for owned in parts])
+
+
+@dealer("hsu_client")
+def hsu_client(deal: Deal) -> Dealt:
+    """Per client, class proportions ~ Dir(alpha x prior), equal sizes, drawn without replacement (Hsu et al. 2019).
+
+    The prior is the classes' share of the training data and sums to one, as in the paper: the concentration of a class is
+    alpha / C, not alpha. A class that runs out is left out and the proportions renormalised; a client none of whose
+    classes is left draws its proportions anew. N mod n samples are held by nobody.
+    """
+    # Flower's InnerDirichletPartitioner draws sample by sample (minutes at 10,000 clients) and divides by zero where all
+    # the classes of a client have run out, which at alpha = 0.01 they do.
+    at_least_one_each(deal)
+    pools = deal.pools()
+    left = np.array([len(pool) for pool in pools])
+    prior = left / left.sum()
+    size = len(deal.labels) // deal.clients
+    train = [join([])] * deal.clients
+    for client in deal.rng.permutation(deal.clients):  # those served last get what is left; their numbers should not tell
+        taken = np.zeros_like(left)
+        wanted = np.zeros(deal.classes)
+        while (missing := size - taken.sum()) > 0:
+            open_ = taken < left
+            if not wanted[open_].sum() > 0:
+                wanted = _proportions(deal, np.where(open_, prior, 0))
+            proportions = np.where(open_, wanted, 0)
+            draw = deal.rng.multinomial(missing, proportions / proportions.sum())
+            taken = np.minimum(taken + draw, left)
+        left -= taken
+        train[client] = join([pool[rest : rest + count] for pool, rest, count in zip(pools, left, taken, strict=True)])
+    return Dealt(train)
+
+
+def _proportions(deal: Deal, prior: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A draw from Dir(alpha x prior), zero where the prior is."""
+    proportions = np.zeros(len(prior))
+    support = prior > 0
+    proportions[support] = deal.rng.dirichlet(deal.options.alpha * prior[support])
+    return proportions

@@ -1,0 +1,81 @@
+"""The clients' data: one resident copy of the images, and who holds which.
+
+The simulation uses these names: ``train``, ``split``, ``indices``, ``weights``, ``labels``, ``chunks``, ``size``,
+``nonempty``, ``partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.data.partition import Partition
+from fedpriv.data.sources import Dataset
+
+Which = Literal["train", "validation", "test"]
+
+
+class Split(NamedTuple):
+    """A client's images ``(n, C, H, W)``, normalised float32, and labels ``(n,)`` int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class FederatedData:
+    """A data set on the device (uint8, once) and its partition; a client's tensors are made when asked for."""
+
+    def __init__(self, dataset: Dataset, partition: Partition, device: torch.device) -> None:
+        self.dataset, self.partition, self.device = dataset, partition, device
+        self._train = (dataset.train_images.to(device), dataset.train_labels.to(device))
+        # Where a data set has no test split of its own, clients are tested on images held out of the training split.
+        held_out = partition.test_split == "train"
+        self._test = self._train if held_out else (dataset.test_images.to(device), dataset.test_labels.to(device))
+        shape = (1, -1, 1, 1)
+        self._scale = (255 * torch.tensor(dataset.std)).reciprocal().view(shape).to(device)
+        self._shift = (-torch.tensor(dataset.mean) / torch.tensor(dataset.std)).view(shape).to(device)
+        lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
+        self._indices = {which: [torch.as_tensor(held, device=device) for held in held_by] for which, held_by in lists.items()}
+        weights = partition.test_weights
+        self._test_weights = None if weights is None else [torch.as_tensor(w, dtype=torch.float64, device=device) for w in weights]
+        self.nonempty = [client for client, held in enumerate(partition.train) if len(held)]
+
+    def size(self, client: int) -> int:
+        """Number of training samples n_i."""
+        return len(self._indices["train"][client])
+
+    def indices(self, which: Which, client: int) -> Tensor:
+        """The client's samples, as positions in the pool of that split (``validation`` is part of the training pool)."""
+        return self._indices[which][client]
+
+    def split(self, which: Which, client: int) -> Split:
+        """The client's tensors."""
+        images, labels = self._pool(which)
+        index = self._indices[which][client]
+        return Split(self._normalise(images[index]), labels[index])
+
+    def train(self, client: int) -> Split:
+        """The client's training tensors."""
+        return self.split("train", client)
+
+    def weights(self, which: Which, client: int) -> Tensor | None:
+        """Weight of each local test sample ``(n,)``, where clients are tested on more than their share; else ``None``."""
+        return self._test_weights[client] if which == "test" and self._test_weights is not None else None
+
+    def labels(self, which: Which) -> Tensor:
+        """Labels of the whole pool ``(N,)``."""
+        return self._pool(which)[1]
+
+    def chunks(self, which: Which, size: int) -> Iterator[Tensor]:
+        """The whole pool's images, normalised, ``size`` at a time."""
+        for part in self._pool(which)[0].split(size):
+            yield self._normalise(part)
+
+    def _pool(self, which: Which) -> tuple[Tensor, Tensor]:
+        return self._test if which == "test" else self._train
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, images.float(), self._scale)

@@ -1,0 +1,48 @@
+"""The FEMNIST partition of FedRep and MpFedcon: log-normal sizes, neighbouring classes, 90 / 10 train and test per client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpriv.data.dealing import Deal, Dealt, Indices, dealer, join
+from fedpriv.errors import UsageError
+
+TRAIN_SHARE = 0.9
+
+
+@dealer("lognormal")
+def lognormal(deal: Deal) -> Dealt:
+    """Log-normal sizes, classes i .. i+S-1 mod C for client i, 90 / 10 train / test per client from the training split (FEMNIST).
+
+    Without ``reuse`` every image is held once, and where a class runs short every client's share of it shrinks by the same
+    factor. With ``reuse`` this is the published generator, in which an inverted comparison makes each client start at the
+    head of a class: nearly all test images of a client are then training images of another.
+    """
+    # No Flower partitioner gives both sizes and classes.
+    options, n = deal.options, deal.clients
+    per_client = options.classes_per_client
+    if per_client > deal.classes:
+        raise UsageError(f"lognormal: {per_client} classes per client, but the data set has {deal.classes}")
+    pools = deal.pools()
+    available = np.array([len(pool) for pool in pools])
+    sizes = deal.rng.lognormal(options.size_mean, options.size_sigma, n).astype(np.int64) + options.size_offset
+    wanted = np.zeros((n, deal.classes), dtype=np.int64)
+    for place in range(per_client):  # evenly over the S classes, the remainder to the first ones
+        wanted[np.arange(n), (np.arange(n) + place) % deal.classes] = sizes // per_client + (place < sizes % per_client)
+    held = np.minimum(wanted, available) if options.reuse else _fitted(wanted, available)
+    starts = np.zeros_like(held) if options.reuse else np.cumsum(held, axis=0) - held
+    train, test = [], []
+    for start, count in zip(starts, held, strict=True):
+        mine = deal.rng.permutation(join([pool[s : s + k] for pool, s, k in zip(pools, start, count, strict=True)]))
+        cut = round(TRAIN_SHARE * len(mine))
+        train.append(mine[:cut])
+        test.append(mine[cut:])
+    if not any(len(part) for part in train):
+        raise UsageError(f"lognormal: {len(deal.labels)} training samples are too few for {n} clients")
+    return Dealt(train, test)
+
+
+def _fitted(wanted: Indices, available: Indices) -> Indices:
+    """``wanted`` ``(n, C)``, scaled down (and floored) in the columns that ask for more than there is."""
+    factor = np.minimum(1, available / np.maximum(wanted.sum(axis=0), 1))
+    return np.floor(wanted * factor + 1e-9).astype(np.int64)

@@ -1,0 +1,171 @@
+"""Who holds what: the partition of a data set over the clients, its test side and its file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.config import DataConfig
+from fedpriv.data import by_class, dirichlet, lognormal  # noqa: F401 - they register their partitions
+from fedpriv.data.dealing import DEALERS, Deal, Indices, share_by_counts
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.files import write_atomically
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+#: Partition name -> what it does, in a line.
+PARTITIONS = {name: (function.__doc__ or "").partition("\n")[0] for name, function in DEALERS.items()}
+
+#: Under so many test images per client, `test: auto` scores each client on all test images of its classes (method card 1.10).
+SMALLEST_SHARE = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Indices per client, sorted; client ``i`` trains on ``train[i]``.
+
+    ``train`` and ``validation`` index the training split, ``test`` indexes the split ``test_split``. With
+    ``test_weights`` a client's local accuracy is the weighted mean over its test images (weights sum to one).
+    """
+
+    train: list[Indices]
+    validation: list[Indices]
+    test: list[Indices]
+    test_weights: list[NDArray[np.float32]] | None = None
+    test_split: Literal["train", "test"] = "test"
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    def hash(self) -> str:
+        """SHA-256 (hex) over every size and index: equal exactly when every client holds the same images."""
+        digest = hashlib.sha256(self.test_split.encode())
+        for lists in (self.train, self.validation, self.test):
+            for array in (_offsets(lists), *lists):
+                digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def counts(self, labels: NDArray[Any], classes: int, split: Split = "train") -> Indices:
+        """``(n, C)``: how many images of each class each client holds in ``split``; ``labels`` are those of the split indexed."""
+        return class_counts(getattr(self, split), labels, classes)
+
+    def save(self, path: Path) -> None:
+        """Write the partition to ``path`` (safetensors: flat indices with offsets), whole or not at all."""
+        from safetensors.numpy import save
+
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in ("train", "validation", "test"):
+            lists = getattr(self, name)
+            arrays[name], arrays[name + ".offsets"] = _flat(lists), _offsets(lists)
+        if self.test_weights is not None:
+            arrays["test_weights"] = np.concatenate(self.test_weights)
+        write_atomically(path, save(arrays, {"test_split": self.test_split, "hash": self.hash()}))
+
+    @classmethod
+    def load(cls, path: Path) -> Partition:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FedprivError: the file is missing, is not a partition, or its contents do not have the hash it states.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                stated = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+            lists = {n: np.split(arrays[n], arrays[n + ".offsets"][1:-1]) for n in ("train", "validation", "test")}
+            weights = np.split(arrays["test_weights"], arrays["test.offsets"][1:-1]) if "test_weights" in arrays else None
+            partition = cls(**lists, test_weights=weights, test_split=stated["test_split"])  # type: ignore[arg-type]
+        except (OSError, SafetensorError, KeyError, IndexError) as error:
+            raise FedprivError(f"cannot read partition {path}: {error}") from None
+        if partition.hash() != stated.get("hash"):
+            raise FedprivError(f"partition {path} is damaged: its indices do not have the hash it states")
+        return partition
+
+
+def class_counts(lists: list[Indices], labels: NDArray[Any], classes: int) -> Indices:
+    """``(n, C)`` class counts of ``n`` index arrays into ``labels``."""
+    owner = np.repeat(np.arange(len(lists)), [len(indices) for indices in lists])
+    cell = owner * classes + np.asarray(labels, dtype=np.int64)[_flat(lists)]
+    return np.bincount(cell, minlength=len(lists) * classes).reshape(len(lists), classes).astype(np.int64)
+
+
+def make_partition(
+    train_labels: NDArray[Any], test_labels: NDArray[Any], classes: int, config: DataConfig, seed: int
+) -> Partition:
+    """Deal a data set to ``config.clients`` clients; a function of the labels, the config and the seed alone.
+
+    Args:
+        train_labels: ``(N,)`` class ids of the training split.
+        test_labels: ``(N_test,)`` class ids of the test split.
+        seed: used unless ``config.partition.seed`` is set.
+
+    Raises:
+        UsageError: an unknown partition, or numbers that cannot be dealt, said in one line.
+    """
+    options = config.partition
+    if options.name not in DEALERS:
+        raise UnknownName("partition", options.name, DEALERS)
+    if not len(train_labels):
+        raise UsageError("there are no training samples to deal")
+    if options.seed is not None:
+        seed = options.seed
+    # One stream each, so that holding out validation data or another test mode leaves the rest of the partition as it was.
+    deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
+    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng)
+    dealt = DEALERS[options.name](deal)
+    counts = class_counts(dealt.train, train_labels, classes)
+
+    weights: list[NDArray[np.float32]] | None = None
+    test_split: Literal["train", "test"] = "test"
+    crowded = dealt.test is None and len(test_labels) / config.clients < SMALLEST_SHARE
+    if options.test == "all_of_class" or (options.test == "auto" and crowded):
+        test, weights = _all_of_class(np.asarray(test_labels), counts)
+    elif dealt.test is not None:
+        test, test_split = dealt.test, "train"
+    else:
+        test = share_by_counts(np.asarray(test_labels), counts, test_rng)
+    carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in dealt.train]
+    return Partition(
+        train=[np.sort(train) for train, _ in carved],
+        validation=[np.sort(held) for _, held in carved],
+        test=test if weights is not None else [np.sort(indices) for indices in test],
+        test_weights=weights,
+        test_split=test_split,
+    )
+
+
+def _all_of_class(labels: NDArray[Any], counts: Indices) -> tuple[list[Indices], list[NDArray[np.float32]]]:
+    """Per client all test images of the classes it holds, and weights that give each class the client's proportion of it."""
+    available = np.bincount(labels, minlength=counts.shape[1])
+    held = np.where(available > 0, counts, 0)
+    per_image = held / np.maximum(held.sum(axis=1, keepdims=True), 1) / np.maximum(available, 1)
+    shared: dict[bytes, Indices] = {}  # clients of the same classes share one array: a thousand iid clients, one copy
+    test, weights = [], []
+    for row in per_image:
+        indices = shared.setdefault((row > 0).tobytes(), np.flatnonzero(row[labels] > 0).astype(np.int64))
+        test.append(indices)
+        weights.append(row[labels[indices]].astype(np.float32))
+    return test, weights
+
+
+def _carve(indices: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Split off ``fraction`` (rounded) of a client's data; a client with data keeps at least one training sample."""
+    shuffled = rng.permutation(indices)
+    held = min(round(fraction * len(indices)), max(len(indices) - 1, 0))
+    return shuffled[held:], shuffled[:held]
+
+
+def _flat(lists: list[Indices]) -> Indices:
+    return np.concatenate(lists).astype(np.int64) if lists else np.zeros(0, np.int64)
+
+
+def _offsets(lists: list[Indices]) -> Indices:
+    return np.cumsum([0, *(len(indices) for indices in lists)], dtype=np.int64)

@@ -1,0 +1,73 @@
+"""The picture of a partition: how many images of which class each client holds."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.errors import UsageError
+from fedpriv.files import write_atomically
+
+_COLUMNS = 1000
+_STYLE: Any = {
+    "font.size": 12,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "#9a9a9a",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+}
+
+
+def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str, path: Path) -> None:
+    """Write a PNG (1500 pixels wide): the clients' sizes above the class counts ``(n, C)`` as a heat map, empty cells white.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    n, many = len(counts), len(classes) > 24
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 6.4 if len(classes) > 12 else 5.2), layout="constrained")
+        sizes, heat = figure.subplots(2, sharex=True, height_ratios=(1, 2.6))
+        sizes.bar(range(n), counts.sum(axis=1), width=0.82 if n <= 100 else 1.0, color="#0072B2", linewidth=0)
+        sizes.set_ylabel("images")
+        sizes.set_title(title)
+        sizes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+        sizes.spines[["top", "right"]].set_visible(False)
+        sizes.tick_params(axis="x", length=0)
+        # Neighbours share a column where there are more clients than pixels; drawing cells at random would lose classes.
+        together = -(-n // _COLUMNS)
+        starts = np.arange(0, n, together)
+        cells = np.add.reduceat(counts, starts, axis=0).T / np.diff([*starts, n])
+        blues = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.2, 1.0, 256)))
+        image = heat.imshow(
+            np.ma.masked_equal(cells, 0), aspect="auto", interpolation="nearest", extent=(-0.5, n - 0.5, len(classes) - 0.5, -0.5),
+            cmap=blues.with_extremes(bad="white"), vmin=0, vmax=max(1, cells.max()),
+        )  # fmt: skip
+        figure.colorbar(image, ax=heat, label="images of the class" + (f", mean of {together} clients" if together > 1 else ""), pad=0.01, ticks=MaxNLocator(nbins=5, integer=True))
+        heat.set_xlabel("client")
+        heat.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+        heat.set_xlim(-0.5, n - 0.5)
+        if many:
+            heat.set_ylabel("class")
+            heat.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        else:
+            heat.set_yticks(range(len(classes)), [name if len(name) <= 18 else name[:17] + "…" for name in classes])
+        content = io.BytesIO()
+        figure.savefig(content, dpi=150, format="png")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

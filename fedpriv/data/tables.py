@@ -1,0 +1,235 @@
+"""Opening what holds the images: parquet files, folders of images, data sets of the Hugging Face hub. Nothing is decoded here."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+IMAGE_COLUMNS = ("image", "img", "images", "picture")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "target", "y")
+_PROBE_SECONDS = 3.0
+
+
+class Table(Protocol):
+    """Rows with typed columns, read when asked for."""
+
+    @property
+    def origin(self) -> str:
+        """Where the rows come from, for messages."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files on disk whose change changes the rows."""
+
+    @property
+    def features(self) -> datasets.Features:
+        """Column names and Hugging Face feature types."""
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column; the others are not read."""
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """The rows of parquet files, one after the other."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def origin(self) -> str:
+        return ", ".join(map(str, self.files))
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+        import pyarrow.parquet as pq
+
+        with _readable(self.files[0]):
+            return datasets.Features.from_arrow_schema(pq.read_schema(self.files[0]))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = []
+        for file in self.files:
+            with _readable(file):
+                # ParquetFile, not read_table: a folder called `label=3` on the way is no column.
+                table = pq.ParquetFile(file).read(columns=[name])
+            if name not in table.column_names:
+                raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
+            parts.append(table.column(name))
+        try:
+            return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
+        except (pa.ArrowInvalid, TypeError):
+            raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """A split that the `datasets` library opened (from the hub, or an image folder)."""
+
+    rows: datasets.Dataset
+    origin: str
+    files: tuple[Path, ...]
+
+    @property
+    def features(self) -> datasets.Features:
+        return self.rows.features
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self.rows.select_columns([name]).with_format("arrow")[:].column(name)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FedprivError(f"{file} is not a whole parquet file: {_first_line(error)}") from None
+
+
+def open_folder(folder: Path) -> tuple[Table, Table | None]:
+    """The training split and, where there is one, the test split of a local folder.
+
+    Parquet: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or any other parquet files, together
+    one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*``, one split.
+    """
+    found = sorted(folder.glob("*.parquet"))
+    if found:
+        by_name = {file.stem: file for file in found}
+        if "train" not in by_name:
+            return ParquetTable(tuple(found)), None
+        test = next((by_name[stem] for stem in ("test", "valid", "validation") if stem in by_name), None)
+        return ParquetTable((by_name["train"],)), ParquetTable((test,)) if test else None
+    if not (folder / "train").is_dir():
+        return _image_folder(folder), None
+    test = next((folder / name for name in ("test", "valid", "validation", "val") if (folder / name).is_dir()), None)
+    return _image_folder(folder / "train"), _image_folder(test) if test else None
+
+
+def _image_folder(folder: Path) -> Table:
+    import datasets
+
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    if not classes or not files:
+        raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
+    known = {extension.lower() for extension in _image_extensions()}
+    images = [file for file in files if file.suffix.lower() in known and len(file.relative_to(folder).parts) > 1]
+    if not images:
+        raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
+    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
+    rows = datasets.Dataset.from_dict(
+        {
+            "image": [{"path": str(file), "bytes": None} for file in images],
+            "label": [file.relative_to(folder).parts[0] for file in images],
+        },
+        features=features,
+    )
+    return HubTable(rows, str(folder), tuple(images))
+
+
+def _image_extensions() -> Sequence[str]:
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    return ImageFolder.EXTENSIONS
+
+
+def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
+    """Splits of a data set of the hub; one that was fetched before is found without a connection.
+
+    Raises:
+        UsageError: neither the hub nor a fetched copy can be had; the message says both ways out.
+    """
+    import datasets
+
+    try:
+        with _hub_mode():
+            opened = [datasets.load_dataset(hub_id, split=split) for split in splits]
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UsageError(
+            f"cannot get {name} from the hub ({hub_id}: {_first_line(error)}); put its files under <dir>/{name}/"
+            f"{{train,test}}.parquet and give <dir> as --data-dir or FEDPRIV_DATA, or connect to the hub once"
+        ) from None
+    return [
+        HubTable(rows, f"{hub_id} ({split})", tuple(Path(file["filename"]) for file in rows.cache_files))
+        for rows, split in zip(opened, splits, strict=True)
+    ]
+
+
+@contextmanager
+def _hub_mode() -> Iterator[None]:
+    """Offline mode for the block where the hub does not answer: its client alone would retry for half a minute."""
+    import datasets
+    import huggingface_hub.constants as hub
+
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
+    offline = any(before) or not _answers(hub.ENDPOINT)
+    datasets.config.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = offline
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS).close()  # noqa: S310
+    except urllib.error.HTTPError:
+        return True  # it answered, if only with a complaint
+    except OSError:
+        return False
+    return True
+
+
+def find_columns(table: Table) -> tuple[str, str]:
+    """The image and the label column, by Hugging Face type where it is stated and by common name otherwise.
+
+    Raises:
+        UsageError: there is none; the message lists the columns.
+    """
+    import datasets
+
+    features = table.features
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
+    label = _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
+    missing = "image" if image is None else "label" if label is None else None
+    if image is None or label is None:
+        columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in features.items())
+        raise UsageError(f"{table.origin} has no {missing} column that I can tell; its columns are: {columns}")
+    return image, label
+
+
+def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:
+    return next((name for name in preferred if name in candidates), candidates[0] if candidates else None)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return "bytes" in kind
+    return getattr(kind, "dtype", None) in ("binary", "large_binary")
+
+
+def _kind(kind: Any) -> str:
+    return str(getattr(kind, "dtype", type(kind).__name__))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,26 @@
+"""The errors a user can cause or meet, each with its exit code."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedprivError(Exception):
+    """Something failed that the user should hear about in one or two lines (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(FedprivError):
+    """What was asked for cannot be right: a name, a value, a file that is not what it should be (exit code 2)."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A name that is not among the known ones; the message offers the nearest."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        self.known = sorted(known)
+        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known)}"
+        super().__init__(f"unknown {what} {name!r}; {hint}")

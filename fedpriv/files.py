@@ -1,0 +1,82 @@
+"""Files that are either whole or not there: atomic writes, and tensors that know their own checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedpriv.errors import FedprivError
+
+
+class Damaged(FedprivError):
+    """A file that is not what was written."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write so that ``path`` holds the old content or the new, whatever happens in between, a power cut included."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as safetensors with a checksum of their bytes in the header."""
+    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(path, safetensors.torch.save(stored, {"sha256": _checksum(stored)}))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, torn or altered."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get("sha256")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise Damaged(f"{path} is damaged or missing: {error}") from None
+    if _checksum(tensors) != expected:
+        raise Damaged(f"{path} is damaged: its checksum does not match")
+    return tensors
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, json.dumps(value, indent=1).encode())
+
+
+def load_json(path: Path) -> Any:
+    """Read JSON; :class:`Damaged` where it is missing or torn."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path} is damaged or missing: {error}") from None
+
+

@@ -1,0 +1,49 @@
+"""SOLO: every client on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from fedpriv.methods.base import ClientTurn, Method, Phase, ServerState, params, phase
+from fedpriv.methods.registry import register
+from fedpriv.seeding import derive
+from fedpriv.wire import Payload
+
+
+@params
+class LocalParams:
+    """Options of ``local``."""
+
+    epochs: int | None = Field(
+        None, ge=1, description="epochs per turn; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon (card 2.1)"
+    )
+
+
+@register("local")
+class Local(Method):
+    """SOLO: every client trains its own model from the common initial one; nothing crosses the wire."""
+
+    paper = "baseline"
+    Params = LocalParams
+    shared = frozenset()
+
+    def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
+        """As many clients as are sampled, but in turn: sampling would give some clients no training at all.
+
+        Over T rounds at participation r each client has T r turns (give or take one), so the budget of the federated methods.
+        """
+        seed = self.context.config.seed
+        order = sorted(everyone, key=lambda client: derive(seed, "turn order", client))
+        first = (round - 1) * len(sampled)
+        return sorted({order[(first + i) % len(order)] for i in range(len(sampled))})
+
+    def phases(self, round: int) -> Sequence[Phase]:
+        return [phase(epochs=self.params.epochs or 10 + self.train.local_epochs)]
+
+    def download(self, server: ServerState, round: int) -> None:
+        return None
+
+    def upload(self, turn: ClientTurn) -> Payload | None:
+        return None

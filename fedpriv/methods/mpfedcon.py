@@ -1,0 +1,137 @@
+"""MpFedcon (Li et al. 2022, doi 10.1051/wujns/2022276508): layered networks with global class centres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.methods.base import ClientTurn, Context, ServerState, params
+from fedpriv.methods.fedrep import FedRep, FedRepParams
+from fedpriv.methods.registry import register
+from fedpriv.objectives.class_center import all_center_contrast, center_contrast
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.step import Step
+from fedpriv.wire import STATISTIC, Payload, Sealed
+
+CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
+REFERENCE = "reference"
+
+
+@params
+class MpFedconParams(FedRepParams):
+    """Options of MpFedcon; the paper's symbols are in the descriptions."""
+
+    mu: float = Field(10.0, ge=0, description="weight of the contrastive term (eq. 6; paper {0.5, 5, 10}, best 10)")
+    tau: float = Field(0.5, gt=0, description="temperature (not in the paper; MOON's default)")
+    negative: Literal["R1", "R2", "R3", "none"] = Field(
+        "R1",
+        description="frozen model of the negative: received encoder with the projector of the round's start (R1), "
+        "the client's own last model (R2), received encoder with the present projector (R3), none",
+    )
+    denominator: Literal["pair", "all_centers"] = Field("pair", description="eq. 5: two-way, or over every valid centre")
+    con_phase: Literal["both", "encoder", "head"] = Field("both", description="the phases with the contrastive term")
+    center_init: Literal["mask", "random_unit", "zeros"] = Field("mask", description="c0: no term for a class without a centre, or anchors")
+    center_weighting: Literal["plain", "counts"] = Field("plain", description="eq. 4: plain mean, or by class counts (which it then reveals)")
+    center_ema: float = Field(0.0, ge=0, lt=1, description="beta of an exponential mean of the centres over rounds")
+    center_normalize: bool = Field(False, description="L2-normalise the clients' centres before the mean")
+    projector_init: Literal["shared", "per_client"] = Field("shared", description="per_client: ablation, each client draws its own psi0")
+
+
+@register("mpfedcon")
+class MpFedcon(FedRep):
+    """Layered networks whose head never leaves the client, and global class centres (eqs. 3-6)."""
+
+    paper = "Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022"
+    Params = MpFedconParams
+
+    def __init__(self, params: MpFedconParams, context: Context) -> None:
+        super().__init__(params, context)
+        if params.negative == "R2":
+            self.kept_names = context.space.names
+
+    def start(self, row: Tensor) -> ServerState:
+        shape = (self.context.classes, self.context.projection_dim)
+        centers, mask = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.bool)
+        if self.params.center_init == "random_unit":
+            # As orthonormal as C vectors in k dimensions can be: the anchors are then a fixed simplex-like frame.
+            drawn = self.context.generator("centers")
+            centers = torch.linalg.qr(torch.randn(max(shape), min(shape), generator=drawn)).Q
+            centers = F.normalize(centers if centers.shape == shape else centers.T, dim=1).contiguous()
+        if self.params.center_init != "mask":
+            mask = ~mask
+        return ServerState(row, {CENTERS: centers, MASK: mask})
+
+    def broadcast(self, server: ServerState) -> Payload:
+        return Payload({**self.context.space.unpack(server.row), **server.memory}, round=0)
+
+    def download(self, server: ServerState, round: int) -> Payload:
+        # All C centres go to everybody: which ones a client needs is not the server's to know.
+        return Payload({**self.context.space.unpack(server.row, self.shared_names), **server.memory}, round)
+
+    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+        if self.params.projector_init == "per_client":
+            space = self.context.space
+            initial = space.pack(space.unpack(self.context.new_row(f"client {client}"), space.select(["projector"])), initial.clone())
+        return super().first_private(client, initial)
+
+    def local_update(self, turn: ClientTurn) -> None:
+        uses_reference = self.params.mu > 0 and self.params.negative != "none"
+        for index, stretch in enumerate(self.phases(turn.round)):
+            if uses_reference and (index == 0 or self.params.negative == "R3"):
+                last_own_model = turn.private if self.params.negative == "R2" and not turn.first_time else None
+                turn.freeze(REFERENCE, last_own_model)
+            turn.train(stretch, self.local_loss)
+
+    def local_loss(self, step: Step) -> Tensor:
+        loss = cross_entropy(step)
+        in_encoder_phase = "encoder" in step.trains
+        if self.params.mu == 0 or self.params.con_phase == ("head" if in_encoder_phase else "encoder"):
+            return loss
+        z, centers, mask = step.outputs.projection, step.received[CENTERS], step.received[MASK]
+        negative = None
+        if self.params.negative == "R3" and not in_encoder_phase:
+            negative = z.detach()  # received encoder with the present projector: in this phase, the trained net itself
+        elif self.params.negative != "none":
+            negative = step.teacher(REFERENCE).projection
+        if self.params.denominator == "pair":
+            contrast = center_contrast(z, centers, step.labels, negative, self.params.tau)
+        else:
+            contrast = all_center_contrast(z, centers, step.labels, mask, negative, self.params.tau)
+        # The mean is over the whole batch, not over the samples with a centre, so that mu keeps its meaning.
+        return loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
+
+    def upload(self, turn: ClientTurn) -> Payload:
+        z, k = turn.embed().projection, self.context.projection_dim
+        counts = torch.bincount(turn.labels, minlength=self.context.classes)
+        sums = torch.zeros(self.context.classes, k, dtype=torch.float64).index_add_(0, turn.labels.cpu(), z.double().cpu())
+        held = counts.cpu().nonzero().squeeze(1)
+        statistics = {CENTERS: (sums[held] / counts.cpu()[held, None]).float(), CLASSES: held.to(torch.int16)}
+        if self.params.center_weighting == "counts":
+            statistics[COUNTS] = counts.cpu()[held].to(torch.int32)
+        tensors = {**turn.state(self.shared_names), **statistics}
+        return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
+
+    def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
+        merged = super().aggregate(server, uploads)
+        sums = torch.zeros(server.memory[CENTERS].shape, dtype=torch.float64)
+        weights = torch.zeros(len(sums), dtype=torch.float64)
+        for upload in uploads:
+            sent = upload.tensors()
+            classes, centers = sent[CLASSES].long(), sent[CENTERS].double()
+            if self.params.center_normalize:
+                centers = F.normalize(centers, dim=1)
+            weight = sent[COUNTS].double() if COUNTS in sent else torch.ones(len(classes), dtype=torch.float64)
+            sums.index_add_(0, classes, weight[:, None] * centers)
+            weights.index_add_(0, classes, weight)
+        old, mask = server.memory[CENTERS], server.memory[MASK]
+        new = (sums / weights.clamp(min=1e-300)[:, None]).float()
+        beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class has nothing to be averaged with
+        heard = weights > 0
+        centers = torch.where(heard[:, None], beta * old + (1 - beta) * new, old)  # a class nobody holds keeps its centre
+        merged.memory = {CENTERS: centers, MASK: mask | heard}
+        return merged

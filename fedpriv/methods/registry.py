@@ -1,0 +1,45 @@
+"""Methods by name. A third party adds one through the entry-point group ``fedpriv.methods``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from fedpriv.errors import UnknownName
+from fedpriv.methods.base import Method
+
+_methods: dict[str, type[Method]] = {}
+
+
+def register(name: str) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make a method known by ``name``. Its docstring's first line is its title."""
+
+    def add(method: type[Method]) -> type[Method]:
+        if name in _methods and _methods[name].__qualname__ != method.__qualname__:
+            raise ValueError(f"two methods are named {name!r}: {_methods[name]} and {method}")
+        method.name = name
+        method.title = (method.__doc__ or name).strip().splitlines()[0]
+        _methods[name] = method
+        return method
+
+    return add
+
+
+def methods() -> dict[str, type[Method]]:
+    """All methods by name: every module beside this one, then other packages' entry points."""
+    package = importlib.import_module("fedpriv.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fedpriv.methods.{module.name}")
+    for point in entry_points(group="fedpriv.methods"):
+        point.load()
+    return dict(sorted(_methods.items()))
+
+
+def find_method(name: str) -> type[Method]:
+    """The class registered as ``name``; :class:`UnknownName` where there is none."""
+    known = methods()
+    if name not in known:
+        raise UnknownName("method", name, known)
+    return known[name]

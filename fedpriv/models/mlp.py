@@ -1,0 +1,31 @@
+"""Multilayer perceptrons on the flattened input. Their first layer sees the input itself: its weight and bias gradients
+give a single sample away exactly (dW / db), which is what the audit's analytic attack shows."""
+
+from collections import OrderedDict
+from math import prod
+
+from torch import nn
+
+from fedpriv.models.registry import Shape, register_model
+
+
+def mlp(input_shape: Shape, widths: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """(B, *input_shape) -> (B, widths[-1]); a ReLU after every layer."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    sizes = (prod(input_shape), *widths)
+    for i, (width_in, width_out) in enumerate(zip(sizes, widths, strict=False), start=1):
+        layers[f"fc{i}"] = nn.Linear(width_in, width_out)
+        layers[f"relu{i}"] = nn.ReLU()
+    return nn.Sequential(layers), widths[-1]
+
+
+@register_model("mlp_lineage", input_shape=(1, 28, 28), classes=10, source="FedRep's released FEMNIST net, without its softmax")
+def mlp_lineage(input_shape: Shape) -> tuple[nn.Module, int]:
+    """in -> 512 -> 256 -> 64. The released code feeds a softmax to a cross-entropy that normalises again; not replicated."""
+    return mlp(input_shape, (512, 256, 64))
+
+
+@register_model("mlp2", input_shape=(1, 28, 28), classes=10, source="MpFedcon's words 'two-layer MLP' taken literally")
+def mlp2(input_shape: Shape) -> tuple[nn.Module, int]:
+    """in -> 512 -> 256."""
+    return mlp(input_shape, (512, 256))

@@ -1,0 +1,99 @@
+"""The one shape every net has, encoder -> projector -> predictor -> head, so that each tensor belongs to a named role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+ROLES = ("encoder", "projector", "predictor", "head")
+
+
+@dataclass
+class Outputs:
+    """What a net says about a batch of B inputs."""
+
+    features: Tensor
+    """(B, d): the encoder's output h."""
+    projection: Tensor
+    """(B, k): the projector's output z; the features themselves when there is no projector."""
+    prediction: Tensor | None
+    """(B, k): the predictor's output on z; None when there is no predictor."""
+    logits: Tensor
+    """(B, C): the head's output on z."""
+
+
+@dataclass(frozen=True)
+class RoleSize:
+    """What one role of a net holds."""
+
+    role: str
+    parameters: int
+    """Number of trainable scalars."""
+    bytes: int
+    """Bytes of the parameters and buffers as stored (4 per scalar in float32; BatchNorm's counters take 8)."""
+
+
+class Net(nn.Module):
+    """A classifier in four roles; ``named_parameters`` and ``state_dict`` keys start with the role.
+
+    Args:
+        encoder: maps (B, *input_shape) to (B, feature_dim).
+        projector: maps (B, feature_dim) to (B, projection_dim); ``nn.Identity()`` when absent.
+        predictor: maps (B, projection_dim) to itself, or None.
+        head: maps (B, projection_dim) to (B, classes).
+
+    The forward pass has no data-dependent control flow, so ``torch.func`` can differentiate and batch it.
+    """
+
+    encoder: nn.Module
+    projector: nn.Module
+    predictor: nn.Module | None
+    head: nn.Module
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        predictor: nn.Module | None,
+        head: nn.Module,
+        *,
+        input_shape: tuple[int, ...],
+        feature_dim: int,
+        projection_dim: int,
+        classes: int,
+    ) -> None:
+        super().__init__()
+        for role, module in zip(ROLES, (encoder, projector, predictor, head), strict=True):
+            self.register_module(role, module)
+        self.input_shape = input_shape
+        self.feature_dim = feature_dim
+        self.projection_dim = projection_dim
+        self.classes = classes
+
+    def encode(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> features (B, d)."""
+        features: Tensor = self.encoder(x)
+        return features
+
+    def from_features(self, h: Tensor) -> Outputs:
+        """Features (B, d) -> all outputs; with a frozen encoder the features of a phase are computed once and enter here."""
+        z = self.projector(h)
+        prediction = None if self.predictor is None else self.predictor(z)
+        return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z))
+
+    def forward(self, x: Tensor) -> Outputs:
+        """(B, *input_shape) -> all outputs."""
+        return self.from_features(self.encode(x))
+
+
+def describe(net: Net) -> list[RoleSize]:
+    """Parameters and bytes of each of the four ``ROLES``, in order; an absent role counts zero. Works on the meta device."""
+    rows = []
+    for role in ROLES:
+        module = getattr(net, role)
+        parameters = [] if module is None else list(module.parameters())
+        buffers = [] if module is None else list(module.buffers())
+        size = sum(t.numel() * t.element_size() for t in (*parameters, *buffers))
+        rows.append(RoleSize(role, sum(p.numel() for p in parameters), size))
+    return rows

@@ -1,0 +1,171 @@
+"""Nets by name. A file of this package, or an entry point of the group ``fedpriv.models``, registers encoders;
+:func:`build_model` puts projector, predictor and head on top, the same way for every encoder."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from torch import nn
+
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.models.net import Net
+
+Shape = tuple[int, ...]
+BuildEncoder = Callable[[Shape], tuple[nn.Module, int]]
+
+ENTRY_POINTS = "fedpriv.models"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A registered net."""
+
+    name: str
+    build: BuildEncoder
+    """input_shape -> (encoder, feature_dim d)."""
+    input_shape: Shape
+    """The input shape of the net's source, (C, H, W); others work too, see ``smallest``."""
+    classes: int
+    """The number of classes in the net's source."""
+    source: str
+    """The paper or code the net comes from, in one line."""
+    smallest: int | None = None
+    """Images (C, H, W) with both sides at least this fit; None: an input of any shape fits."""
+    initialise: Callable[[Net], None] | None = None
+    """Overwrites the parameters of the whole net, head included; None: the layers' own defaults."""
+
+    def fits(self, input_shape: Shape) -> bool:
+        """Whether the encoder can be built for one sample of this shape."""
+        if not input_shape or min(input_shape) < 1:
+            return False
+        return self.smallest is None or (len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest)
+
+
+_SPECS: dict[str, ModelSpec] = {}
+
+
+def register_model(
+    name: str,
+    *,
+    input_shape: Shape,
+    classes: int,
+    source: str,
+    smallest: int | None = None,
+    initialise: Callable[[Net], None] | None = None,
+) -> Callable[[BuildEncoder], BuildEncoder]:
+    """Register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``; the fields are :class:`ModelSpec`'s.
+
+    A third party's package does the same and lists its module under the entry point group ``fedpriv.models``.
+    """
+
+    def register(build: BuildEncoder) -> BuildEncoder:
+        known = _SPECS.get(name)
+        if known is not None and known.build.__module__ != build.__module__:
+            raise UsageError(f"model {name!r} of {build.__module__} is already registered by {known.build.__module__}")
+        _SPECS[name] = ModelSpec(name, build, input_shape, classes, source, smallest, initialise)
+        return build
+
+    return register
+
+
+@functools.cache
+def _load() -> None:
+    """Import every file of this package and every plug-in, once: importing is what registers."""
+    package = importlib.import_module("fedpriv.models")
+    for module in pkgutil.iter_modules(package.__path__, "fedpriv.models."):
+        importlib.import_module(module.name)
+    for plugin in entry_points(group=ENTRY_POINTS):
+        try:
+            plugin.load()
+        except Exception as error:  # somebody else's broken package must not take the built-in nets away
+            warnings.warn(f"models of the plug-in {plugin.value!r} are missing: {error}", stacklevel=2)
+
+
+def list_models() -> list[ModelSpec]:
+    """Every registered net, by name."""
+    _load()
+    return [_SPECS[name] for name in sorted(_SPECS)]
+
+
+def model_names() -> list[str]:
+    """The names that :func:`build_model` knows, sorted."""
+    return [spec.name for spec in list_models()]
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The registered net of this name. Raises UnknownName, with the nearest name."""
+    _load()
+    if name not in _SPECS:
+        raise UnknownName("model", name, _SPECS)
+    return _SPECS[name]
+
+
+def build_model(
+    name: str,
+    input_shape: Shape,
+    classes: int,
+    projection: int | None = 128,
+    predictor: bool | int = False,
+) -> Net:
+    """Build a net with fresh parameters, drawn from torch's *global* generator (seed it under ``torch.random.fork_rng``).
+
+    Args:
+        name: one of :func:`model_names`.
+        input_shape: shape of one sample, (C, H, W) for images.
+        classes: number C of classes over all clients; every client's head has C rows.
+        projection: width k of the projector Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); None: no projector. The head
+            is Linear(k, C), or Linear(d, C) without a projector, with no activation before it.
+        predictor: True adds Linear(k, k), ReLU, Linear(k, k) beside the head (BYOL, SimSiam); a number is its hidden width.
+
+    Raises:
+        UnknownName: no such net.
+        UsageError: the net does not fit the input, or a width is below one.
+    """
+    spec = model_spec(name)
+    input_shape = tuple(input_shape)
+    if not spec.fits(input_shape):
+        raise UsageError(_misfit(spec, input_shape))
+    hidden = None if predictor is False else int(predictor)
+    for what, width in (("classes", classes), ("projection", projection), ("predictor", hidden)):
+        if width is not None and width < 1:
+            raise UsageError(f"model {name!r}: {what} must be at least 1, not {width}")
+
+    encoder, d = spec.build(input_shape)
+    k = d if projection is None else projection
+    net = Net(
+        encoder,
+        nn.Identity() if projection is None else _two_layers(d, d, k),
+        None if hidden is None else _two_layers(k, k if predictor is True else hidden, k),
+        nn.Linear(k, classes),
+        input_shape=input_shape,
+        feature_dim=d,
+        projection_dim=k,
+        classes=classes,
+    )
+    if spec.initialise is not None:
+        spec.initialise(net)
+    return net
+
+
+def _two_layers(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
+    layers = [("fc1", nn.Linear(width_in, hidden)), ("relu1", nn.ReLU()), ("fc2", nn.Linear(hidden, width_out))]
+    return nn.Sequential(OrderedDict[str, nn.Module](layers))
+
+
+def _misfit(spec: ModelSpec, input_shape: Shape) -> str:
+    need = "sizes of at least 1" if spec.smallest is None else f"channels x height x width with sides of at least {spec.smallest}"
+    others = [other.name for other in list_models() if other.fits(input_shape)]
+    instead = f"; these nets fit: {', '.join(others)}" if others else ""
+    return f"model {spec.name!r} does not fit inputs of {shape_text(input_shape)}: it needs {need}{instead}"
+
+
+def shape_text(shape: Shape) -> str:
+    """``(3, 32, 32)`` as ``3x32x32``."""
+    return "x".join(map(str, shape)) or "no dimension"

@@ -1,0 +1,119 @@
+"""ResNet, DenseNet and VGG from torchvision, untrained. Inputs whose smaller side is at most 64 get the CIFAR stem.
+
+torchvision is imported when a net is built, not when the registry looks for names.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+from torch import nn
+
+from fedpriv.models.registry import Shape, register_model
+
+CIFAR_STEM_UP_TO = 64
+"""Pixels. The ImageNet stems shrink an image fourfold before the first block, which leaves little of a small one."""
+
+
+def _is_small(input_shape: Shape) -> bool:
+    return min(input_shape[1:]) <= CIFAR_STEM_UP_TO
+
+
+def _stem(original: nn.Conv2d, input_shape: Shape, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
+    """The first convolution for this input: torchvision's own where it fits, else one that does, initialised like it."""
+    if not _is_small(input_shape) and input_shape[0] == original.in_channels:
+        return original
+    if _is_small(input_shape):
+        conv = nn.Conv2d(input_shape[0], original.out_channels, 3, stride=1, padding=1, bias=False)
+    else:
+        conv = nn.Conv2d(input_shape[0], original.out_channels, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode=fan, nonlinearity="relu")
+    return conv
+
+
+def _out_of_place(module: nn.Module) -> nn.Module:
+    """Turn in-place activations off: hooks on activations and torch.func need the values to survive."""
+    for child in module.modules():
+        if isinstance(child, nn.ReLU):
+            child.inplace = False
+    return module
+
+
+def _resnet(name: str, input_shape: Shape) -> tuple[nn.Module, int]:
+    from torchvision.models import get_model  # type: ignore[import-untyped, unused-ignore]
+
+    net = get_model(name, weights=None)
+    width: int = net.fc.in_features
+    net.conv1 = _stem(net.conv1, input_shape, "fan_out")
+    if _is_small(input_shape):
+        net.maxpool = nn.Identity()
+    net.fc = nn.Identity()
+    return _out_of_place(net), width
+
+
+@register_model("resnet18", input_shape=(3, 32, 32), classes=10, smallest=8, source="He et al. 2016; CIFAR stem up to 64 px")
+def resnet18(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 512)."""
+    return _resnet("resnet18", input_shape)
+
+
+@register_model("resnet50", input_shape=(3, 32, 32), classes=100, smallest=8, source="He et al. 2016; CIFAR stem up to 64 px")
+def resnet50(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 2048)."""
+    return _resnet("resnet50", input_shape)
+
+
+@register_model(
+    "densenet121",
+    input_shape=(3, 32, 32),
+    classes=100,
+    smallest=8,
+    source="Huang et al. 2017; CIFAR stem up to 64 px",
+)
+def densenet121(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 1024)."""
+    from torchvision.models import densenet121 as build
+
+    net = build(weights=None)
+    features, width = net.features, net.classifier.in_features
+    features.conv0 = _stem(features.conv0, input_shape, "fan_in")
+    if _is_small(input_shape):
+        features.pool0 = nn.Identity()
+    # Put together anew because torchvision's forward applies the last ReLU in place.
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        features=features, relu=nn.ReLU(), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
+    )
+    return _out_of_place(nn.Sequential(layers)), width
+
+
+@register_model(
+    "vgg16",
+    input_shape=(3, 32, 32),
+    classes=10,
+    smallest=32,
+    source="Simonyan and Zisserman 2015; no hidden FC layers up to 64 px",
+)
+def vgg16(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 512) for small images, pooled to one pixel; (B, 4096) for others, with both hidden FC layers."""
+    from torchvision.models import vgg
+
+    layers: OrderedDict[str, nn.Module]
+    if _is_small(input_shape):
+        # Not through torchvision's constructor, which draws 120 M FC parameters that nobody here would use.
+        features, width = vgg.make_layers(vgg.cfgs["D"]), 512
+        layers = OrderedDict(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        stale = [layer for layer in features if isinstance(layer, nn.Conv2d)]
+    else:
+        net = vgg.vgg16(weights=None)
+        features, width = net.features, 4096
+        layers = OrderedDict(features=features, avgpool=net.avgpool, flatten=nn.Flatten(), classifier=net.classifier[:-1])
+        stale = []
+    if input_shape[0] != 3:
+        features[0] = nn.Conv2d(input_shape[0], 64, 3, padding=1)
+        stale = [features[0], *stale[1:]]
+    for convolution in stale:  # torchvision's initialisation
+        nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+        if convolution.bias is not None:
+            nn.init.zeros_(convolution.bias)
+    return _out_of_place(nn.Sequential(layers)), width

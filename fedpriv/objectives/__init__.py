@@ -1,0 +1,1 @@
+"""What one client minimises; one idea a file."""

@@ -1,0 +1,131 @@
+"""A net's state as one flat row: name -> shape, slice, role.
+
+Clients train on *views* of a row, the server merges rows, and what crosses the wire is the row's named views; so nothing
+is ever flattened or copied tensor by tensor.
+
+The row holds the parameters and the floating-point buffers (BatchNorm's running statistics). Integer buffers (counters)
+stay in the net: they are neither sent nor averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["weight", "bias", "buffer"]
+_KINDS: tuple[Kind, ...] = ("weight", "bias", "buffer")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor and where it lies in the row.
+
+    ``kind`` is ``weight`` (two or more dimensions), ``bias`` (biases and the scales of norms: no weight decay by default)
+    or ``buffer`` (not trained).
+    """
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+    role: str
+    kind: Kind
+
+
+class ParameterSpace:
+    """The layout of a net's state in a row of ``size`` float entries.
+
+    Entries are ordered by role, and inside a role by kind, so that a role, or a role's weights, are one slice.
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._by_name = {entry.name: entry for entry in self.entries}
+        self.size = self.entries[-1].stop if self.entries else 0
+
+    @classmethod
+    def of(cls, net: nn.Module) -> ParameterSpace:
+        """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``)."""
+        found: list[tuple[str, Kind, str, Tensor]] = []
+        for name, parameter in net.named_parameters():
+            found.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
+        for name, buffer in net.named_buffers():
+            if buffer.is_floating_point():
+                found.append((name.split(".")[0], "buffer", name, buffer))
+        roles = [name for name, _ in net.named_children()]
+        found.sort(key=lambda item: (roles.index(item[0]), _KINDS.index(item[1])))
+        entries, start = [], 0
+        for role, kind, name, tensor in found:
+            entries.append(Entry(name, tensor.shape, start, start + tensor.numel(), role, kind))
+            start += tensor.numel()
+        return cls(entries)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def select(self, roles: Iterable[str], buffers: bool = True) -> tuple[str, ...]:
+        """The names of the entries of ``roles``, in row order; without buffers if so asked."""
+        wanted = frozenset(roles)
+        return tuple(e.name for e in self.entries if e.role in wanted and (buffers or e.kind != "buffer"))
+
+    def slices(self, roles: Iterable[str], kind: Kind) -> Iterator[slice]:
+        """The contiguous parts of the row that hold ``kind`` entries of ``roles`` (neighbours are joined)."""
+        wanted = frozenset(roles)
+        current: slice | None = None
+        for entry in self.entries:
+            if entry.role not in wanted or entry.kind != kind:
+                continue
+            if current is not None and current.stop == entry.start:
+                current = slice(current.start, entry.stop)
+            else:
+                if current is not None:
+                    yield current
+                current = slice(entry.start, entry.stop)
+        if current is not None:
+            yield current
+
+    def view(self, row: Tensor, name: str) -> Tensor:
+        """The entry ``name`` of ``row`` ``(p,)``, as a view of its own shape."""
+        entry = self._by_name[name]
+        return row[entry.start : entry.stop].view(entry.shape)
+
+    def unpack(self, row: Tensor, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Named views of ``row`` ``(p,)``: all entries, or those of ``names``."""
+        return {name: self.view(row, name) for name in (self._by_name if names is None else names)}
+
+    def pack(self, tensors: Mapping[str, Tensor], row: Tensor) -> Tensor:
+        """Copy those of ``tensors`` that belong to this space into ``row`` ``(p,)`` and return it."""
+        for name, tensor in tensors.items():
+            entry = self._by_name.get(name)
+            if entry is not None:
+                row[entry.start : entry.stop].copy_(tensor.reshape(-1))
+        return row
+
+    def row_of(self, net: nn.Module) -> Tensor:
+        """A new row ``(p,)`` with the net's present state."""
+        state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        with torch.no_grad():
+            return torch.cat([state[entry.name].reshape(-1) for entry in self.entries]).clone()
+
+    def bind(self, net: nn.Module, row: Tensor, grad: Tensor | None = None) -> None:
+        """Make the net's state (and, given ``grad`` ``(p,)``, its gradients) views of the rows: writing a row moves the net."""
+        parameters, buffers = dict(net.named_parameters()), dict(net.named_buffers())
+        for entry in self.entries:
+            view = self.view(row, entry.name)
+            if entry.kind == "buffer":
+                buffers[entry.name].data = view
+            else:
+                parameters[entry.name].data = view
+                if grad is not None:
+                    parameters[entry.name].grad = self.view(grad, entry.name)

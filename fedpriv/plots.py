@@ -1,0 +1,215 @@
+"""The plots of runs: accuracy over rounds and bytes, and how accuracy spreads over clients.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart. Figures are drawn without pyplot, so that no window
+system is asked for and nothing global changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.tracking.folder import Record, best, mean, worst_tenth
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE = "#0072B2", "#D55E00"
+PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", ":")  # the second and third time round the palette
+
+_STYLE: Any = {
+    "font.size": 12,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9a9a9a",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "lines.linewidth": 2.2,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+}
+
+
+def learning_curve(records: Sequence[Record], path: Path) -> None:
+    """Draw one run: accuracy over the rounds with the clients' spread, and below it the training loss.
+
+    Args:
+        records: as :func:`fedpriv.tracking.read_records` returns them.
+        path: the PNG (1500 pixels wide) to write.
+    """
+    evaluated = [record for record in records if _accuracy(record) is not None]
+    losses = [(r["round"], r["metrics"]["train_loss"]) for r in records if r["metrics"].get("train_loss") is not None]
+
+    def draw(figure: Figure) -> None:
+        top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+        rounds = [record["round"] for record in evaluated]
+        spread = [
+            (record["round"], worst_tenth(clients), best(clients))
+            for record in evaluated
+            if mean(clients := _clients(record)) is not None
+        ]
+        if spread:
+            x, low, high = zip(*spread, strict=True)
+            top.fill_between(x, low, high, color=BLUE, alpha=0.16, linewidth=0, label="worst tenth to best client")
+        top.plot(rounds, [_accuracy(record) for record in evaluated], color=BLUE, label="mean over clients", **_marks(rounds))
+        _accuracy_axis(top)
+        top.set_ylim(0, 1.02)
+        if evaluated:
+            top.legend(loc="lower right")
+            top.set_title(f"Accuracy: {_accuracy(evaluated[-1]):.1%} after round {rounds[-1]}")
+        else:
+            top.set_title("Accuracy: not evaluated yet")
+        if losses:
+            x, y = zip(*losses, strict=True)
+            bottom.plot(x, y, color=ORANGE, **_marks(x))
+        elif not evaluated:
+            bottom.set_xlim(0, 1)
+        bottom.set_title("Training loss")
+        bottom.set_ylabel("loss, mean over\nthe round's clients")
+        if (finite := [value for _, value in losses if math.isfinite(value)]) and min(finite) >= 0 < max(finite):
+            bottom.set_ylim(0, 1.08 * max(finite))
+        bottom.set_xlabel("round")
+        _whole_rounds(bottom)
+
+    _save(draw, path, (10, 6.4))
+
+
+def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
+    """Draw each client's accuracy, sorted, with the mean and the worst tenth marked.
+
+    Args:
+        accuracies: one per client, in [0, 1]; ``None`` for a client that was not evaluated.
+        path: the PNG (1500 pixels wide) to write.
+    """
+    from matplotlib.patches import Patch
+
+    known = sorted(value for value in accuracies if value is not None)
+    average, worst = mean(known), worst_tenth(known)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        few = max(1, len(known) // 10)  # as worst_tenth counts
+        gap = 0.82 if len(known) <= 100 else 1.0
+        positions = range(1, len(known) + 1)
+        axes.bar(positions, known, width=gap, color=[ORANGE] * few + [BLUE] * (len(known) - few), linewidth=0)
+        if average is not None:
+            line = axes.axhline(average, color="#222222", linewidth=1.6, linestyle="--", label=f"mean {average:.1%}")
+            marks = [Patch(color=ORANGE, label=f"worst tenth: {worst:.1%} on average"), line]
+            axes.legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 0.985), ncols=2, borderaxespad=0)
+        missing = len(accuracies) - len(known)
+        axes.set_title(f"Accuracy of {len(known)} clients" + (f" ({missing} not evaluated)" if missing else ""))
+        axes.set_xlabel("clients, from worst to best")
+        axes.set_ylim(0, 1.0)
+        axes.grid(axis="x", visible=False)
+        axes.margins(x=0.01)
+        _accuracy_axis(axes)
+        _whole_rounds(axes)
+
+    _save(draw, path, (10, 5))
+
+
+def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -> None:
+    """Draw several runs: accuracy over rounds and over the bytes that have crossed the wire, side by side.
+
+    Args:
+        runs: label -> the records of each run (each seed) with that label. Several seeds share a colour: thin lines are
+            the runs, the thick one is their mean over the rounds that all of them evaluated.
+        path: the PNG (1650 pixels wide) to write.
+    """
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True)
+        for index, (label, group) in enumerate(runs.items()):
+            color, line = PALETTE[index % len(PALETTE)], LINES[index // len(PALETTE) % len(LINES)]
+            curves = [curve for records in group if (curve := _curve(records))]
+            if not curves:
+                left.plot([], [], color=color, linestyle=line, label=f"{label} (not evaluated)")
+                continue
+            common = sorted(set.intersection(*(set(curve) for curve in curves)))
+            average = [[sum(curve[number][i] for curve in curves) / len(curves) for number in common] for i in (0, 1)]
+            if len(curves) > 1:
+                for curve in curves:
+                    sent, accuracy = zip(*curve.values(), strict=True)
+                    left.plot(list(curve), accuracy, color=color, linewidth=0.9, alpha=0.45)
+                    right.plot(sent, accuracy, color=color, linewidth=0.9, alpha=0.45)
+            seeds = f" (mean of {len(curves)} seeds)" if len(curves) > 1 else ""
+            left.plot(common, average[1], color=color, linestyle=line, label=label + seeds, **_marks(common))
+            right.plot(*average, color=color, linestyle=line, **_marks(common))
+        left.set_title("Accuracy by round")
+        left.set_xlabel("round")
+        _whole_rounds(left)
+        right.set_title("Accuracy by communication")
+        right.set_xlabel("bytes on the wire so far, both directions")
+        _bytes_axis(right)
+        _accuracy_axis(left)
+        _accuracy_axis(right)
+        right.set_ylabel("")
+        figure.legend(loc="outside lower center", ncols=min(3, len(runs)))
+
+    _save(draw, path, (11, 5 + 0.25 * (len(runs) // 3)))
+
+
+def _accuracy(record: Record) -> float | None:
+    value = record["metrics"].get("accuracy")
+    return mean(_clients(record)) if value is None else float(value)
+
+
+def _curve(records: Sequence[Record]) -> dict[int, tuple[float, float]]:
+    """Round -> (bytes so far, accuracy), of the evaluated rounds."""
+    return {record["round"]: (_bytes(record), value) for record in records if (value := _accuracy(record)) is not None}
+
+
+def _clients(record: Record) -> list[float | None]:
+    return list((record.get("per_client") or {}).get("accuracy") or [])
+
+
+def _bytes(record: Record) -> float:
+    metrics = record["metrics"]
+    return float(metrics.get("total_bytes_up", 0) + metrics.get("total_bytes_down", 0))
+
+
+def _marks(points: Sequence[Any]) -> dict[str, Any]:
+    # A few points are measurements to see one by one; many are a line.
+    return {"marker": "o", "markersize": 5} if len(points) <= 25 else {}
+
+
+def _accuracy_axis(axes: Axes) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("accuracy (% of test samples)")
+
+
+def _whole_rounds(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def _bytes_axis(axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+
+
+def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,38 @@
+"""Every random draw comes from a generator derived from (run seed, labels such as round, client and purpose).
+
+So a draw depends on nothing that happened before it: not on the executor, not on the order of the clients, and not on
+whether the run was killed and resumed in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive(seed: int, *labels: int | str) -> int:
+    """A 63-bit seed that is a hash of the run's seed and the labels."""
+    text = repr((seed, *labels)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Generator:
+    """A fresh torch generator for one purpose, e.g. ``generator(seed, round, client, "shuffle")``."""
+    import torch
+
+    return torch.Generator(device=device).manual_seed(derive(seed, *labels))
+
+
+@contextmanager
+def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
+    """Seed torch's global generator inside the block (layer initialisation, dropout) and restore it after."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(seed, *labels))
+        yield

@@ -1,0 +1,183 @@
+"""What a run needs to go on after any round: the server's state, every client's private state, and which of them belong together.
+
+The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients' states are
+files of their own, written when the client had its turn and never rewritten, so a checkpoint costs what the round changed,
+and memory does not grow with the number of clients. The last two checkpoints are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedpriv.errors import FedprivError
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+
+KEPT = 2
+"""Checkpoints that are kept: if the newest is damaged, the one before it is used."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands after ``round`` rounds (0: after the broadcast of the initial model).
+
+    Attributes:
+        clients: client -> round of its last stored private state.
+        record: the line of ``metrics.jsonl`` that belongs to this round.
+        total_bytes_up, total_bytes_down: since the start, in bytes.
+        seconds: time spent in rounds since the start.
+    """
+
+    round: int = 0
+    clients: dict[int, int] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    total_bytes_up: int = 0
+    total_bytes_down: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoint folder of a run.
+
+    Args:
+        folder: made if missing.
+        fingerprint: of the run's config; a checkpoint of another config is refused.
+        memory: bytes of private client states that may be cached in memory.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, memory: int = 256 * 2**20) -> None:
+        self.folder, self.fingerprint = folder, fingerprint
+        self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
+        self._room = memory
+        self._committed: list[Progress] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # --- private states of clients -----------------------------------------------------------------------------------
+
+    def private(self, progress: Progress, client: int) -> dict[str, Tensor] | None:
+        """What the client kept at its last turn; ``None`` if it had none."""
+        if client not in progress.clients:
+            return None
+        path = self._client_file(client, progress.clients[client])
+        if path not in self._cache:
+            self._remember(path, load_tensors(path))
+        self._cache.move_to_end(path)
+        return self._cache[path]
+
+    def keep(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
+        """Store a client's private state of a round; it counts once the round is committed."""
+        path = self._client_file(client, round)
+        owned = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        save_tensors(path, owned)
+        self._remember(path, owned)
+
+    def _remember(self, path: Path, state: dict[str, Tensor]) -> None:
+        self._forget(path)
+        self._cache[path] = state
+        self._room -= _size(state)
+        while self._room < 0 and len(self._cache) > 1:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, path: Path) -> None:
+        state = self._cache.pop(path, None)
+        if state is not None:
+            self._room += _size(state)
+
+    # --- whole rounds ------------------------------------------------------------------------------------------------
+
+    def commit(self, progress: Progress, server: Mapping[str, Tensor]) -> None:
+        """Make ``progress`` the state to go on from, then drop what no kept checkpoint needs."""
+        save_tensors(self._server_file(progress.round), server)
+        body = {"config": self.fingerprint, "progress": asdict(progress)}
+        save_json(self._commit_file(progress.round), {**body, "sha256": _digest(body)})
+        self._committed.append(Progress(**{**asdict(progress), "clients": dict(progress.clients)}))
+        if len(self._committed) > KEPT:
+            old, survivors = self._committed.pop(0), self._committed
+            self._commit_file(old.round).unlink(missing_ok=True)
+            self._server_file(old.round).unlink(missing_ok=True)
+            for client, round in old.clients.items():
+                if all(kept.clients.get(client) != round for kept in survivors):
+                    self._drop(self._client_file(client, round))
+
+    def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
+        """The newest checkpoint that is whole, its server state, and what was wrong with newer ones (one line each).
+
+        Raises:
+            FedprivError: there is none.
+        """
+        complaints: list[str] = []
+        found: tuple[Progress, dict[str, Tensor]] | None = None
+        for path in sorted(self.folder.glob("round-*.json"), reverse=True):
+            try:
+                progress, server = self._read(path)
+            except Damaged as error:
+                complaints.append(str(error))
+                continue
+            found = found or (progress, server)
+            self._committed.insert(0, progress)
+        if found is None:
+            raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
+        self._sweep()
+        return *found, complaints
+
+    def _read(self, path: Path) -> tuple[Progress, dict[str, Tensor]]:
+        stored = load_json(path)
+        try:
+            checksum = stored.pop("sha256")
+            config, progress = stored["config"], stored["progress"]
+        except (AttributeError, KeyError, TypeError):
+            raise Damaged(f"{path} is damaged: not a checkpoint") from None
+        if checksum != _digest(stored):
+            raise Damaged(f"{path} is damaged: its checksum does not match")
+        if config != self.fingerprint:
+            raise ConfigChanged(
+                f"the config of this run was changed since its checkpoint of round {progress['round']}; "
+                "restore config.yaml, or start a new run with `fedpriv train --config`"
+            )
+        progress["clients"] = {int(client): round for client, round in progress["clients"].items()}
+        for client, round in progress["clients"].items():
+            load_tensors(self._client_file(client, round))
+        return Progress(**progress), load_tensors(self._server_file(progress["round"]))
+
+    def _sweep(self) -> None:
+        """Remove what a killed round left behind."""
+        needed = {self._server_file(p.round) for p in self._committed} | {self._commit_file(p.round) for p in self._committed}
+        needed |= {self._client_file(client, round) for p in self._committed for client, round in p.clients.items()}
+        for path in self.folder.iterdir():
+            if path not in needed and re.match(r"(round|server|client)-", path.name):
+                self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        self._forget(path)
+        path.unlink(missing_ok=True)
+
+    def _client_file(self, client: int, round: int) -> Path:
+        return self.folder / f"client-{client:06d}-{round:06d}.safetensors"
+
+    def _server_file(self, round: int) -> Path:
+        return self.folder / f"server-{round:06d}.safetensors"
+
+    def _commit_file(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.json"
+
+
+class ConfigChanged(FedprivError):
+    """The run folder's config is not the one that its checkpoints were made with."""
+
+    exit_code = 2
+
+
+def _size(state: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,174 @@
+"""The round loop. There is no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpriv.config import RunConfig
+from fedpriv.errors import FedprivError
+from fedpriv.methods.base import Private, ServerState
+from fedpriv.seeding import generator
+from fedpriv.simulation.checkpoint import Checkpoints, Progress
+from fedpriv.simulation.executor import SequentialExecutor
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.scoring import Scorer
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.turn import ClientDiverged
+from fedpriv.wire import ByteMeter, seal
+
+_MODEL, _MEMORY = "model.", "memory."
+
+
+class Simulation:
+    """One run: rounds, each followed by its evaluation, its checkpoint and its record.
+
+    Args:
+        warn: told, in one line, of what the user should know and the run survives.
+    """
+
+    def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None]) -> None:
+        self.federation, self.folder, self.warn = federation, folder, warn
+        self.config: RunConfig = federation.config
+        self.meter = ByteMeter()
+        federation.wire.taps.append(self.meter)
+        self.executor = SequentialExecutor(federation)
+        self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config)
+        self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
+        self.progress = Progress()
+        self.server = ServerState(federation.initial)
+        self.stop_requested = False
+
+    def start(self) -> None:
+        """Begin: the server's first state, and round 0, the broadcast of the initial model to every client."""
+        method = self.federation.method
+        torch.set_num_threads(self.config.threads)
+        self.server = method.start(self.federation.initial.clone())
+        began = time.perf_counter()
+        broadcast = method.broadcast(self.server)
+        if broadcast is not None:
+            sealed = seal(broadcast)
+            for _ in range(self.config.data.clients):
+                self.federation.wire.download(sealed)
+        self._finish_round(0, {}, None, time.perf_counter() - began)
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint that is whole; a damaged one is named."""
+        torch.set_num_threads(self.config.threads)
+        self.progress, stored, complaints = self.checkpoints.latest()
+        for complaint in complaints:
+            self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
+        model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}
+        memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
+        row = self.federation.resident.space.pack(model, torch.empty_like(self.federation.initial))
+        self.server = ServerState(row, {name: tensor.to(row.device) for name, tensor in memory.items()})
+        self.folder.mend()
+        self.folder.append(self.progress.record)
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Play the rounds that are left, yielding the record of each, until the last or until ``stop_requested``."""
+        while self.progress.round < self.config.train.rounds and not self.stop_requested:
+            yield self.play_round()
+
+    def play_round(self) -> dict[str, Any]:
+        """Play the next round and commit it."""
+        began = time.perf_counter()
+        round, method = self.progress.round + 1, self.federation.method
+        draft = method.download(self.server, round)
+        download = None if draft is None else seal(draft)
+        uploads, losses, samples, dropped = [], 0.0, 0, []
+
+        def drop(error: ClientDiverged) -> None:
+            if self.config.train.on_nan == "stop":
+                raise error
+            dropped.append(error.client)
+            self.warn(f"round {round}: client {error.client} diverged (its loss is not finite) and was left out")
+
+        participants = sorted(self._participants(round))
+        for result in self.executor.run(round, participants, download, self._stored, drop):
+            if result.kept:
+                self._write(round, lambda result=result: self.checkpoints.keep(result.client, round, result.kept))  # type: ignore[misc]
+                self.progress.clients[result.client] = round
+            if result.upload is not None:
+                uploads.append(result.upload)
+            losses += result.mean_loss * result.num_examples
+            samples += result.num_examples
+        if uploads:
+            self.server = method.aggregate(self.server, uploads)
+        metrics: dict[str, Any] = {"participants": len(participants), "dropped": len(dropped)}
+        if samples:
+            metrics["train_loss"] = losses / samples
+        accuracies = None
+        if self._is_scored(round):
+            scores, accuracies = self.scorer.score(self.server, self._private, round)
+            metrics |= scores
+        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began)
+
+    def trained_clients(self) -> set[int]:
+        """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
+        return {client for round in range(1, self.progress.round + 1) for client in self._participants(round)}
+
+    def _participants(self, round: int) -> list[int]:
+        everyone = self.federation.data.nonempty
+        count = max(1, int(self.config.train.participation * len(everyone) + 1e-9))
+        order = torch.randperm(len(everyone), generator=generator(self.config.seed, round, "participants"))
+        sampled = [everyone[i] for i in order[:count].tolist()]
+        return list(self.federation.method.participants(round, sampled, everyone))
+
+    def _is_scored(self, round: int) -> bool:
+        last_rounds = round > self.config.train.rounds - self.config.eval.last
+        return last_rounds or round % self.config.eval.every == 0
+
+    def _stored(self, client: int) -> Private | None:
+        stored = self.checkpoints.private(self.progress, client)
+        device = self.federation.resident.device
+        return None if stored is None else {name: tensor.to(device) for name, tensor in stored.items()}
+
+    def _private(self, client: int) -> Private:
+        stored = self._stored(client)
+        return self.federation.method.first_private(client, self.federation.initial) if stored is None else stored
+
+    def _finish_round(self, round: int, metrics: Mapping[str, Any], accuracies: list[float | None] | None, seconds: float) -> dict[str, Any]:
+        progress = self.progress
+        up, down = self.meter.read()
+        progress.round = round
+        progress.total_bytes_up += up
+        progress.total_bytes_down += down
+        progress.seconds += seconds
+        traffic = {"bytes_up": up, "bytes_down": down}
+        totals = {"total_bytes_up": progress.total_bytes_up, "total_bytes_down": progress.total_bytes_down}
+        progress.record = {
+            "round": round,
+            "time_ms": int(time.time() * 1000),
+            "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
+            "per_client": {} if accuracies is None else {"accuracy": accuracies},
+        }
+        self._write(round, lambda: self.checkpoints.commit(progress, self._server_tensors()))
+        self._write(round, lambda: self.folder.append(progress.record))
+        return progress.record
+
+    def _server_tensors(self) -> dict[str, Tensor]:
+        model = self.federation.resident.space.unpack(self.server.row)
+        memory = self.server.memory
+        return {**{_MODEL + name: tensor for name, tensor in model.items()}, **{_MEMORY + name: tensor for name, tensor in memory.items()}}
+
+    def _write(self, round: int, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise FedprivError(
+                f"cannot write the checkpoint of round {round} in {_short(self.folder.path)}: {error.strerror}; "
+                f"the one before it is whole: make room, then `fedpriv resume {_short(self.folder.path)}`"
+            ) from None
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,162 @@
+"""A whole run: folder, rounds, tracking, results."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedpriv import plots
+from fedpriv.config import RunConfig
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.evaluation import PROTOCOLS, mean_per_client
+from fedpriv.files import save_tensors
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.run_folder import RunFolder, first_facts
+from fedpriv.simulation.setup import Federation, build
+from fedpriv.tracking import Tracker, default_uri
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its folder, and its summary unless it was interrupted."""
+
+    folder: RunFolder
+    summary: dict[str, Any] | None
+    tracked: bool
+    rounds_done: int
+
+
+def start(config: RunConfig, runs_dir: Path, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]) -> Outcome:
+    """Begin a new run and play it to its end (or to Ctrl-C).
+
+    Args:
+        config: as the user gave it; the folder gets the filled-in one.
+        runs_dir: where the folder is made, unless the config names it.
+        on_start: told once what was built and where; ``on_round``: each round's record; ``warn``: what a user should know.
+
+    Raises:
+        UsageError: before anything is written, where the config cannot be right.
+        FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
+    """
+    federation = build(config)
+    folder = RunFolder.create(federation.config, runs_dir)
+    federation.data.partition.save(folder.partition_file)
+    uri = config.tracking.uri or default_uri(folder.path.parent)
+    folder.update_facts(**first_facts(federation.config, folder, federation.data.partition.hash(), uri))
+    return _play(federation, folder, on_start, on_round, warn)
+
+
+def resume(path: Path, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]) -> Outcome:
+    """Go on with a run that was killed or interrupted, from its last whole checkpoint; bit for bit as if it had not been.
+
+    Raises:
+        UsageError: no run there, or its config or its data were changed.
+    """
+    folder = RunFolder.open(path)
+    summary = folder.summary()
+    if summary is not None:
+        raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
+    config = folder.config()
+    federation = build(config)
+    partition_hash = federation.data.partition.hash()
+    if folder.facts.get("partition_hash", partition_hash) != partition_hash:
+        raise UsageError(f"{path}: the data are not those the run began with (partition {partition_hash[:12]}, then {folder.facts['partition_hash'][:12]})")
+    if not folder.facts:  # killed while the folder was being made
+        federation.data.partition.save(folder.partition_file)
+        folder.update_facts(**first_facts(config, folder, partition_hash, config.tracking.uri or default_uri(folder.path.parent)))
+    folder.update_facts(status="running")
+    return _play(federation, folder, on_start, on_round, warn)
+
+
+def _play(
+    federation: Federation, folder: RunFolder, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]
+) -> Outcome:
+    simulation = Simulation(federation, folder, warn)
+    if any(folder.checkpoints.glob("round-*.json")):
+        simulation.restore()
+    else:
+        simulation.start()
+    tracking = folder.facts["tracking"]
+    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn)
+    on_start(federation, folder)
+    status, summary = "failed", None
+    try:
+        with _finish_round_on_interrupt(simulation, warn):
+            tracker.notify()
+            for record in simulation.rounds():
+                on_round(record)
+                tracker.notify()
+        status = "interrupted"
+        if simulation.progress.round == federation.config.train.rounds:
+            summary = _write_results(simulation)
+            status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        folder.update_facts(status=status)
+        tracked = tracker.finish()
+    return Outcome(folder, summary, tracked, simulation.progress.round)
+
+
+@contextmanager
+def _finish_round_on_interrupt(simulation: Simulation, warn: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C lets the round end; the second stops at once (the last checkpoint is whole either way)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if simulation.stop_requested:
+            raise KeyboardInterrupt
+        simulation.stop_requested = True
+        warn("stopping after this round (Ctrl-C again: at once)")
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write_results(simulation: Simulation) -> dict[str, Any]:
+    federation, folder, progress = simulation.federation, simulation.folder, simulation.progress
+    config, records = federation.config, folder.records()
+    last = config.eval.last
+    protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
+    per_client = mean_per_client(records, last)
+    method = federation.method
+    try:
+        if method.shared_names:
+            folder.weights.mkdir(exist_ok=True)
+            save_tensors(folder.weights / "server.safetensors", federation.resident.space.unpack(simulation.server.row, method.shared_names))
+        folder.plots.mkdir(exist_ok=True)
+        plots.learning_curve(records, folder.plots / "learning_curve.png")
+        plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
+        summary = {
+            "run_id": folder.facts["run_id"],
+            "method": config.method.name,
+            "dataset": config.data.name,
+            "seed": config.seed,
+            "rounds": progress.round,
+            "accuracy": protocols["last_rounds_client_mean"],
+            "accuracy_per_client": per_client,
+            "bytes_up": progress.total_bytes_up,
+            "bytes_down": progress.total_bytes_down,
+            "seconds": round(progress.seconds, 3),
+            "run_dir": str(folder.path),
+            "protocols": protocols,
+            "clients_never_trained": config.data.clients - len(simulation.trained_clients()),
+        }
+        folder.write_summary(summary)
+    except OSError as error:
+        raise FedprivError(f"cannot write the results into {folder.path}: {error.strerror}; make room, then `fedpriv resume {folder.path}`") from None
+    return summary

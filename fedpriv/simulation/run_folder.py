@@ -1,0 +1,141 @@
+"""The folder of a run, which is its truth: config, partition, metrics, checkpoints, results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import RunConfig, parse, read_yaml
+from fedpriv.errors import UsageError
+from fedpriv.files import load_json, save_json, write_atomically
+
+PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow")
+
+
+class RunFolder:
+    """Paths and records of one run.
+
+    ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
+    round), ``checkpoints/``, and at the end ``summary.json``, ``weights/``, ``plots/``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.partition_file = path / "partition.safetensors"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
+        self.plots = path / "plots"
+        self._facts_file = path / "run.json"
+        self._metrics_file = path / "metrics.jsonl"
+        self._summary_file = path / "summary.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, runs_dir: Path) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises:
+            UsageError: it cannot be written, or holds a run already.
+        """
+        path = config.run_dir or runs_dir / default_name(config)
+        folder = cls(path.absolute())
+        if folder.config_file.exists():
+            raise UsageError(f"{path} holds a run already; `fedpriv resume {path}` continues it, --run-dir names another folder")
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder.config_file, config.to_yaml().encode())
+        except OSError as error:
+            raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an existing run; :class:`UsageError` where there is none."""
+        folder = cls(path.absolute())
+        if not folder.config_file.exists():
+            raise UsageError(f"{path} holds no run (no config.yaml)")
+        return folder
+
+    def config(self) -> RunConfig:
+        """The run's config as stored."""
+        return parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` says."""
+        return dict(load_json(self._facts_file)) if self._facts_file.exists() else {}
+
+    def update_facts(self, **facts: Any) -> None:
+        """Change some of what ``run.json`` says."""
+        save_json(self._facts_file, {**self.facts, **facts})
+
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; a torn last line (the process was killed) is not one."""
+        if not self._metrics_file.exists():
+            return []
+        *lines, _torn = self._metrics_file.read_text().split("\n")
+        return [json.loads(line) for line in lines]
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add the line of a round, unless it is there already (the run was killed after writing it)."""
+        known = self.records()
+        if known and known[-1]["round"] >= record["round"]:
+            return
+        with self._metrics_file.open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def mend(self) -> None:
+        """Cut off a torn last line, so that what is appended stands on a line of its own."""
+        if self._metrics_file.exists():
+            data = self._metrics_file.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            if whole != data:
+                write_atomically(self._metrics_file, whole)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What ``summary.json`` says, if the run is finished."""
+        return dict(load_json(self._summary_file)) if self._summary_file.exists() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        save_json(self._summary_file, summary)
+
+
+def default_name(config: RunConfig) -> str:
+    """``<date>-<time>-<method>-<data>-s<seed>-<tag>``."""
+    data = Path(config.data.name).name
+    tag = os.urandom(2).hex()
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{data}-s{config.seed}-{tag}"
+
+
+def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, tracking_uri: str) -> dict[str, Any]:
+    """What is known about a run before its first round."""
+    return {
+        "run_id": folder.path.name,
+        "method": config.method.name,
+        "dataset": config.data.name,
+        "seed": config.seed,
+        "created_ms": int(time.time() * 1000),
+        "status": "running",
+        "versions": {name: version(name) for name in PACKAGES},
+        "git_commit": git_commit(),
+        "partition_hash": partition_hash,
+        "config_fingerprint": config.fingerprint(),
+        "device": config.device,
+        "tracking": {"uri": tracking_uri, "experiment": config.tracking.experiment},
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the working folder, with ``-dirty`` where it was changed; ``None`` outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+

@@ -1,0 +1,99 @@
+"""From a config to the things it names: data, net, method, wire."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpriv.config import MethodConfig, RunConfig, parse
+from fedpriv.data.federated import FederatedData
+from fedpriv.data.partition import make_partition
+from fedpriv.data.sources import Dataset, load_dataset
+from fedpriv.defenses import build_transforms
+from fedpriv.errors import UsageError
+from fedpriv.methods import find_method
+from fedpriv.methods.base import Context, Method
+from fedpriv.models.net import Net
+from fedpriv.models.registry import build_model
+from fedpriv.parameters import ParameterSpace
+from fedpriv.seeding import generator, global_rng
+from fedpriv.simulation.resident import Resident
+from fedpriv.wire import Wire
+
+
+@dataclass
+class Federation:
+    """Everything that a run needs, built from its (filled-in) config."""
+
+    config: RunConfig
+    dataset: Dataset
+    data: FederatedData
+    resident: Resident
+    method: Method
+    wire: Wire
+    initial: Tensor
+    layers: tuple[str, ...]
+
+
+def build(config: RunConfig) -> Federation:
+    """Load, partition and initialise; the returned config has every suggestion filled in.
+
+    Raises:
+        UsageError: a name or a value that cannot be right, before anything is written.
+    """
+    method_class = find_method(config.method.name)
+    options = parse(method_class.Params, config.method.params, f"method {config.method.name}")
+    device = _device(config.device)
+    transforms = build_transforms(config.wire.transforms)
+    dataset = load_dataset(config.data.name, config.data.dir)
+    config = resolve(config, dataset, options)
+    partition = make_partition(
+        dataset.train_labels.numpy(), dataset.test_labels.numpy(), len(dataset.classes), config.data, config.data.partition.seed or 0
+    )
+    data = FederatedData(dataset, partition, device)
+
+    def new_net(label: str) -> Net:
+        with global_rng(config.seed, "model", label):
+            return build_model(config.model.name or "", dataset.input_shape, len(dataset.classes), projection=config.model.projection)
+
+    net = new_net("initial")
+    space = ParameterSpace.of(net)
+    layers = tuple(name for name, _ in net.named_parameters())
+    context = Context(
+        config=config,
+        space=space,
+        classes=len(dataset.classes),
+        projection_dim=net.projection_dim,
+        new_row=lambda label: space.row_of(new_net(label)),
+        generator=lambda purpose: generator(config.seed, purpose),
+    )
+    resident = Resident(net, space, device)
+    method = method_class(options, context)
+    return Federation(config, dataset, data, resident, method, Wire(transforms), resident.row.clone(), layers)
+
+
+def resolve(config: RunConfig, dataset: Dataset, options: Any) -> RunConfig:
+    """The config with what it left open: the data set's net, the method's defaults, the partition's seed."""
+    partition = config.data.partition
+    seed = config.seed if partition.seed is None else partition.seed
+    return config.model_copy(
+        update={
+            "method": MethodConfig(name=config.method.name, **asdict(options)),
+            "model": config.model.model_copy(update={"name": config.model.name or dataset.default_model}),
+            "data": config.data.model_copy(update={"partition": partition.model_copy(update={"seed": seed})}),
+        }
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None
+    return device
+
+

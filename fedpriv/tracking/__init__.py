@@ -1,0 +1,28 @@
+"""MLflow behind one small interface. The run folder is the truth; MLflow holds a copy of it.
+
+The round loop writes the folder and calls :meth:`Tracker.notify`; nothing here ever writes what it reads. What was not
+sent (the server was away, the process was killed) is still in the folder, and :func:`sync` sends it later.
+"""
+
+from fedpriv.tracking.folder import Record, best, find_run, flatten, mean, read_records, read_run, worst_tenth
+from fedpriv.tracking.mirror import ServerAway, SyncReport, TrackingError, artifact_dir, default_uri, sqlite_path, sync
+from fedpriv.tracking.tracker import Tracker
+
+__all__ = [
+    "Record",
+    "ServerAway",
+    "SyncReport",
+    "Tracker",
+    "TrackingError",
+    "artifact_dir",
+    "best",
+    "default_uri",
+    "find_run",
+    "flatten",
+    "mean",
+    "read_records",
+    "read_run",
+    "sqlite_path",
+    "sync",
+    "worst_tenth",
+]

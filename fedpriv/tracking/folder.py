@@ -1,0 +1,124 @@
+"""Reading a run folder, also while the run is still writing it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpriv.errors import UnknownName, UsageError
+
+Record = dict[str, Any]
+"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics`` and, where evaluated, ``per_client``."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds a mapping; :class:`UsageError` where it is missing or something else."""
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path} is not JSON") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is not a JSON mapping")
+    return values
+
+
+def read_run(run_dir: Path) -> dict[str, Any]:
+    """The facts of a run (``run.json``).
+
+    Raises:
+        UsageError: the folder is not a run folder.
+    """
+    if not (run_dir / "run.json").is_file():
+        raise UsageError(f"{run_dir} is not a run folder (it holds no run.json)")
+    return read_json(run_dir / "run.json")
+
+
+def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
+    """The complete lines of ``metrics.jsonl`` after the first ``skip``, and the number of complete lines in all.
+
+    What follows the last newline is a line still being written, or one that a kill has torn: it does not count yet.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return [], 0
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [record for line in lines[skip:] if (record := _parse(line)) is not None], len(lines)
+
+
+def read_records(run_dir: Path) -> list[Record]:
+    """All records of a run, one per round in order; of a round that was run twice (a resumed run), the later one."""
+    by_round = {record["round"]: record for record in read_lines(run_dir)[0]}
+    return [by_round[number] for number in sorted(by_round)]
+
+
+def _parse(line: bytes) -> Record | None:
+    # A killed run that is resumed may leave a torn line in the middle; it is no record of anything.
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and {"round", "time_ms", "metrics"} <= record.keys() else None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"a": {"b": 1}}`` -> ``("a.b", 1)``; lists stay whole."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _known(accuracies: Sequence[float | None]) -> list[float]:
+    return sorted(value for value in accuracies if value is not None and not math.isnan(value))
+
+
+def mean(accuracies: Sequence[float | None]) -> float | None:
+    """Mean over the clients that were evaluated; ``None`` where nobody was."""
+    known = _known(accuracies)
+    return math.fsum(known) / len(known) if known else None
+
+
+def worst_tenth(accuracies: Sequence[float | None]) -> float | None:
+    """Mean over the worst tenth of the evaluated clients (rounded down, but at least one client)."""
+    known = _known(accuracies)
+    return mean(known[: max(1, len(known) // 10)])
+
+
+def best(accuracies: Sequence[float | None]) -> float | None:
+    """The best client's accuracy."""
+    known = _known(accuracies)
+    return known[-1] if known else None
+
+
+def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
+    """The folder of a run given as a path, a run id, or a prefix that only one folder's name under ``runs_dir`` has.
+
+    Raises:
+        UsageError: a path that is no run folder, a prefix of several runs, no such run (with the nearest name).
+    """
+    if (Path(run) / "config.yaml").is_file():  # the first file of a run: one killed at its very start has no other
+        return Path(run)
+    folders = sorted(path.parent for path in runs_dir.glob("*/config.yaml"))
+    names = [folder.name for folder in folders]
+    if run in names:
+        return runs_dir / run
+    for folder in folders:
+        if (folder / "run.json").is_file() and read_json(folder / "run.json").get("run_id") == run:
+            return folder
+    matches = [folder for folder in folders if run and folder.name.startswith(run)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shown = ", ".join(folder.name for folder in matches[:4]) + (", …" if len(matches) > 4 else "")
+        raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
+    if Path(run).is_dir():
+        raise UsageError(f"{run} is not a run folder (it holds no config.yaml)")
+    if not names:
+        raise UsageError(f"no run {run!r}: there are no runs in {runs_dir}; `fedpriv train` makes one")
+    raise UnknownName("run", run, names)

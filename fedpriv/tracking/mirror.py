@@ -1,0 +1,436 @@
+"""Copying a run folder to MLflow: idempotent, resumable, one process at a time.
+
+``tracking.json`` in the run folder says how far the copy has come. It is written after each acknowledged request, so a
+request whose acknowledgement was lost is sent again; the SQL stores of MLflow keep one of two equal points.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from fedpriv.config import read_yaml
+from fedpriv.errors import FedprivError
+from fedpriv.tracking.folder import Record, best, flatten, read_json, read_lines, read_records, read_run, worst_tenth
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+
+MAX_CLIENTS = 200  # per-client curves beyond this many drown the dashboard; metrics.jsonl, an artifact, has them all
+ARTIFACTS = ("config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*")
+# The dashboard makes a section of charts of what stands before a slash, sorted by name, and the rest comes last: so what
+# is compared first comes first, and the many charts of the clients last.
+SECTIONS = {
+    "accuracy": "accuracy/mean",
+    "bytes_up": "bytes/up",
+    "bytes_down": "bytes/down",
+    "total_bytes_up": "bytes/total_up",
+    "total_bytes_down": "bytes/total_down",
+    "train_loss": "loss/train",
+}
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
+
+
+class TrackingError(FedprivError):
+    """MLflow did not take the record: the server is away, or it refused."""
+
+
+class ServerAway(TrackingError):
+    """The tracking server does not answer; later it may."""
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What one :func:`sync` sent; ``uri`` is ``None`` for a run without tracking."""
+
+    uri: str | None
+    mlflow_run_id: str | None = None
+    params: int = 0
+    points: int = 0
+    artifacts: int = 0
+    status: str | None = None
+
+
+@dataclass
+class Cursor:
+    """How far the copy has come (``tracking.json``)."""
+
+    uri: str
+    experiment: str
+    experiment_id: str | None = None
+    mlflow_run_id: str | None = None
+    lines_sent: int = 0
+    last_round: int = -1
+    params_sent: bool = False
+    artifacts_sent: dict[str, str] = field(default_factory=dict)
+    status_sent: str | None = None
+
+    @classmethod
+    def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
+        """The stored cursor, or a fresh one where there is none, it is unreadable, or it is of another store."""
+        try:
+            stored = cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return cls(uri, experiment)
+        return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
+
+    def save(self, path: Path) -> None:
+        """Write the cursor; a kill leaves the old one or the new one."""
+        draft = path.with_suffix(".json.new")
+        draft.write_text(json.dumps(asdict(self), indent=1))
+        draft.replace(path)
+
+
+def default_uri(base: Path) -> str:
+    """``MLFLOW_TRACKING_URI`` where it is set, else the SQLite file ``mlflow.db`` in the runs folder ``base``."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{base.resolve() / 'mlflow.db'}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of an SQLite tracking URI; ``None`` for any other URI."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///").split("?")[0]).absolute()
+
+
+def artifact_dir(store: Path) -> Path:
+    """Where the artifacts of an SQLite store live: ``mlartifacts`` beside the file."""
+    return store.parent / "mlartifacts"
+
+
+def shown(uri: str) -> str:
+    """A tracking URI without the password it may carry."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=f"***@{parts.hostname}:{parts.port or ''}".rstrip(":"))) if parts.password else uri
+
+
+def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
+    """Send to MLflow what it has not got yet of a run, live or finished. Calling it again sends nothing twice.
+
+    Args:
+        run_dir: the run's folder.
+        uri: MLflow tracking URI; ``None``: where the run was sent before, else what ``run.json`` says, else
+            :func:`default_uri`. ``"none"`` sends nothing.
+        experiment: MLflow experiment name; ``None``: as for ``uri``.
+
+    Raises:
+        UsageError: ``run_dir`` is not a run folder.
+        TrackingError: the server does not answer or refuses; what it took before that is not sent again.
+    """
+    facts = read_run(run_dir)
+    wanted = facts.get("tracking") or {}
+    cursor_path = run_dir / "tracking.json"
+    before = read_json(cursor_path) if cursor_path.exists() else {}
+    uri = uri or before.get("uri") or wanted.get("uri") or default_uri(run_dir.resolve().parent)
+    experiment = experiment or before.get("experiment") or wanted.get("experiment") or "fedpriv"
+    if uri == "none":
+        return SyncReport(None)
+    if (store := sqlite_path(uri)) is not None:
+        uri = f"sqlite:///{store}"  # absolute, so that a later sync from another folder finds it
+    quiet_mlflow()
+    with _alone(run_dir, uri):
+        cursor = Cursor.load(cursor_path, uri, experiment)
+        cursor.save(cursor_path)
+        try:
+            if store is not None:
+                _create_store(store)
+            return _Copy(run_dir, facts, cursor).run()
+        except FedprivError:
+            raise
+        except Exception as error:
+            raise _explained(error, uri) from error
+
+
+def quiet_mlflow() -> None:
+    """Make MLflow quick to give up, silent, and private; what the user has set in the environment stays."""
+    for name, value in {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logger = logging.getLogger(name)
+        if logger.level in (logging.NOTSET, logging.INFO):
+            logger.setLevel(logging.CRITICAL)
+
+
+class _Copy:
+    """One pass over a run folder."""
+
+    def __init__(self, run_dir: Path, facts: dict[str, Any], cursor: Cursor) -> None:
+        from mlflow import MlflowClient
+
+        self.run_dir, self.facts, self.cursor = run_dir, facts, cursor
+        self.client: MlflowClient = MlflowClient(tracking_uri=cursor.uri)
+        self.status = STATUS.get(facts.get("status", "running"), "RUNNING")
+        self.params = self.points = self.artifacts = 0
+
+    def run(self) -> SyncReport:
+        existing = self._existing_run()
+        if existing is None:
+            self._create_run()
+        if self.status == "RUNNING" and self.cursor.status_sent not in (None, "RUNNING"):  # resumed
+            self.client.update_run(self._id, status="RUNNING")
+            self._done(status_sent="RUNNING")
+        if not self.cursor.params_sent:
+            self._send_params(set(existing.data.params) if existing else set())
+        self._send_metrics()
+        if self.status != "RUNNING":
+            self._send_artifacts()
+            if self.cursor.status_sent != self.status:
+                self.client.set_terminated(self._id, self.status, end_time=self._end_ms())
+                self._done(status_sent=self.status)
+        return SyncReport(self.cursor.uri, self._id, self.params, self.points, self.artifacts, self.status)
+
+    @property
+    def _id(self) -> str:
+        assert self.cursor.mlflow_run_id is not None
+        return self.cursor.mlflow_run_id
+
+    def _done(self, **progress: Any) -> None:
+        for name, value in progress.items():
+            setattr(self.cursor, name, value)
+        self.cursor.save(self.run_dir / "tracking.json")
+
+    def _existing_run(self) -> Run | None:
+        """The MLflow run of this folder; a cursor that points at nothing starts over."""
+        from mlflow.exceptions import MlflowException
+
+        if self.cursor.mlflow_run_id is not None:
+            try:
+                run = self.client.get_run(self._id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._done(**asdict(Cursor(self.cursor.uri, self.cursor.experiment)))  # the store was thrown away
+            else:
+                if run.info.lifecycle_stage == "deleted":
+                    raise TrackingError(f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it anew")
+                return run
+        # The acknowledgement of an earlier create_run may have been lost: the tag tells.
+        self._done(experiment_id=self._experiment_id())
+        query = f"tags.`fedpriv.run_key` = '{self._key}'"
+        found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
+        if not found:
+            return None
+        self._done(mlflow_run_id=found[0].info.run_id, status_sent=found[0].info.status)
+        return found[0]
+
+    @property
+    def _key(self) -> str:
+        # A folder that was deleted and made anew under the same name is another run: the time tells them apart.
+        return f"{self.facts['run_id']}@{self.facts['created_ms']}"
+
+    def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name, store = self.cursor.experiment, sqlite_path(self.cursor.uri)
+        for _ in range(2):
+            if (experiment := self.client.get_experiment_by_name(name)) is not None:
+                if experiment.lifecycle_stage == "deleted":
+                    raise TrackingError(f"experiment {name!r} was deleted in MLflow; restore it, or set tracking.experiment")
+                return str(experiment.experiment_id)
+            try:
+                # Beside the SQLite file, wherever the command was started: MLflow's default is the current folder.
+                place = artifact_dir(store).as_uri() if store else None
+                return self.client.create_experiment(name, place, tags={"mlflow.experimentKind": "custom_model_development"})
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise  # else another process was quicker: look again
+        raise TrackingError(f"cannot create experiment {name!r}")
+
+    def _create_run(self) -> None:
+        facts = self.facts
+        tags = {
+            "fedpriv.run_key": self._key,
+            "fedpriv.run_dir": str(self.run_dir.resolve()),
+            "fedpriv.partition_hash": facts.get("partition_hash"),
+            "fedpriv.device": facts.get("device"),
+            "mlflow.source.name": "fedpriv",
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.git.commit": facts.get("git_commit"),
+        } | {f"fedpriv.version.{package}": version for package, version in (facts.get("versions") or {}).items()}
+        if os.environ.get("MLFLOW_RUN_ID") and os.environ.get("MLFLOW_TRACKING_URI") == self.cursor.uri:
+            tags["mlflow.parentRunId"] = os.environ["MLFLOW_RUN_ID"]  # started by `mlflow run`
+        run = self.client.create_run(
+            self.cursor.experiment_id or "",
+            start_time=facts["created_ms"],
+            # The dashboard shows some fifteen letters of it, so what tells runs apart comes first.
+            run_name=f"{facts['method']} s{facts['seed']} {_dataset(facts)} ({self.run_dir.resolve().name})",
+            tags={key: str(value) for key, value in tags.items() if value is not None},
+        )
+        self._done(mlflow_run_id=run.info.run_id, status_sent="RUNNING")
+
+    def _send_params(self, known: set[str]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, Param
+
+        config = read_yaml(self.run_dir / "config.yaml")
+        # MLflow refuses to change a param, so one that is there stays (a resumed run may have another device).
+        params = [Param(key, _param(key, value)) for key, value in flatten(config) if key not in known]
+        for start in range(0, len(params), _PARAMS_PER_BATCH):
+            batch = params[start : start + _PARAMS_PER_BATCH]
+            self.client.log_batch(self._id, params=batch)
+            self.params += len(batch)
+        name, digest = _dataset(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
+        self.client.log_inputs(self._id, [DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name})))])
+        self._done(params_sent=True)
+
+    def _send_metrics(self) -> None:
+        records, lines = read_lines(self.run_dir, skip=self.cursor.lines_sent)
+        # A resumed run may write a round again: what was sent stays, and of what was not the later line counts.
+        fresh = {record["round"]: record for record in records if record["round"] > self.cursor.last_round}
+        batch: list[Metric] = []
+        for number, record in sorted(fresh.items()):
+            points = _points(point_values(record), record["time_ms"], number)
+            if batch and len(batch) + len(points) > _METRICS_PER_BATCH:
+                self._log(batch)
+                self._done(last_round=batch[-1].step)
+                batch = []
+            batch += points
+        self._log(batch)
+        self._done(last_round=max([self.cursor.last_round, *fresh]), lines_sent=lines)
+
+    def _log(self, points: list[Metric]) -> None:
+        for start in range(0, len(points), _METRICS_PER_BATCH):
+            self.client.log_batch(self._id, metrics=points[start : start + _METRICS_PER_BATCH])
+        self.points += len(points)
+
+    def _send_artifacts(self) -> None:
+        sent = self.cursor.artifacts_sent
+        for path in sorted({path for pattern in ARTIFACTS for path in self.run_dir.glob(pattern) if path.is_file()}):
+            name, stamp = path.relative_to(self.run_dir), f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
+            if sent.get(name.as_posix()) == stamp:
+                continue
+            if name.name == "summary.json":
+                self._send_summary(read_json(path))
+            self.client.log_artifact(self._id, str(path), name.parent.as_posix() if name.parent.parts else None)
+            self.artifacts += 1
+            self._done(artifacts_sent=sent | {name.as_posix(): stamp})
+            sent = self.cursor.artifacts_sent
+
+    def _send_summary(self, summary: dict[str, Any]) -> None:
+        self._log(_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
+
+    def _end_ms(self) -> int:
+        """The time of the last record: a run that is sent a day later did not last a day longer."""
+        records = read_records(self.run_dir)
+        return int(records[-1]["time_ms"] if records else self.facts["created_ms"])
+
+
+def point_values(record: Record) -> dict[str, float]:
+    """What MLflow gets of one round: the numbers, each client's, and how the clients spread."""
+    values = _numbers(record["metrics"])
+    clients: dict[str, float] = {}
+    for name, per_client in (record.get("per_client") or {}).items():
+        _add_spread(values, name, per_client)
+        if len(per_client) <= MAX_CLIENTS:
+            width = len(str(len(per_client) - 1))  # zero-padded, because the dashboard sorts names as text
+            clients |= {f"per_client_{name}/{i:0{width}d}": float(v) for i, v in enumerate(per_client) if v is not None}
+    return {_section(key): value for key, value in values.items()} | clients
+
+
+def summary_values(summary: dict[str, Any]) -> dict[str, float]:
+    """What MLflow gets of ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
+    values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
+    _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
+    return {f"final/{key}": value for key, value in values.items()}
+
+
+def _section(key: str) -> str:
+    return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
+
+
+def _add_spread(values: dict[str, float], name: str, per_client: list[float | None]) -> None:
+    for statistic, value in (("worst_tenth", worst_tenth(per_client)), ("best", best(per_client))):
+        if value is not None:
+            values.setdefault(f"{name}_{statistic}", value)
+
+
+def _dataset(facts: dict[str, Any]) -> str:
+    return Path(facts["dataset"]).name  # it may be the path of a folder
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items() if isinstance(value, int | float)}
+
+
+def _points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
+
+
+def _param(key: str, value: Any) -> str:
+    if key == "tracking.uri" and isinstance(value, str):
+        return shown(value)
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+@contextmanager
+def _alone(run_dir: Path, uri: str) -> Iterator[None]:
+    """Only one process at a time sends a run: two would each create it in MLflow."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(run_dir / ".tracking.lock", timeout=60):
+            yield
+    except Timeout:
+        raise TrackingError(f"another process is sending {run_dir} to {shown(uri)}") from None
+
+
+def _create_store(path: Path) -> None:
+    """Make an SQLite store with MLflow's schema if there is none.
+
+    In a process of its own, because the migrations hold the interpreter for seconds and reconfigure logging; in a draft
+    that is moved into place, because a kill would leave half a schema that MLflow cannot open; under a lock, because
+    several runs may start at once.
+    """
+    if path.exists():
+        return
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
+            draft = Path(folder) / path.name
+            command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{draft}"]
+            # A session of its own, so that Ctrl-C, which still lets the run be recorded, does not end it.
+            quiet = subprocess.DEVNULL
+            maker = subprocess.Popen(command, stdout=quiet, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
+
+            _, said = maker.communicate()
+            if maker.returncode:
+                raise TrackingError(f"cannot create {path}: {(said.strip().splitlines() or ['no message'])[-1]}")
+            draft.replace(path)
+
+
+def _explained(error: Exception, uri: str) -> TrackingError:
+    import requests
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, requests.RequestException):
+            return ServerAway(f"tracking server {shown(uri)} does not answer")
+        cause = cause.__cause__ or cause.__context__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return TrackingError(f"tracking at {shown(uri)} failed: {lines[0][:300]}")

@@ -1,0 +1,80 @@
+"""Copying a live run to MLflow without ever making it wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from fedpriv.errors import FedprivError
+from fedpriv.tracking.mirror import ServerAway, quiet_mlflow, shown, sync
+
+
+class Tracker:
+    """Sends a run's record to MLflow from a background thread, while the run goes on writing it.
+
+    Args:
+        run_dir: the run's folder.
+        uri: MLflow tracking URI, or ``"none"`` for no tracking at all.
+        experiment: MLflow experiment name.
+        warn: called once, with one line, if something cannot be sent. It may be called from the background thread.
+        interval: least time between two sends (seconds), so that many short rounds become one request.
+    """
+
+    def __init__(self, run_dir: Path, uri: str, experiment: str, warn: Callable[[str], None], *, interval: float = 2.0) -> None:
+        self._run_dir, self._uri, self._experiment, self._warn, self._interval = run_dir, uri, experiment, warn, interval
+        self._wake, self._closing, self._warned = threading.Event(), threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._sent, self._away = False, False
+        if uri != "none":
+            # Here and not in the thread: changing the environment while other threads read it is not safe.
+            quiet_mlflow()
+
+    def notify(self) -> None:
+        """Say that the folder has something new. Returns at once, whatever the server does."""
+        if self._uri == "none":
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="fedpriv-tracking", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def finish(self, timeout: float = 60.0) -> bool:
+        """Send the rest, for at most ``timeout`` seconds; call it once the folder has its final status.
+
+        A server that was away the last time gets a sixth of that.
+
+        Returns:
+            Whether MLflow now has everything (``True`` also with tracking off).
+        """
+        if self._uri == "none":
+            return True
+        self._closing.set()
+        self.notify()
+        assert self._thread is not None
+        self._thread.join(timeout / 6 if self._away else timeout)
+        if self._thread.is_alive():
+            self._complain(f"tracking at {shown(self._uri)} has not taken everything in time")
+            return False
+        return self._sent
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            last = self._closing.is_set()  # read before sending: what was written before finish() is then surely sent
+            try:
+                sync(self._run_dir, self._uri, self._experiment)
+                self._sent, self._away = True, False
+            except Exception as error:  # whatever goes wrong with the copy, the run goes on
+                self._sent, self._away = False, isinstance(error, ServerAway)
+                name = "" if isinstance(error, FedprivError) else f"tracking failed: {type(error).__name__}: "
+                self._complain(f"{name}{error}")
+            if last:
+                return
+            self._closing.wait(self._interval)
+
+    def _complain(self, what: str) -> None:
+        # The lock is taken once and never given back: whoever gets it speaks, and nobody speaks twice.
+        if self._warned.acquire(blocking=False):
+            self._warn(f"{what}; the run goes on, records are kept; `fedpriv sync {self._run_dir}` sends them")

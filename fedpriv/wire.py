@@ -1,0 +1,190 @@
+"""What crosses the wire: payloads, sealed as the bytes that a transport would carry.
+
+A :class:`Payload` is what a method hands over; transforms (defences, compression) turn it into another one, in the order
+of the config; :func:`seal` makes it bytes. The server, the byte meter and the attacker all get the same :class:`Sealed`
+object and nothing else. A tensor that a transform removed is absent: not in the bytes, not zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Protocol
+
+import safetensors
+import torch
+from safetensors import TensorSpec
+from torch import Tensor
+
+Kind = Literal["weights", "delta", "gradient"]
+Direction = Literal["down", "up"]
+
+STATISTIC = "statistic."
+"""Prefix of tensors that are neither weights nor gradients: class centres, masks, counts."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A draft of a message.
+
+    Attributes:
+        tensors: by name; model tensors have their parameter's name, others the prefix ``statistic.``.
+        round: the round it belongs to (0: the broadcast of the initial model).
+        client: the client it comes from or goes to; ``None``: the same to every client.
+        kind: what the model tensors are.
+        num_examples: the client's number of training samples, if the method reveals it.
+        transforms: what the tensors went through, in order.
+    """
+
+    tensors: Mapping[str, Tensor]
+    round: int
+    client: int | None = None
+    kind: Kind = "weights"
+    num_examples: int | None = None
+    transforms: tuple[str, ...] = ()
+
+    def with_tensors(self, tensors: Mapping[str, Tensor], transform: str) -> Payload:
+        """A copy with other tensors, noting the transform that made them."""
+        return replace(self, tensors=tensors, transforms=(*self.transforms, transform))
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A message as it crosses the wire: safetensors bytes, facts in the header. Immutable.
+
+    Attributes:
+        data: the bytes.
+        facts: round, client, kind, num_examples and transforms, as the header says them.
+    """
+
+    data: bytes = field(repr=False)
+    round: int
+    client: int | None
+    kind: Kind
+    num_examples: int | None
+    transforms: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What a transport carries, in bytes: header, facts and tensors."""
+        return len(self.data)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A fresh copy of the tensors; changing it changes nothing that was sent."""
+        return {name: _tensor(view) for name, view in safetensors.deserialize(self.data)}
+
+    @cached_property
+    def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every tensor that left the sender."""
+        return {name: (view["dtype"], tuple(view["shape"])) for name, view in safetensors.deserialize(self.data)}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+_DTYPES = {
+    torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
+    torch.bool: "bool",
+}  # fmt: skip
+_CODES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def _tensor(view: Mapping[str, object]) -> Tensor:
+    dtype, shape, data = _CODES[view["dtype"]], view["shape"], view["data"]  # type: ignore[index]
+    if not data:
+        return torch.empty(shape, dtype=dtype)  # type: ignore[call-overload, no-any-return]
+    return torch.frombuffer(data, dtype=dtype).view(shape)  # type: ignore[call-overload, no-any-return]
+
+
+def seal(payload: Payload) -> Sealed:
+    """Make the payload bytes.
+
+    The tensors' memory is handed to safetensors directly: its torch front end checks for tensors that share memory, which
+    takes longer than writing a small net, and here sharing is the point (the tensors are views of one row).
+    """
+    facts = {"round": payload.round, "client": payload.client, "kind": payload.kind}
+    facts |= {"num_examples": payload.num_examples, "transforms": payload.transforms}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in payload.tensors.items()}
+    specs = {
+        name: TensorSpec(dtype=_DTYPES[t.dtype], shape=t.shape, data_ptr=t.data_ptr(), data_len=t.nbytes)
+        for name, t in tensors.items()
+    }
+    data = bytes(safetensors.serialize(specs, {"fedpriv": json.dumps(facts)}))
+    return Sealed(data, payload.round, payload.client, payload.kind, payload.num_examples, payload.transforms)
+
+
+@dataclass(frozen=True)
+class TransformContext:
+    """What a transform may use besides the payload.
+
+    Attributes:
+        received: what the client was sent this round (the reference of a delta).
+        layers: the net's parameter names in forward order, so that "the last N" has a meaning.
+        generator: a fresh generator for this client, round and transform.
+    """
+
+    received: Mapping[str, Tensor]
+    layers: Sequence[str]
+    generator: torch.Generator
+
+
+class Transform(Protocol):
+    """A step between a client and the wire; ``str(transform)`` is written into the payload's history."""
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...
+
+
+Tap = Callable[[Direction, Sealed], None]
+"""Sees every sealed payload, in both directions."""
+
+
+class ByteMeter:
+    """Counts the bytes of a round in both directions."""
+
+    def __init__(self) -> None:
+        self.down = 0
+        self.up = 0
+
+    def __call__(self, direction: Direction, payload: Sealed) -> None:
+        if direction == "down":
+            self.down += payload.nbytes
+        else:
+            self.up += payload.nbytes
+
+    def read(self) -> tuple[int, int]:
+        """Bytes (up, down) since the last reading."""
+        counted = (self.up, self.down)
+        self.up = self.down = 0
+        return counted
+
+
+class Wire:
+    """Carries payloads: transforms uploads, seals, shows every tap what crossed."""
+
+    def __init__(self, transforms: Sequence[Transform] = (), taps: Sequence[Tap] = ()) -> None:
+        self.transforms = tuple(transforms)
+        self.taps = list(taps)
+
+    def upload(self, payload: Payload, contexts: Callable[[int], TransformContext]) -> Sealed:
+        """Client -> server. ``contexts(i)`` makes the context of the i-th transform."""
+        for index, transform in enumerate(self.transforms):
+            payload = transform(payload, contexts(index))
+        return self._carry("up", seal(payload))
+
+    def download(self, payload: Payload | Sealed) -> Sealed:
+        """Server -> client; what is sent to several clients is sealed once and carried (and counted) each time."""
+        return self._carry("down", payload if isinstance(payload, Sealed) else seal(payload))
+
+    def _carry(self, direction: Direction, sealed: Sealed) -> Sealed:
+        for tap in self.taps:
+            tap(direction, sealed)
+        return sealed

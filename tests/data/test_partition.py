@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.config import DataConfig
+from fedpriv.data.partition import PARTITIONS, Partition, make_partition
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+
+SHUFFLE = np.random.default_rng(0)
+TRAIN = SHUFFLE.permutation(np.repeat(np.arange(10), 600))
+TEST = SHUFFLE.permutation(np.repeat(np.arange(10), 100))
+CIFAR = SHUFFLE.permutation(np.repeat(np.arange(10), 5000))
+CIFAR_TEST = SHUFFLE.permutation(np.repeat(np.arange(10), 1000))
+CIFAR100 = np.repeat(np.arange(100), 500)
+CIFAR100_TEST = np.repeat(np.arange(100), 100)
+
+
+def deal(
+    name: str, clients: int, *, train: Any = TRAIN, tests: Any = TEST, seed: int = 0, validation: float = 0.0, **options: Any
+) -> Partition:
+    config = DataConfig.model_validate(
+        {"clients": clients, "validation_fraction": validation, "partition": {"name": name, **options}}
+    )
+    return make_partition(train, tests, int(train.max()) + 1, config, seed)
+
+
+def disjoint(lists: list[np.ndarray]) -> bool:
+    flat = np.concatenate(lists)
+    return len(np.unique(flat)) == len(flat)
+
+
+SHARED = {"class_dir_min1"}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition(name: str) -> None:
+    first, again, other = (deal(name, 20, seed=seed, test="disjoint") for seed in (0, 0, 1))
+    assert first.clients == 20
+    assert first.hash() == again.hash() != other.hash()
+    assert all(array.dtype == np.int64 and (np.diff(array) >= 0).all() for array in first.train + first.test)
+    assert disjoint(first.train) or name in SHARED
+    if name != "lognormal":  # whose test images are out of the training split
+        assert disjoint(first.test) and first.test_split == "test" and first.test_weights is None
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"hsu_client", "lognormal", "class_dir_min1"}))
+def test_nothing_is_lost(name: str) -> None:
+    partition = deal(name, 20, test="disjoint")
+    assert sum(map(len, partition.train)) == len(TRAIN)
+    assert sum(map(len, partition.test)) == len(TEST)
+
+
+@pytest.mark.parametrize("name", ["classes", "class_dir", "hsu_client", "iid"])
+def test_test_shares_follow_the_training_proportions(name: str) -> None:
+    partition = deal(name, 10, train=CIFAR, tests=CIFAR_TEST, alpha=0.5, test="disjoint")
+    held = partition.counts(CIFAR, 10)
+    tested = partition.counts(CIFAR_TEST, 10, "test")
+    dealt = held / held.sum(axis=0) * 1000
+    assert np.abs(tested - dealt).max() < 1
+
+
+@pytest.mark.parametrize(("clients", "per_client"), [(50, 2), (100, 2), (100, 5), (1000, 2)])
+def test_classes_cifar10(clients: int, per_client: int) -> None:
+    partition = deal("classes", clients, train=CIFAR, tests=CIFAR_TEST, classes_per_client=per_client, test="disjoint")
+    assert {len(indices) for indices in partition.train} == {50000 // clients}
+    assert {len(indices) for indices in partition.test} == {10000 // clients}
+    held, tested = partition.counts(CIFAR, 10) > 0, partition.counts(CIFAR_TEST, 10, "test") > 0
+    assert (held.sum(axis=1) == per_client).all()
+    assert (held == tested).all()
+
+
+@pytest.mark.parametrize(("clients", "per_client"), [(100, 5), (100, 20), (100, 99), (20, 100)])
+def test_classes_cifar100(clients: int, per_client: int) -> None:
+    partition = deal("classes", clients, train=CIFAR100, tests=CIFAR100_TEST, classes_per_client=per_client)
+    assert ((partition.counts(CIFAR100, 100) > 0).sum(axis=1) == per_client).all()
+    if per_client < 99:
+        assert {len(indices) for indices in partition.train} == {500}
+
+
+@pytest.mark.parametrize("per_client", range(1, 11))
+def test_classes_distinct_whatever_their_number(per_client: int) -> None:
+    for seed in range(5):
+        partition = deal("classes", 10, seed=seed, classes_per_client=per_client)
+        assert ((partition.counts(TRAIN, 10) > 0).sum(axis=1) == per_client).all()
+
+
+def test_classes_as_published_deals_a_class_twice() -> None:
+    """Method card MpFedcon 1.10: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
+    two, five = (
+        np.concatenate(
+            [
+                (deal("classes", 100, seed=seed, classes_per_client=s, distinct=False).counts(TRAIN, 10) > 0).sum(axis=1)
+                for seed in range(30)
+            ]
+        )
+        for s in (2, 5)
+    )
+    assert abs((two == 1).mean() - 0.095) < 0.02
+    assert abs((five == 5).mean() - 0.30) < 0.05 and abs(five.mean() - 4.1) < 0.1
+
+
+def test_all_test_images_of_the_classes_weighted() -> None:
+    partition = deal("classes", 100, distinct=False)  # ten test images a client: too few, so that auto takes all of the class
+    assert partition.test_weights is not None
+    proportions = partition.counts(TRAIN, 10) / 60
+    for client, (indices, weights) in enumerate(zip(partition.test, partition.test_weights, strict=True)):
+        assert len(indices) == 100 * (proportions[client] > 0).sum()
+        assert np.allclose(np.bincount(TEST[indices], weights, minlength=10), proportions[client], atol=1e-6)
+
+
+def test_auto_takes_shares_from_twenty_images_on() -> None:
+    assert deal("iid", 50).test_weights is None
+    assert deal("iid", 51).test_weights is not None
+    assert deal("iid", 51, test="disjoint").test_weights is None
+    assert deal("iid", 5, test="all_of_class").test_weights is not None
+
+
+def test_all_of_class_leaves_out_classes_without_test_images() -> None:
+    config = DataConfig.model_validate({"clients": 4, "partition": {"name": "iid", "test": "all_of_class"}})
+    partition = make_partition(TRAIN, TEST[TEST != 3], 10, config, 0)
+    assert partition.test_weights is not None
+    assert all(abs(weights.sum() - 1) < 1e-5 for weights in partition.test_weights)
+
+
+def test_validation_comes_out_of_the_training_data_and_changes_nothing_else() -> None:
+    whole, carved = deal("class_dir", 20), deal("class_dir", 20, validation=0.1)
+    for all_of_it, train, held in zip(whole.train, carved.train, carved.validation, strict=True):
+        assert len(held) == round(0.1 * len(all_of_it))
+        assert np.array_equal(np.sort(np.concatenate([train, held])), all_of_it)
+    assert all(np.array_equal(a, b) for a, b in zip(whole.test, carved.test, strict=True))
+    assert whole.hash() != carved.hash()
+
+
+def test_validation_leaves_a_training_sample() -> None:
+    partition = deal("iid", 3000, validation=0.9)
+    assert {len(indices) for indices in partition.train} == {1}
+
+
+def test_dirichlet_retries_and_gives_up() -> None:
+    assert min(len(indices) for indices in deal("dirichlet", 10, alpha=0.5, min_samples=50).train) >= 50
+    with pytest.raises(UsageError, match="min_samples"):
+        deal("class_dir", 100, alpha=0.01, min_samples=10)
+    assert any(not len(indices) for indices in deal("class_dir", 100, alpha=0.01).train)
+
+
+def test_dirichlet_capacity() -> None:
+    largest = [max(map(len, deal("class_dir", 10, alpha=0.1, capacity=capacity).train)) for capacity in (True, False)]
+    assert largest[0] <= 600 + 600 < largest[1]  # at most one more class once at the even share
+
+
+def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
+    with pytest.raises(UsageError, match="capacity"):
+        for seed in range(200):
+            deal("class_dir", 2, alpha=0.001, seed=seed)
+
+
+def test_class_dir_min1_as_released() -> None:
+    """FedDUAL 2.2 (alpha 0.01, 100 clients): everybody holds every class, many hold ten images, one each."""
+    partition = deal("class_dir_min1", 100, train=CIFAR, tests=CIFAR_TEST, alpha=0.01)
+    assert (partition.counts(CIFAR, 10) >= 1).all()
+    sizes = np.array([len(indices) for indices in partition.train])
+    assert 25 <= (sizes == 10).sum() <= 60
+    assert not disjoint(partition.train)
+    assert all(len(np.unique(indices)) == len(indices) for indices in partition.train)
+
+
+def test_hsu_client_equal_sizes_and_skew() -> None:
+    hard, easy = (deal("hsu_client", 100, train=CIFAR, tests=CIFAR_TEST, alpha=alpha) for alpha in (0.01, 1000.0))
+    assert {len(indices) for indices in hard.train + easy.train} == {500}
+    assert (hard.counts(CIFAR, 10).max(axis=1) > 450).mean() > 0.85
+    assert np.quantile(easy.counts(CIFAR, 10).max(axis=1), 0.95) < 90  # the last served take what is left
+
+
+def test_shards() -> None:
+    partition = deal("shards", 100, shards_per_client=2)
+    assert {len(indices) for indices in partition.train} == {60}
+    assert (partition.counts(TRAIN, 10) > 0).sum(axis=1).max() <= 2
+    assert {len(indices) for indices in deal("shards", 7).train} == {2 * (6000 // 14)}
+
+
+def test_one_class() -> None:
+    held = deal("one_class", 25).counts(TRAIN, 10) > 0
+    assert (held.argmax(axis=1) == np.arange(25) % 10).all() and (held.sum(axis=1) == 1).all()
+
+
+@pytest.fixture(scope="module")
+def letters() -> np.ndarray:
+    return np.random.default_rng(1).permutation(np.repeat(np.arange(10), 3000))
+
+
+def test_lognormal(letters: np.ndarray) -> None:
+    partition = deal("lognormal", 150, train=letters, classes_per_client=3)
+    together = [np.concatenate(parts) for parts in zip(partition.train, partition.test, strict=True)]
+    sizes = np.array([len(indices) for indices in together])
+    assert disjoint(together) and partition.test_split == "train"
+    assert sizes.min() >= 50 and 120 < sizes.mean() < 160
+    assert all(len(test) == len(both) - round(0.9 * len(both)) for test, both in zip(partition.test, together, strict=True))
+    held = partition.counts(letters, 10) > 0
+    assert (held == (np.subtract.outer(-np.arange(150), -np.arange(10)) % 10 < 3)).all()
+
+
+def test_lognormal_shrinks_a_short_class_in_proportion(letters: np.ndarray) -> None:
+    short = letters[~((letters == 4) & (np.cumsum(letters == 4) > 600))]
+    full, shrunk = (
+        (p := deal("lognormal", 150, train=labels, classes_per_client=3)).counts(labels, 10) + p.counts(labels, 10, "test")
+        for labels in (letters, short)
+    )
+    others = np.arange(10) != 4
+    assert (full[:, others] == shrunk[:, others]).all()
+    holders = full[:, 4] > 0
+    factor = 600 / full[:, 4].sum()
+    assert np.abs(shrunk[holders, 4] - factor * full[holders, 4]).max() <= 1 and shrunk[:, 4].sum() <= 600
+
+
+def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
+    """Method card MpFedcon, fact 2: few distinct images, and almost all test images are in another client's training set."""
+    partition = deal("lognormal", 150, train=letters, classes_per_client=3, reuse=True)
+    together = np.concatenate(partition.train + partition.test)
+    assert len(np.unique(together)) < 0.15 * len(together)
+    leaked = []
+    for client, test in enumerate(partition.test):
+        others = np.concatenate([train for other, train in enumerate(partition.train) if other != client])
+        leaked.append(np.isin(test, others).mean())
+    assert np.mean(leaked) > 0.95
+    assert partition.hash() != deal("lognormal", 150, train=letters, classes_per_client=3).hash()
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "options", "says"),
+    [
+        ("classes", 20, {"classes_per_client": 11}, "has 10"),
+        ("classes", 3, {}, "multiple of 10"),
+        ("classes", 2, {"classes_per_client": 1}, "equal shards"),
+        ("classes", 10000, {}, "shards"),
+        ("iid", 6001, {}, "only 6000 training samples"),
+        ("class_dir", 6001, {}, "only 6000 training samples"),
+        ("hsu_client", 6001, {}, "only 6000 training samples"),
+        ("shards", 4000, {}, "only 6000 training samples"),
+        ("one_class", 9, {}, "10 classes"),
+        ("one_class", 6001, {}, "too few"),
+        ("lognormal", 20, {"classes_per_client": 11}, "has 10"),
+    ],
+)
+def test_what_cannot_be_dealt_is_said_in_one_line(name: str, clients: int, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        deal(name, clients, **options)
+    assert "\n" not in str(error.value) and str(error.value).startswith(name)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'dirichlet'"):
+        deal("dirichelt", 10)
+
+
+def test_the_partition_has_its_own_seed() -> None:
+    assert deal("iid", 10, seed=3).hash() != deal("iid", 10, seed=4).hash()
+    fixed = DataConfig.model_validate({"clients": 10, "partition": {"name": "iid", "seed": 3}})
+    assert make_partition(TRAIN, TEST, 10, fixed, 4).hash() == deal("iid", 10, seed=3).hash()
+
+
+@pytest.mark.parametrize("options", [{"test": "disjoint"}, {"test": "all_of_class"}])
+def test_file_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
+    partition = deal("class_dir", 30, alpha=0.05, validation=0.2, **options)
+    partition.save(tmp_path / "partition.safetensors")
+    back = Partition.load(tmp_path / "partition.safetensors")
+    assert back.hash() == partition.hash() and back.clients == 30
+    assert (back.test_weights is None) == (partition.test_weights is None)
+    for mine, theirs in zip(partition.test_weights or [], back.test_weights or [], strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "partition.safetensors"
+    deal("iid", 10).save(path)
+    whole = path.read_bytes()
+    for damaged in (whole[:100], b"", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
+        path.write_bytes(damaged)
+        with pytest.raises(FedprivError, match="partition.safetensors"):
+            Partition.load(path)
+    with pytest.raises(FedprivError, match=r"none\.safetensors"):
+        Partition.load(tmp_path / "none.safetensors")

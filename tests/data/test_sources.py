@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from image_files import encoded, pixels, write_folder, write_parquet
+
+from fedpriv.data import decoding, sources, tables
+from fedpriv.data.sources import Dataset, Source, load_dataset, load_labels
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+
+LABELS = [0, 1, 2] * 10
+
+
+def as_tensor(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2).copy())
+
+
+def test_digits() -> None:
+    digits = load_dataset("digits")
+    assert digits.input_shape == (1, 8, 8) and digits.classes == tuple("0123456789")
+    assert len(digits.train_labels) + len(digits.test_labels) == 1797
+    assert digits.train_images.dtype == torch.uint8 and int(digits.train_images.max()) == 255
+    assert set(digits.train_images.unique().tolist()) <= {round(v * 255 / 16) for v in range(17)}
+    share = torch.bincount(digits.test_labels) / (torch.bincount(digits.test_labels) + torch.bincount(digits.train_labels))
+    assert (share - 0.2).abs().max() < 0.005
+    again = load_dataset("digits")
+    assert torch.equal(digits.train_images, again.train_images) and torch.equal(digits.test_labels, again.test_labels)
+
+
+def cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    train, test = pixels(30, 32, 32, 3), pixels(10, 32, 32, 3, seed=1)
+    names = [f"c{i}" for i in range(10)]
+    write_parquet(folder / "cifar10" / "train.parquet", train, [i % 10 for i in range(30)], "img", names=names)
+    write_parquet(folder / "cifar10" / "test.parquet", test, list(range(10)), "img", names=names)
+    return train, test
+
+
+def test_named_data_set_from_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = cifar10(tmp_path)
+    loaded = load_dataset("cifar10", tmp_path)
+    assert torch.equal(loaded.train_images, as_tensor(train)) and torch.equal(loaded.test_images, as_tensor(test))
+    assert loaded.train_labels.tolist() == [i % 10 for i in range(30)] and loaded.train_labels.dtype == torch.int64
+    assert loaded.classes[3] == "c3" and loaded.default_model == "cnn10" and loaded.mean == (0.485, 0.456, 0.406)
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path))
+    assert torch.equal(load_dataset("cifar10").train_images, loaded.train_images)
+
+
+def test_cifar100_reads_the_fine_labels(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(100)]
+    for split in ("train", "test"):
+        file = tmp_path / "cifar100" / f"{split}.parquet"
+        write_parquet(file, pixels(5, 32, 32, 3), [0, 1, 2, 3, 99], "img", "fine_label", names)
+    assert load_dataset("cifar100", tmp_path).test_labels.tolist() == [0, 1, 2, 3, 99]
+
+
+def test_femnist_keeps_lower_case_a_to_j(tmp_path: Path) -> None:
+    names = [*map(str, range(10)), *(chr(ord("A") + i) for i in range(26)), *(chr(ord("a") + i) for i in range(26))]
+    labels = [label for label in range(62) for _ in range(10)]
+    images = pixels(620, 28, 28)
+    write_parquet(tmp_path / "femnist" / "train.parquet", images, labels, "image", "character", names)
+    loaded = load_dataset("femnist", tmp_path)
+    assert loaded.classes == tuple("abcdefghij") and loaded.input_shape == (1, 28, 28)
+    assert torch.bincount(loaded.train_labels).tolist() == [9] * 10 and torch.bincount(loaded.test_labels).tolist() == [1] * 10
+    first_a = names.index("a") * 10
+    of_a = torch.cat([loaded.train_images[loaded.train_labels == 0], loaded.test_images[loaded.test_labels == 0]])
+    assert {image.numpy().tobytes() for image in of_a} == {image.tobytes() for image in images[first_a : first_a + 10]}
+
+
+def test_tiny_imagenet_tests_on_its_validation_split(tmp_path: Path) -> None:
+    for split, count in (("train", 9), ("valid", 3)):
+        write_parquet(tmp_path / "tiny_imagenet" / f"{split}.parquet", pixels(count, 64, 64, 3), LABELS[:count])
+    loaded = load_dataset("tiny_imagenet", tmp_path)
+    assert (len(loaded.train_images), len(loaded.test_images)) == (9, 3) and loaded.default_model == "resnet18"
+
+
+def test_labels_are_read_without_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar10(tmp_path)
+    monkeypatch.setattr(decoding, "decode", lambda *_: pytest.fail("decoded"))
+    opened = load_labels("cifar10", tmp_path)
+    assert opened.train_labels.tolist() == [i % 10 for i in range(30)] and len(opened.classes) == 10
+
+
+@pytest.mark.parametrize("grey", [True, False])
+def test_image_folder(tmp_path: Path, grey: bool) -> None:
+    images = pixels(30, 12, 10) if grey else pixels(30, 12, 10, 3)
+    write_folder(tmp_path / "photos" / "train", images, LABELS)
+    write_folder(tmp_path / "photos" / "test", images[:6], LABELS[:6])
+    (tmp_path / "photos" / "train" / "notes.txt").write_text("not an image")
+    loaded = load_dataset(str(tmp_path / "photos"))
+    assert loaded.classes == ("cat", "dog", "owl") and loaded.input_shape == (1 if grey else 3, 12, 10)
+    assert loaded.name == str(tmp_path / "photos")
+    order = sorted(range(30), key=lambda place: (LABELS[place], place))
+    assert torch.equal(loaded.train_images, as_tensor(images[order]))
+    assert loaded.mean[0] == pytest.approx(images[..., 0].mean() / 255 if not grey else images.mean() / 255, abs=1e-4)
+    assert loaded.default_model == ("mlp_lineage" if grey else "resnet18")
+
+
+def test_grey_among_colour_becomes_colour(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", [*pixels(5, 8, 8), *pixels(5, 8, 8, 3)], LABELS[:10])
+    write_folder(tmp_path / "test", pixels(3, 8, 8), LABELS[:3])
+    loaded = load_dataset(str(tmp_path))
+    assert loaded.input_shape == (3, 8, 8) and loaded.test_images.shape[1] == 3
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "folder of files"])
+def test_one_split_is_divided_for_good(tmp_path: Path, form: str) -> None:
+    images, path = pixels(30, 8, 8), tmp_path / "shapes"
+    if form == "folder":
+        write_folder(path, images, LABELS)
+    elif form == "file":
+        write_parquet(path := tmp_path / "shapes.parquet", images, LABELS)
+    else:
+        write_parquet(path / "a.parquet", images[:15], LABELS[:15])
+        write_parquet(path / "b.parquet", images[15:], LABELS[15:])
+    first, second = load_dataset(str(path)), load_dataset(str(path))
+    assert torch.bincount(first.train_labels).tolist() == [8] * 3 and torch.bincount(first.test_labels).tolist() == [2] * 3
+    assert torch.equal(first.test_images, second.test_images)
+    seen = {image.numpy().tobytes() for image in torch.cat([first.train_images, first.test_images])}
+    assert seen == {image.tobytes() for image in images}
+
+
+def plain_parquet(path: Path, **columns: list[object]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_parquet_without_hugging_face_types(tmp_path: Path) -> None:
+    images = [encoded(image) for image in pixels(10, 8, 8)]
+    numbers = load_dataset(str(plain_parquet(tmp_path / "a.parquet", picture=images, target=[0, 2] * 5)))
+    assert numbers.classes == ("0", "1", "2") and set(numbers.train_labels.tolist()) == {0, 2}
+    words = load_dataset(str(plain_parquet(tmp_path / "b.parquet", image=images, label=["no", "yes"] * 5)))
+    assert words.classes == ("no", "yes")
+    with pytest.raises(UsageError, match=r"no label column .* image \(binary\), species \(string\)"):
+        load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, species=["x"] * 10)))
+    with pytest.raises(UsageError, match="no image column"):
+        load_dataset(str(plain_parquet(tmp_path / "d.parquet", text=["x"], label=[1])))
+
+
+def test_images_of_different_sizes_name_the_first_offender(tmp_path: Path) -> None:
+    write_folder(tmp_path, [*pixels(29, 8, 8), *pixels(1, 8, 9)], LABELS)
+    with pytest.raises(UsageError, match=r"029\.png is 9 x 8, the images before it 8 x 8"):
+        load_dataset(str(tmp_path))
+
+
+def test_deep_images_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, list(pixels(30, 8, 8).astype(np.uint16) * 256), LABELS)
+    with pytest.raises(UsageError, match="more than 8 bits"):
+        load_dataset(str(tmp_path))
+
+
+def test_broken_image_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, pixels(30, 8, 8), LABELS)
+    broken = tmp_path / "dog" / "001.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(FedprivError, match=r"cannot decode .*dog/001\.png"):
+        load_dataset(str(tmp_path))
+    broken.write_bytes(b"nothing")
+    with pytest.raises(FedprivError, match=r"cannot decode .*dog/001\.png"):
+        load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_truncated_parquet_is_named(tmp_path: Path, share: float) -> None:
+    cifar10(tmp_path)
+    file = tmp_path / "cifar10" / "train.parquet"
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(FedprivError, match=r"cifar10/train\.parquet is not a whole parquet file") as error:
+        load_dataset("cifar10", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_damage_inside_a_parquet_is_named(tmp_path: Path) -> None:
+    cifar10(tmp_path)
+    file = tmp_path / "cifar10" / "train.parquet"
+    content = bytearray(file.read_bytes())
+    content[1000:60000] = bytes(59000)
+    file.write_bytes(content)
+    with pytest.raises(FedprivError, match=r"cifar10/train\.parquet"):
+        load_dataset("cifar10", tmp_path)
+    assert not list((tmp_path / "cache").rglob("*"))
+
+
+def test_label_out_of_range(tmp_path: Path) -> None:
+    cifar10(tmp_path)
+    file = tmp_path / "cifar10" / "test.parquet"
+    table = pq.read_table(file)
+    spoilt = table.set_column(1, table.schema.field("label"), pa.array([0, 1, 12, 3, 4, 5, 6, 7, 8, 9]))
+    pq.write_table(spoilt.replace_schema_metadata(table.schema.metadata), file)
+    with pytest.raises(FedprivError, match=r"test\.parquet: label 12 in row 2 .* none of the 10 classes"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_strange_labels(tmp_path: Path) -> None:
+    images = [encoded(image) for image in pixels(4, 8, 8)]
+    with pytest.raises(FedprivError, match="1 rows without a label"):
+        load_dataset(str(plain_parquet(tmp_path / "a.parquet", image=images, label=[0, 1, None, 1])))
+    with pytest.raises(UsageError, match="label 70000 .* too high"):
+        load_dataset(str(plain_parquet(tmp_path / "b.parquet", image=images, label=[0, 1, 70000, 1])))
+    with pytest.raises(FedprivError, match="label -1 in row 1"):
+        load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, label=[0, -1, 1, 1])))
+
+
+def test_wrong_columns_and_missing_split(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "cifar10" / "train.parquet", pixels(3, 32, 32, 3), [0, 1, 2])
+    with pytest.raises(UsageError, match=r"holds no test\.parquet"):
+        load_dataset("cifar10", tmp_path)
+    write_parquet(tmp_path / "cifar10" / "test.parquet", pixels(3, 32, 32, 3), [0, 1, 2])
+    with pytest.raises(UsageError, match=r"no column 'img'; its columns are: image, label"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_offline_and_absent_says_both_ways_out(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        start = time.monotonic()
+        with pytest.raises(UsageError) as error:
+            load_dataset("cifar100", folder)
+        message = str(error.value)
+        assert "--data-dir" in message and "FEDPRIV_DATA" in message and "connect to the hub once" in message
+        assert "cifar100/{train,test}.parquet" in message and "\n" not in message
+        assert time.monotonic() - start < 20  # the hub's own client would go on trying for longer
+
+
+def test_hub_mode_is_left_as_it_was() -> None:
+    import datasets
+    import huggingface_hub.constants as hub
+
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
+    with tables._hub_mode():
+        assert datasets.config.HF_HUB_OFFLINE and hub.HF_HUB_OFFLINE
+    assert (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE) == before
+
+
+def test_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's answer is played by a local copy; everything after `datasets.load_dataset` is real."""
+    import datasets
+
+    train, _ = cifar10(tmp_path)
+    files = {split: str(tmp_path / "cifar10" / f"{split}.parquet") for split in ("train", "test")}
+    real = datasets.load_dataset
+    asked = []
+
+    def from_hub(hub_id: str, split: str) -> datasets.Dataset:
+        asked.append((hub_id, split))
+        return real("parquet", data_files=files, split=split, cache_dir=str(tmp_path / "arrow"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    assert torch.equal(load_dataset("cifar10").train_images, as_tensor(train))
+    assert asked == [("uoft-cs/cifar10", "train"), ("uoft-cs/cifar10", "test")]
+
+
+def test_names_and_paths_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'cifar10'"):
+        load_dataset("cifar1o")
+    for path in (tmp_path / "nowhere", Path("nowhere.parquet")):
+        with pytest.raises(UsageError, match="no file or folder .*nowhere"):
+            load_dataset(str(path))
+    with pytest.raises(UsageError, match="data folder .*nowhere is not there"):
+        load_dataset("cifar10", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no parquet file and no image folder"):
+        load_dataset(str(tmp_path / "empty"))
+
+
+def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    real = decoding.decode
+    monkeypatch.setattr(decoding, "decode", lambda table, *rest: calls.append(table.origin) or real(table, *rest))
+    return calls
+
+
+def test_decoded_images_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, _ = cifar10(tmp_path)
+    calls = count_decodes(monkeypatch)
+    for _ in range(2):
+        assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(train))
+    assert len(calls) == 2  # training and test, once
+    (cached,) = (tmp_path / "cache" / "fedpriv").iterdir()
+
+    content = cached.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", content[:-1] + bytes([content[-1] ^ 1])):
+        cached.write_bytes(damaged)
+        calls.clear()
+        assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(train))
+        assert len(calls) == 2 and cached.read_bytes() == content
+
+    calls.clear()
+    changed = pixels(30, 32, 32, 3, seed=9)
+    write_parquet(tmp_path / "cifar10" / "train.parquet", changed, [0] * 30, "img", names=[f"c{i}" for i in range(10)])
+    assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(changed)) and len(calls) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, _ = cifar10(tmp_path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="not kept"):
+        assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(train))
+
+
+def test_a_half_written_cache_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.torch
+
+    def interrupted(tensors: object, path: str, *_: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    cifar10(tmp_path)
+    monkeypatch.setattr(safetensors.torch, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_dataset("cifar10", tmp_path)
+    assert not list((tmp_path / "cache" / "fedpriv").iterdir())
+
+
+def test_third_party_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "theirs"
+
+        def load(self) -> Source:
+            return Source("theirs", "a test", sources.sources()["digits"].open)
+
+    monkeypatch.setattr(sources, "entry_points", lambda group: [Point()] if group == "fedpriv.data" else [])
+    loaded = load_dataset("theirs")
+    assert isinstance(loaded, Dataset) and loaded.name == "theirs" and loaded.default_model == "mlp_lineage"
+    assert 0 < loaded.mean[0] < 1 and 0 < loaded.std[0] < 1

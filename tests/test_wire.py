@@ -1,0 +1,94 @@
+"""The wire is real: bytes, order of transforms, both directions, and nothing that was masked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedpriv.defenses import build_transforms
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.wire import ByteMeter, Payload, Sealed, TransformContext, Wire, seal
+
+
+def draft(**facts: object) -> Payload:
+    tensors = {"encoder.fc.weight": torch.randn(3, 2), "encoder.fc.bias": torch.randn(3), "head.weight": torch.randn(2, 3)}
+    return Payload({**tensors, "statistic.classes": torch.tensor([1, 4], dtype=torch.int16)}, round=3, client=7, **facts)  # type: ignore[arg-type]
+
+
+def context(_: int = 0) -> TransformContext:
+    return TransformContext({}, (), torch.Generator())
+
+
+def test_sealed_bytes_are_a_safetensors_file_that_anybody_reads() -> None:
+    payload = draft(num_examples=12)
+    sealed = seal(payload)
+    read = safetensors.torch.load(sealed.data)
+    assert read.keys() == payload.tensors.keys()
+    assert all(torch.equal(read[name], payload.tensors[name]) for name in read)
+    length = int.from_bytes(sealed.data[:8], "little")
+    facts = json.loads(json.loads(sealed.data[8 : 8 + length])["__metadata__"]["fedpriv"])
+    assert facts == {"round": 3, "client": 7, "kind": "weights", "num_examples": 12, "transforms": []}
+    assert sealed.nbytes == len(safetensors.torch.save(dict(payload.tensors), {"fedpriv": json.dumps(facts)}))
+
+
+def test_a_view_of_a_row_is_sealed_as_its_own_values() -> None:
+    row = torch.arange(12.0)
+    sealed = seal(Payload({"a": row[2:8].view(2, 3), "b": row[8:]}, round=1))
+    row.zero_()
+    assert torch.equal(sealed.tensors()["a"], torch.arange(2.0, 8.0).view(2, 3))
+
+
+def test_sealed_is_immutable() -> None:
+    sealed = seal(draft())
+    digest = sealed.digest
+    sealed.tensors()["encoder.fc.weight"].zero_()
+    assert sealed.digest == digest
+    assert sealed.tensors()["encoder.fc.weight"].abs().sum() > 0
+    with pytest.raises(AttributeError):
+        sealed.data = b""  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_every_dtype_survives_and_empty_tensors_too(dtype: torch.dtype) -> None:
+    tensors = {"x": torch.tensor([[0, 1], [1, 1]]).to(dtype), "none": torch.empty(0, 4, dtype=dtype), "scalar": torch.tensor(1).to(dtype)}
+    read = seal(Payload(tensors, round=1)).tensors()
+    assert all(read[n].dtype == dtype and read[n].shape == tensors[n].shape and torch.equal(read[n], tensors[n]) for n in tensors)
+
+
+def test_transforms_run_in_the_configured_order_and_are_noted() -> None:
+    wire = Wire(build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}]))
+    sealed = wire.upload(draft(), context)
+    assert sealed.transforms == ("cast(float16)", "mask(head, *.bias)")
+    assert sealed.schema == {"encoder.fc.weight": ("F16", (3, 2)), "statistic.classes": ("I16", (2,))}
+
+
+def test_a_masked_tensor_is_absent_from_the_bytes() -> None:
+    masked = Wire(build_transforms([{"name": "mask", "roles": ["head"]}])).upload(draft(), context)
+    assert b"head.weight" not in masked.data
+    assert masked.nbytes < seal(draft()).nbytes - 2 * 3 * 4
+
+
+def test_taps_see_what_is_carried_and_the_meter_counts_each_carriage() -> None:
+    seen: list[tuple[str, Sealed]] = []
+    meter = ByteMeter()
+    wire = Wire(taps=[lambda direction, sealed: seen.append((direction, sealed)), meter])
+    down = seal(draft())
+    wire.download(down)
+    wire.download(down)
+    up = wire.upload(draft(), context)
+    assert [d for d, _ in seen] == ["down", "down", "up"]
+    assert seen[0][1] is down
+    assert meter.read() == (up.nbytes, 2 * down.nbytes)
+    assert meter.read() == (0, 0)
+
+
+def test_bad_transforms_are_named() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'mask'"):
+        build_transforms([{"name": "mak"}])
+    with pytest.raises(UnknownName, match=r"wire.transforms\[0\].*roles"):
+        build_transforms([{"name": "mask", "role": ["head"]}])
+    with pytest.raises(UsageError, match="no name"):
+        build_transforms([{"roles": ["head"]}])

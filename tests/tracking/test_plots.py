@@ -1,0 +1,48 @@
+"""The plots are drawn, also of runs that have little to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_runs import line
+from PIL import Image
+
+from fedpriv.plots import compare_curves, learning_curve, per_client_accuracy
+from fedpriv.tracking import Record
+
+
+def records(rounds: int, seed: int = 0) -> list[Record]:
+    return [line(number, seed=seed) for number in range(rounds + 1)]
+
+
+def drawn(path: Path) -> bool:
+    with Image.open(path) as image:
+        colors = image.convert("RGB").getcolors(1 << 24)
+        return image.width >= 1000 and colors is not None and len(colors) > 50
+
+
+@pytest.mark.parametrize("rounds", [-1, 0, 3, 60])
+def test_learning_curve(tmp_path: Path, rounds: int) -> None:
+    learning_curve(records(rounds), tmp_path / "plots" / "curve.png")
+    assert drawn(tmp_path / "plots" / "curve.png")
+
+
+def test_learning_curve_of_a_diverged_run(tmp_path: Path) -> None:
+    broken = records(3)
+    broken[2]["metrics"]["train_loss"], broken[3]["metrics"]["train_loss"] = float("inf"), float("nan")
+    learning_curve(broken, tmp_path / "curve.png")
+    assert drawn(tmp_path / "curve.png")
+
+
+@pytest.mark.parametrize("accuracies", [[], [None], [0.5], [0.1 * i for i in range(10)] + [None], [0.7] * 500])
+def test_per_client_accuracy(tmp_path: Path, accuracies: list[float | None]) -> None:
+    per_client_accuracy(accuracies, tmp_path / "clients.png")
+    assert drawn(tmp_path / "clients.png")
+
+
+def test_compare_curves(tmp_path: Path) -> None:
+    runs: dict[str, list[list[Record]]] = {"mpfedcon": [records(20), records(15, 1)], "fedavg": [records(10)], "new": [[]]}
+    runs |= {f"m{i}": [records(5)] for i in range(8)}
+    compare_curves(runs, tmp_path / "compare.png")
+    assert drawn(tmp_path / "compare.png")

@@ -1,0 +1,57 @@
+"""Reading run folders, and finding them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from fake_runs import append, line, make_run
+
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.tracking import best, find_run, flatten, mean, read_records, worst_tenth
+
+
+def test_records_of_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, rounds=2)
+    append(folder, line(3), torn=True)
+    assert [record["round"] for record in read_records(folder)] == [0, 1, 2]
+    append(folder, line(2, seed=9))  # sticks to the torn line, and is lost with it
+    append(folder, line(2, seed=7))
+    append(folder, line(3))
+    records = read_records(folder)
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert records[2] == line(2, seed=7)
+
+
+def test_statistics_over_clients() -> None:
+    accuracies = [None, *(number / 20 for number in range(20, 0, -1)), math.nan]
+    assert worst_tenth(accuracies) == pytest.approx((0.05 + 0.1) / 2)
+    assert best(accuracies) == 1.0
+    assert mean(accuracies) == pytest.approx(0.525)
+    assert worst_tenth([0.5, 0.9]) == 0.5
+    assert worst_tenth([None]) is best([]) is mean([]) is None
+
+
+def test_flatten_keeps_lists() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None})) == {"a.b": 1, "a.c.d": [1, 2], "e": None}
+
+
+def test_find_run(tmp_path: Path) -> None:
+    one = make_run(tmp_path, "2026-mpfedcon-s0")
+    two = make_run(tmp_path, "2026-fedavg-s0")
+    (tmp_path / "stray").mkdir()
+    assert find_run(str(one), tmp_path) == one
+    assert find_run("2026-fedavg-s0", tmp_path) == two
+    assert find_run("id-2026-fedavg-s0", tmp_path) == two
+    assert find_run("2026-m", tmp_path) == one
+    (one / "run.json").unlink()  # killed at its very start
+    assert find_run("2026-m", tmp_path) == one
+    with pytest.raises(UsageError, match="fits 2 runs"):
+        find_run("2026", tmp_path)
+    with pytest.raises(UnknownName, match="did you mean '2026-fedavg-s0'"):
+        find_run("2026-fedagv-s0", tmp_path)
+    with pytest.raises(UsageError, match="not a run folder"):
+        find_run(str(tmp_path / "stray"), tmp_path)
+    with pytest.raises(UsageError, match="fedpriv train"):
+        find_run("any", tmp_path / "empty")

@@ -1,0 +1,126 @@
+"""A live run and its background thread: never in the way, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fake_runs import append, line, make_run, set_status
+
+from fedpriv.tracking import Tracker, default_uri, read_records, sync
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server(store: Path, port: int) -> Iterator[None]:
+    """A real tracking server, ended with all its workers."""
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--port", str(port),
+               "--artifacts-destination", str(store.parent / "served"), "--workers", "1"]  # fmt: skip
+    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, stdout=quiet, stderr=quiet, start_new_session=True, env={**os.environ, **settings}, cwd=store.parent
+    )
+    try:
+        deadline = time.monotonic() + 45
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.2)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(10)
+
+
+def test_a_live_run_is_copied_while_it_runs(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=1, status="running")
+    warnings: list[str] = []
+    tracker = Tracker(folder, default_uri(runs_dir), "fedpriv", warnings.append, interval=0.01)
+    for number in range(2, 6):
+        append(folder, line(number))
+        tracker.notify()
+    set_status(folder, "interrupted")
+    assert tracker.finish()
+    assert tracker.finish()  # a second time is no harm
+    assert warnings == []
+    assert sync(folder).points == 0
+
+
+def test_off_means_off(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    tracker = Tracker(folder, "none", "fedpriv", lambda text: None)
+    tracker.notify()
+    assert tracker.finish()
+    assert not (folder / "tracking.json").exists()
+
+
+def test_a_broken_folder_does_not_stop_the_run(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    (folder / "config.yaml").write_text("- not\n- a config\n")
+    warnings: list[str] = []
+    tracker = Tracker(folder, default_uri(runs_dir), "fedpriv", warnings.append)
+    tracker.notify()
+    assert not tracker.finish()
+    assert len(warnings) == 1 and "must be a mapping" in warnings[0]
+
+
+def test_a_slow_server_does_not_hold_up_the_end(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    warnings: list[str] = []
+    with socket.socket() as silent:  # accepts and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        tracker = Tracker(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", "fedpriv", warnings.append)
+        tracker.notify()
+        assert not tracker.finish(timeout=0.5)
+    assert len(warnings) == 1 and f"fedpriv sync {folder}" in warnings[0]
+
+
+def test_server_away_then_back(runs_dir: Path) -> None:
+    from mlflow import MlflowClient
+
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    folder = make_run(runs_dir, rounds=20, status="running", uri=uri)
+    warnings: list[str] = []
+    tracker = Tracker(folder, uri, "fedpriv", warnings.append, interval=0.01)
+    for number in range(21, 24):
+        append(folder, line(number))
+        tracker.notify()
+        time.sleep(0.3)
+    set_status(folder, "failed")
+    assert not tracker.finish(timeout=20)
+    assert len(warnings) == 1
+    assert f"tracking server {uri} does not answer" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
+
+    with server(runs_dir / "mlflow.db", port):
+        report = sync(folder)
+        assert sync(folder).points == 0
+        client = MlflowClient(tracking_uri=uri)
+        assert report.mlflow_run_id is not None
+        run = client.get_run(report.mlflow_run_id)
+        assert run.info.status == "FAILED"
+        history = client.get_metric_history(report.mlflow_run_id, "accuracy/mean")
+        wanted = [record for record in read_records(folder) if "accuracy" in record["metrics"]]
+        assert [(p.step, p.timestamp, p.value) for p in history] == [
+            (record["round"], record["time_ms"], record["metrics"]["accuracy"]) for record in wanted
+        ]
+        assert len(client.get_metric_history(report.mlflow_run_id, "bytes/up")) == 24
+        assert "weights" in {item.path for item in client.list_artifacts(report.mlflow_run_id)}

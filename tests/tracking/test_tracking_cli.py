@@ -1,0 +1,122 @@
+"""``fedpriv compare``, ``fedpriv sync``, ``fedpriv ui``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fake_runs import make_run
+
+from fedpriv.cli import main
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_compare_shows_runs_and_writes_the_plot(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"mp-{seed}", seed=seed) for seed in (0, 1)]
+    runs.append(make_run(tmp_path, "avg-0", method="fedavg", level=0.6))
+    result = call("compare", *runs, "--output", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    for word in ("mpfedcon", "fedavg", "digits", "1.6 MB", "1.7 MB", "40.0 s", "worst", "over 2 runs"):
+        assert word in result.stdout
+    assert result.stderr == ""
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+def test_compare_json(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path, f"mp-{seed}", seed=seed)
+    result = call("compare", "mp-0", "mp-1", "--runs-dir", tmp_path, "--output", tmp_path / "out.png", "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
+    summary = json.loads((tmp_path / "mp-0" / "summary.json").read_text())
+    assert [run["run"] for run in found["runs"]] == ["mp-0", "mp-1"]
+    assert found["runs"][0]["accuracy"] == summary["accuracy"]
+    assert found["runs"][0]["worst_tenth"] == min(summary["accuracy_per_client"])
+    assert found["groups"][0]["accuracy_std"] > 0
+    assert found["plot"] == str(tmp_path / "out.png")
+
+
+def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
+    done = make_run(tmp_path, "done")
+    part = make_run(tmp_path, "part", dataset="cifar10", rounds=7, status="interrupted")
+    none = make_run(tmp_path, "none", method="fedavg", rounds=-1, status="running")
+    result = call("compare", done, part, none, "--output", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    assert "* part: interrupted" in result.stdout and "* none: running" in result.stdout
+    assert "7*" in result.stdout
+    assert "different data sets (cifar10, digits)" in result.stderr
+
+
+def test_compare_names_what_differs(tmp_path: Path) -> None:
+    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
+    (two / "config.yaml").write_text((two / "config.yaml").read_text().replace("mu: 5", "mu: 1"))
+    found = json.loads(call("compare", one, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
+    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu=5", "mpfedcon, mu=1"]
+
+
+def test_compare_of_an_unknown_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "known")
+    result = call("compare", "knwon", "--runs-dir", tmp_path)
+    assert result.exit_code == 2
+    assert "did you mean 'known'" in result.stderr
+
+
+def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
+    make_run(runs_dir, "a")
+    make_run(runs_dir, "b", uri="none")
+    result = call("sync", "--all", "--runs-dir", runs_dir)
+    assert result.exit_code == 0, result.output
+    assert "a: sent 13 params" in result.stdout and "b: runs without tracking" in result.stdout
+    assert "a: nothing new" in call("sync", "a", "--runs-dir", runs_dir).stdout
+    assert call("sync", "--runs-dir", runs_dir).exit_code == 2
+
+
+def test_sync_while_the_server_is_still_away(runs_dir: Path) -> None:
+    for name in ("a", "b"):
+        make_run(runs_dir, name, uri="http://127.0.0.1:9")
+    result = call("sync", "--all", "--runs-dir", runs_dir)
+    assert result.exit_code == 1
+    assert result.stderr.strip() == (
+        "fedpriv: tracking server http://127.0.0.1:9 does not answer; 2 of 2 runs not sent, their records are kept"
+    )
+
+
+def test_ui_errors(tmp_path: Path, runs_dir: Path) -> None:
+    missing = call("ui", "--runs-dir", tmp_path / "nowhere")
+    assert missing.exit_code == 2 and "no MLflow store" in missing.stderr
+    remote = call("ui", "--tracking-uri", "http://server:5000")
+    assert remote.exit_code == 2 and "already" in remote.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        busy = call("ui", "--runs-dir", runs_dir, "--port", port)
+    assert busy.exit_code == 2 and f"127.0.0.1:{port}" in busy.stderr and "--port" in busy.stderr
+
+
+def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def execve(program: str, arguments: list[str], environment: Any) -> None:
+        started.append(arguments)
+
+    monkeypatch.setattr(os, "execve", execve)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    result = call("ui", "--runs-dir", runs_dir, "--port", port)
+    assert f"http://127.0.0.1:{port}/" in result.stdout
+    assert f"sqlite:///{runs_dir}/mlflow.db" in started[0]
+    assert str(runs_dir / "mlartifacts") in started[0]
+
+
+@pytest.mark.parametrize("command", ["ui", "sync", "compare"])
+def test_help_has_an_example(command: str) -> None:
+    assert f"Example: fedpriv {command}" in call(command, "--help").output

@@ -1,0 +1,240 @@
+"""What a sync leaves in MLflow, and that it leaves it once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import append, line, make_run, set_status
+
+from fedpriv.errors import UsageError
+from fedpriv.tracking import TrackingError, default_uri, sync
+
+
+def client(runs_dir: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=default_uri(runs_dir))
+
+
+def runs(runs_dir: Path) -> list[Any]:
+    store = client(runs_dir)
+    return list(store.search_runs([store.get_experiment_by_name("fedpriv").experiment_id]))
+
+
+def rows(runs_dir: Path) -> int:
+    """Number of metric points in the store, whatever their key."""
+    with sqlite3.connect(runs_dir / "mlflow.db") as database:
+        return int(database.execute("select count(*) from metrics").fetchone()[0])
+
+
+def cursor(folder: Path, **change: Any) -> dict[str, Any]:
+    path = folder / "tracking.json"
+    values = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(values))
+    return dict(values)
+
+
+def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=20, clients=12)
+    report = sync(folder)
+    store = client(runs_dir)
+    run = store.get_run(report.mlflow_run_id)
+    assert run.info.status == "FINISHED"
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_040_000)
+    assert run.info.run_name.startswith("mpfedcon s0 digits")
+    assert run.data.params["train.lr"] == "0.01"
+    assert run.data.params["data.partition.alpha"] == "0.5"
+    assert json.loads(run.data.params["wire.transforms"]) == [{"name": "clip", "norm": 1.0}]
+    assert run.data.tags["mlflow.source.git.commit"] == "0123abc"
+    assert run.data.tags["fedpriv.partition_hash"] == "c0ffee"
+    assert run.data.tags["fedpriv.version.torch"] == "2.9.0"
+    assert run.data.tags["fedpriv.run_dir"] == str(folder.resolve())
+    assert [item.dataset.name for item in run.inputs.dataset_inputs] == ["digits"]
+    history = store.get_metric_history(report.mlflow_run_id, "accuracy/mean")
+    wanted = [line(number, clients=12) for number in (0, 5, 10, 15, 20)]
+    assert [(p.step, p.timestamp, p.value) for p in history] == [
+        (r["round"], r["time_ms"], r["metrics"]["accuracy"]) for r in wanted
+    ]
+    assert len(store.get_metric_history(report.mlflow_run_id, "loss/train")) == 20
+    assert [p.value for p in store.get_metric_history(report.mlflow_run_id, "per_client_accuracy/11")] == [
+        record["per_client"]["accuracy"][11] for record in wanted
+    ]
+    last = wanted[-1]["per_client"]["accuracy"]
+    assert run.data.metrics["accuracy/worst_tenth"] == min(last)
+    assert run.data.metrics["accuracy/best"] == max(last)
+    assert run.data.metrics["final/bytes_up"] == 1_600_000
+    assert run.data.metrics["final/protocols.personal.accuracy"] == 0.91
+    files = {item.path for item in store.list_artifacts(report.mlflow_run_id)}
+    assert files == {"config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots", "weights"}
+    assert [item.path for item in store.list_artifacts(report.mlflow_run_id, "plots")] == ["plots/learning_curve.png"]
+    assert any((runs_dir / "mlartifacts").rglob("global.safetensors"))
+
+
+def test_a_second_sync_sends_nothing(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    sync(folder)
+    before = rows(runs_dir)
+    again = sync(folder)
+    assert (again.params, again.points, again.artifacts) == (0, 0, 0)
+    assert rows(runs_dir) == before
+
+
+@pytest.mark.parametrize("loss", [0.5, float("nan"), float("inf")])
+def test_a_lost_acknowledgement_doubles_nothing(runs_dir: Path, loss: float) -> None:
+    folder = make_run(runs_dir, status="running")
+    record = line(21)
+    record["metrics"]["train_loss"] = loss
+    append(folder, record)
+    first = sync(folder)
+    before = rows(runs_dir)
+    cursor(folder, lines_sent=3, last_round=3, params_sent=False, artifacts_sent={}, status_sent=None)
+    append(folder, line(22))
+    again = sync(folder)
+    assert again.mlflow_run_id == first.mlflow_run_id
+    assert again.points > 20  # sent again, and
+    assert rows(runs_dir) == before + 6  # only the new round is new
+
+
+def test_a_lost_cursor_finds_the_run_again(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    first = sync(folder)
+    before = rows(runs_dir)
+    (folder / "tracking.json").unlink()
+    assert sync(folder).mlflow_run_id == first.mlflow_run_id
+    assert len(runs(runs_dir)) == 1
+    assert rows(runs_dir) == before
+
+
+def test_a_run_made_anew_under_the_same_name_is_another(runs_dir: Path) -> None:
+    sync(make_run(runs_dir, "same"))
+    shutil.rmtree(runs_dir / "same")
+    folder = make_run(runs_dir, "same")
+    set_status(folder, "finished", created_ms=1_700_000_999_000)
+    sync(folder)
+    assert len(runs(runs_dir)) == 2
+
+
+def test_a_live_run_grows_and_a_torn_line_waits(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=3, status="running")
+    report = sync(folder)
+    assert runs(runs_dir)[0].info.status == "RUNNING"
+    assert report.artifacts == 0
+    append(folder, line(4), torn=True)
+    assert sync(folder).points == 0
+    text = json.dumps(line(4)) + "\n"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text[len(text) // 2 :])
+    assert sync(folder).points == 6
+    assert [p.step for p in client(runs_dir).get_metric_history(report.mlflow_run_id, "bytes/up")] == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupted_run_is_continued_as_the_same(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=4, status="interrupted")
+    first = sync(folder)
+    assert runs(runs_dir)[0].info.status == "KILLED"
+    set_status(folder, "running")
+    append(folder, line(4, start_ms=1_800_000_000_000))  # the round that the checkpoint did not have is run again
+    append(folder, line(5, start_ms=1_800_000_000_000))
+    sync(folder)
+    (run,) = runs(runs_dir)
+    assert (run.info.run_id, run.info.status) == (first.mlflow_run_id, "RUNNING")
+    assert [p.step for p in client(runs_dir).get_metric_history(run.info.run_id, "bytes/up")] == [0, 1, 2, 3, 4, 5]
+    set_status(folder, "failed")
+    sync(folder)
+    assert runs(runs_dir)[0].info.status == "FAILED"
+
+
+def test_a_resumed_run_with_another_config_keeps_its_params(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    sync(folder)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.5") + "added: 1\n")
+    (folder / "tracking.json").unlink()
+    sync(folder)
+    params = runs(runs_dir)[0].data.params
+    assert (params["train.lr"], params["added"]) == ("0.01", "1")
+
+
+def test_more_clients_than_fit_a_batch(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=10, clients=200, every=1)
+    report = sync(folder)
+    points = client(runs_dir).get_metric_history(report.mlflow_run_id, "per_client_accuracy/199")
+    assert len(points) == 11
+    many = sync(make_run(runs_dir, "many", rounds=2, clients=201, every=1))
+    names = client(runs_dir).get_run(many.mlflow_run_id).data.metrics
+    assert not [name for name in names if name.startswith("per_client")]
+    assert "accuracy/worst_tenth" in names
+
+
+def test_a_store_thrown_away_is_filled_again(runs_dir: Path, template: Path) -> None:
+    folder = make_run(runs_dir)
+    sync(folder)
+    shutil.copy(template, runs_dir / "other.db")
+    report = sync(folder, f"sqlite:///{runs_dir / 'other.db'}")  # a second store gets everything, too
+    assert report.params and report.artifacts == 7
+    assert sync(folder).uri == report.uri  # and stays the run's store
+    assert (runs_dir / "mlartifacts").is_dir()
+    cursor(folder, mlflow_run_id="0" * 32)
+    assert sync(folder).points == report.points
+    assert len(client(runs_dir).search_runs(["1"])) == 1
+
+
+def test_a_run_deleted_in_mlflow_stays_deleted(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    client(runs_dir).delete_run(sync(folder).mlflow_run_id)
+    with pytest.raises(TrackingError, match="deleted in MLflow"):
+        sync(folder)
+
+
+def test_no_tracking_and_no_run(runs_dir: Path, tmp_path: Path) -> None:
+    folder = make_run(runs_dir, uri="none")
+    assert sync(folder).uri is None
+    assert not (folder / "tracking.json").exists()
+    with pytest.raises(UsageError, match="not a run folder"):
+        sync(tmp_path)
+
+
+def test_a_password_is_not_shown(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, uri="http://me:secret@127.0.0.1:9/x")
+    with pytest.raises(TrackingError, match="does not answer") as caught:
+        sync(folder)
+    assert "secret" not in str(caught.value)
+    sync(folder, default_uri(runs_dir))
+    assert "secret" not in runs(runs_dir)[0].data.params["tracking.uri"]
+
+
+def test_default_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
+    assert default_uri(tmp_path) == "http://server:5000"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.chdir(tmp_path)
+    assert default_uri(Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
+
+
+def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path, template: Path) -> None:
+    assert [path.name for path in template.parent.iterdir() if path.name.startswith(".mlflow-")] == []  # no drafts left
+    folders = [make_run(runs_dir, name, rounds=2) for name in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(report.status == "FINISHED" for report in pool.map(sync, folders))
+    assert len(runs(runs_dir)) == 4
+
+
+def test_one_run_sent_twice_at_once_is_one(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({report.mlflow_run_id for report in pool.map(sync, [folder] * 4)}) == 1
+    assert len(runs(runs_dir)) == 1
+
+
+def test_a_run_of_an_mlflow_project_hangs_below_it(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = default_uri(runs_dir)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
+    sync(make_run(runs_dir, "below"))
+    assert runs(runs_dir)[0].data.tags["mlflow.parentRunId"] == "f" * 32
