@@ -48,7 +48,7 @@ def list_() -> dict[str, Any]:
         for row in rows:
             table.add_row(row["name"], row["about"])
         console().print(table)
-    console().print("A path is a data set too: an image folder (train/<class>/*, test/<class>/*), a parquet file or a folder of them.")
+    console().print("A path is a data set too: an image folder (train/<class>/*), a parquet file or a folder of them.")
     return {"datasets": datasets, "partitions": partitions}
 
 
@@ -83,7 +83,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     out = console()
     out.print(f"[bold]{config.data.name}[/bold], {name}, {partition.clients} clients, {len(classes)} classes")
     out.print(f"partition {partition.hash()}", soft_wrap=True)
-    out.print(f"training images per client: {_spread(sizes)}; {int(sizes.sum()):,} in all, {int((sizes == 0).sum())} clients without")
+    empty = int((sizes == 0).sum())
+    out.print(f"training images per client: {_spread(sizes)}; {sizes.sum():,} in all, {empty} clients without")
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
     if partition.test_split == "train":
         how = "held out of the training split"

@@ -109,7 +109,8 @@ def shards(deal: Deal) -> Dealt:
     wanted = deal.clients * deal.options.shards_per_client
     if wanted > len(deal.labels):
         raise UsageError(
-            f"shards: {deal.clients} clients x {deal.options.shards_per_client} shards, but only {len(deal.labels)} training samples"
+            f"shards: {deal.clients} clients x {deal.options.shards_per_client} shards, "
+            f"but only {len(deal.labels)} training samples"
         )
     size = len(deal.labels) // wanted
     partitioner = ShardPartitioner(deal.clients, "label", deal.options.shards_per_client, size, seed=flower_seed(deal))

@@ -97,7 +97,7 @@ def cache_folder() -> Path:
 
 
 def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None) -> str:
-    """A hash of what the decoded tensors depend on: every file's path, size and time of change, the rows, the column, the mode."""
+    """A hash of what the decoded tensors depend on: each file's path, size and time of change, rows, column and mode."""
     digest = hashlib.sha256(repr(("1", column, mode)).encode())
     for table, rows in tables:
         for file in table.files:
@@ -112,7 +112,7 @@ def read_cache(path: Path) -> dict[str, Tensor] | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
             stated = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError):

@@ -27,7 +27,8 @@ def class_dir(deal: Deal) -> Dealt:
             return Dealt(deal_with_flower(partitioner, deal))
     except FloatingPointError:  # 0 / 0: left alone, Flower would hand the whole class to the last client
         raise UsageError(
-            f"{options.name}: with alpha = {options.alpha:g} a class fell on full clients alone; raise alpha or set capacity to false"
+            f"{options.name}: with alpha = {options.alpha:g} a class fell on full clients alone; "
+            "raise alpha or set capacity to false"
         ) from None
     except ValueError:
         raise UsageError(
@@ -38,7 +39,7 @@ def class_dir(deal: Deal) -> Dealt:
 
 @dealer("class_dir_min1")
 def class_dir_min1(deal: Deal) -> Dealt:
-    """Per class Dir(alpha) over the clients, floored, at least one of every class for everybody, drawn with overlap (FedDUAL's code)."""
+    """Per class Dir(alpha) over clients, floored, at least one of each class for all, drawn with overlap (FedDUAL's code)."""
     # No Flower partitioner lets clients hold the same sample.
     parts: list[list[Indices]] = [[] for _ in range(deal.clients)]
     for pool in deal.pools():

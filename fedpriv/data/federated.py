@@ -40,7 +40,9 @@ class FederatedData:
         lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
         self._indices = {which: [torch.as_tensor(held, device=device) for held in held_by] for which, held_by in lists.items()}
         weights = partition.test_weights
-        self._test_weights = None if weights is None else [torch.as_tensor(w, dtype=torch.float64, device=device) for w in weights]
+        self._test_weights: list[Tensor] | None = None
+        if weights is not None:
+            self._test_weights = [torch.as_tensor(held, dtype=torch.float64, device=device) for held in weights]
         self.nonempty = [client for client, held in enumerate(partition.train) if len(held)]
 
     def size(self, client: int) -> int:
@@ -71,7 +73,7 @@ class FederatedData:
 
     def chunks(self, which: Which, size: int) -> Iterator[Tensor]:
         """The whole pool's images, normalised, ``size`` at a time."""
-        for part in self._pool(which)[0].split(size):
+        for part in torch.split(self._pool(which)[0], size):
             yield self._normalise(part)
 
     def _pool(self, which: Which) -> tuple[Tensor, Tensor]:

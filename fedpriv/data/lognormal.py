@@ -23,9 +23,9 @@ def lognormal(deal: Deal) -> Dealt:
     per_client = options.classes_per_client
     if per_client > deal.classes:
         raise UsageError(f"lognormal: {per_client} classes per client, but the data set has {deal.classes}")
+    sizes = deal.rng.lognormal(options.size_mean, options.size_sigma, n).astype(np.int64) + options.size_offset
     pools = deal.pools()
     available = np.array([len(pool) for pool in pools])
-    sizes = deal.rng.lognormal(options.size_mean, options.size_sigma, n).astype(np.int64) + options.size_offset
     wanted = np.zeros((n, deal.classes), dtype=np.int64)
     for place in range(per_client):  # evenly over the S classes, the remainder to the first ones
         wanted[np.arange(n), (np.arange(n) + place) % deal.classes] = sizes // per_client + (place < sizes % per_client)
@@ -45,4 +45,5 @@ def lognormal(deal: Deal) -> Dealt:
 def _fitted(wanted: Indices, available: Indices) -> Indices:
     """``wanted`` ``(n, C)``, scaled down (and floored) in the columns that ask for more than there is."""
     factor = np.minimum(1, available / np.maximum(wanted.sum(axis=0), 1))
-    return np.floor(wanted * factor + 1e-9).astype(np.int64)
+    fitted: Indices = np.floor(wanted * factor + 1e-9).astype(np.int64)
+    return fitted

@@ -52,10 +52,12 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
         cells = np.add.reduceat(counts, starts, axis=0).T / np.diff([*starts, n])
         blues = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.2, 1.0, 256)))
         image = heat.imshow(
-            np.ma.masked_equal(cells, 0), aspect="auto", interpolation="nearest", extent=(-0.5, n - 0.5, len(classes) - 0.5, -0.5),
+            np.ma.masked_equal(cells, 0), aspect="auto", interpolation="nearest",
+            extent=(-0.5, n - 0.5, len(classes) - 0.5, -0.5),
             cmap=blues.with_extremes(bad="white"), vmin=0, vmax=max(1, cells.max()),
         )  # fmt: skip
-        figure.colorbar(image, ax=heat, label="images of the class" + (f", mean of {together} clients" if together > 1 else ""), pad=0.01, ticks=MaxNLocator(nbins=5, integer=True))
+        shade = "images of the class" + (f", mean of {together} clients" if together > 1 else "")
+        figure.colorbar(image, ax=heat, label=shade, pad=0.01, ticks=MaxNLocator(nbins=5, integer=True))
         heat.set_xlabel("client")
         heat.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
         heat.set_xlim(-0.5, n - 0.5)

@@ -171,7 +171,7 @@ def hub_source(
     """
 
     def open_(data_dir: Path | None) -> Opened:
-        from fedpriv.data.tables import ParquetTable, Table, open_folder, open_hub
+        from fedpriv.data.tables import ParquetTable, open_folder, open_hub
 
         folder = data_dir / name if data_dir else None
         tables: list[Table]
@@ -194,7 +194,7 @@ def hub_source(
 
 def _open_local(path: Path) -> Opened:
     """A parquet file, or a folder of parquet or images; one split alone is divided 80 / 20 for good, class by class."""
-    from fedpriv.data.tables import ParquetTable, Table, find_columns, open_folder
+    from fedpriv.data.tables import ParquetTable, find_columns, open_folder
 
     if not path.exists():
         raise UsageError(f"there is no file or folder {path}")

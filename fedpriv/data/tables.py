@@ -124,13 +124,13 @@ def open_folder(folder: Path) -> tuple[Table, Table | None]:
 
 def _image_folder(folder: Path) -> Table:
     import datasets
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
-    known = {extension.lower() for extension in _image_extensions()}
-    images = [file for file in files if file.suffix.lower() in known and len(file.relative_to(folder).parts) > 1]
+    images = [file for file in files if file.suffix.lower() in ImageFolder.EXTENSIONS and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
@@ -142,12 +142,6 @@ def _image_folder(folder: Path) -> Table:
         features=features,
     )
     return HubTable(rows, str(folder), tuple(images))
-
-
-def _image_extensions() -> Sequence[str]:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    return ImageFolder.EXTENSIONS
 
 
 def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
@@ -189,7 +183,7 @@ def _hub_mode() -> Iterator[None]:
 
 def _answers(url: str) -> bool:
     try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS).close()  # noqa: S310
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS).close()
     except urllib.error.HTTPError:
         return True  # it answered, if only with a complaint
     except OSError:

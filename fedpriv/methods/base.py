@@ -149,11 +149,14 @@ class Method:
         return ServerState(self._mean_row(server, uploads, [upload.num_examples or 0 for upload in uploads]), server.memory)
 
     def _mean_row(self, server: ServerState, uploads: Sequence[Sealed], weights: Sequence[float]) -> Tensor:
-        # What is not in an upload (private, or masked on the way) keeps the server's value.
+        # What no upload holds (private, or masked on the way) keeps the server's value to the bit; what only some hold is
+        # averaged with the server's value in the others' place.
+        space, sent = self.context.space, [upload.tensors() for upload in uploads]
         rows = server.row.repeat(len(uploads), 1)
-        for row, upload in zip(rows, uploads, strict=True):
-            self.context.space.pack(upload.tensors(), row)
-        return weighted_mean(rows, weights)
+        for row, tensors in zip(rows, sent, strict=True):
+            space.pack(tensors, row)
+        names = {name for tensors in sent for name in tensors if name in space}
+        return space.pack(space.unpack(weighted_mean(rows, weights), names), server.row.clone())
 
     # --- the client's side -------------------------------------------------------------------------------------------
 

@@ -87,4 +87,5 @@ def test_help_imports_nothing_heavy() -> None:
         "except SystemExit: pass\n"
         "assert not {'torch', 'datasets', 'numpy', 'matplotlib'} & set(sys.modules)"
     )
-    assert "Example: fedpriv data show" in subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert "Example: fedpriv data show" in shown

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedpriv.config import DataConfig
 from fedpriv.data.partition import PARTITIONS, Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.files import save_tensors
 
 SHUFFLE = np.random.default_rng(0)
 TRAIN = SHUFFLE.permutation(np.repeat(np.arange(10), 600))
@@ -56,10 +58,10 @@ def test_nothing_is_lost(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["classes", "class_dir", "hsu_client", "iid"])
 def test_test_shares_follow_the_training_proportions(name: str) -> None:
-    partition = deal(name, 10, train=CIFAR, tests=CIFAR_TEST, alpha=0.5, test="disjoint")
-    held = partition.counts(CIFAR, 10)
-    tested = partition.counts(CIFAR_TEST, 10, "test")
-    dealt = held / held.sum(axis=0) * 1000
+    partition = deal(name, 10, alpha=0.5, test="disjoint")
+    held = partition.counts(TRAIN, 10)
+    tested = partition.counts(TEST, 10, "test")
+    dealt = held / held.sum(axis=0) * 100
     assert np.abs(tested - dealt).max() < 1
 
 
@@ -154,7 +156,7 @@ def test_dirichlet_capacity() -> None:
 
 def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
     with pytest.raises(UsageError, match="capacity"):
-        for seed in range(200):
+        for seed in range(5, 200):  # numpy's stream as of today: the first one
             deal("class_dir", 2, alpha=0.001, seed=seed)
 
 
@@ -279,7 +281,10 @@ def test_damaged_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:100], b"", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
         path.write_bytes(damaged)
-        with pytest.raises(FedprivError, match="partition.safetensors"):
+        with pytest.raises(FedprivError, match=r"partition\.safetensors"):
             Partition.load(path)
+    save_tensors(path, {"train": torch.zeros(3)})
+    with pytest.raises(FedprivError, match="no partition"):
+        Partition.load(path)
     with pytest.raises(FedprivError, match=r"none\.safetensors"):
         Partition.load(tmp_path / "none.safetensors")

@@ -200,9 +200,9 @@ def test_strange_labels(tmp_path: Path) -> None:
     images = [encoded(image) for image in pixels(4, 8, 8)]
     with pytest.raises(FedprivError, match="1 rows without a label"):
         load_dataset(str(plain_parquet(tmp_path / "a.parquet", image=images, label=[0, 1, None, 1])))
-    with pytest.raises(UsageError, match="label 70000 .* too high"):
+    with pytest.raises(UsageError, match=r"label 70000 .* too high"):
         load_dataset(str(plain_parquet(tmp_path / "b.parquet", image=images, label=[0, 1, 70000, 1])))
-    with pytest.raises(FedprivError, match="label -1 in row 1"):
+    with pytest.raises(FedprivError, match=r"label -1 in row 1"):
         load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, label=[0, -1, 1, 1])))
 
 
@@ -233,7 +233,8 @@ def test_hub_mode_is_left_as_it_was() -> None:
     before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
     with tables._hub_mode():
         assert datasets.config.HF_HUB_OFFLINE and hub.HF_HUB_OFFLINE
-    assert (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE) == before
+    after = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
+    assert after == before
 
 
 def test_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +259,9 @@ def test_names_and_paths_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'cifar10'"):
         load_dataset("cifar1o")
     for path in (tmp_path / "nowhere", Path("nowhere.parquet")):
-        with pytest.raises(UsageError, match="no file or folder .*nowhere"):
+        with pytest.raises(UsageError, match=r"no file or folder .*nowhere"):
             load_dataset(str(path))
-    with pytest.raises(UsageError, match="data folder .*nowhere is not there"):
+    with pytest.raises(UsageError, match=r"data folder .*nowhere is not there"):
         load_dataset("cifar10", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="no parquet file and no image folder"):
@@ -322,7 +323,7 @@ def test_third_party_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         name = "theirs"
 
         def load(self) -> Source:
-            return Source("theirs", "a test", sources.sources()["digits"].open)
+            return Source("theirs", "a test", sources._open_digits)
 
     monkeypatch.setattr(sources, "entry_points", lambda group: [Point()] if group == "fedpriv.data" else [])
     loaded = load_dataset("theirs")

@@ -1,0 +1,150 @@
+"""local, fedavg, fedavg-ft, fedper: identities and what each shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.methods import methods
+from fedpriv.seeding import generator
+from fedpriv.simulation.loop import Simulation
+
+Simulate = Callable[..., Simulation]
+
+
+def central_sgd(simulation: Simulation, client: int, turns: list[tuple[int, int]]) -> torch.Tensor:
+    """Plain torch: one net, torch's SGD per ``(round, epochs)`` turn on one client's data. -> the row."""
+    fed, train = simulation.federation, simulation.config.train
+    resident = fed.resident.frozen
+    resident.row.copy_(fed.initial)
+    resident.set_trained(frozenset({"encoder", "projector", "head"}))
+    x, y = fed.data.train(client)
+    weights = [p for p in resident.net.parameters() if p.ndim > 1]
+    biases = [p for p in resident.net.parameters() if p.ndim == 1]
+    for round, epochs in turns:
+        groups = [{"params": weights, "weight_decay": train.weight_decay}, {"params": biases}]
+        optimiser = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+        draw = generator(simulation.config.seed, round, client, "train", 1, "shuffle")
+        for _ in range(epochs):
+            for index in torch.randperm(len(y), generator=draw).split(train.batch_size):
+                optimiser.zero_grad(set_to_none=False)
+                nn.functional.cross_entropy(resident.net(x[index]).logits, y[index]).backward()
+                optimiser.step()
+    return resident.row
+
+
+def test_fedavg_with_one_client_is_central_sgd(simulate: Simulate) -> None:
+    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid"}
+    simulation = simulate("fedavg", **one)
+    assert torch.equal(simulation.server.row, central_sgd(simulation, 0, [(1, 1), (2, 1), (3, 1)]))
+
+
+def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simulate) -> None:
+    simulation = simulate("fedavg", **{"data.partition.name": "lognormal", "data.partition.size_offset": 5, "train.rounds": 1})
+    clients = sorted(simulation._participants(1))
+    sizes = [simulation.federation.data.size(c) for c in clients]
+    assert len(set(sizes)) > 1
+    expected = sum(n / sum(sizes) * central_sgd(simulation, c, [(1, 1)]).double() for c, n in zip(clients, sizes, strict=True))
+    torch.testing.assert_close(simulation.server.row.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_local_trains_each_client_alone_in_turn_and_sends_nothing(simulate: Simulate) -> None:
+    simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
+    assert simulation.progress.total_bytes_up == simulation.progress.total_bytes_down == 0
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for round in range(1, 5):
+        for client in simulation._participants(round):
+            turns.setdefault(client, []).append((round, 2))
+    assert {len(t) for t in turns.values()} == {2} and len(turns) == 10, "everybody has T r turns"
+    client = simulation._participants(4)[0]
+    row = central_sgd(simulation, client, turns[client])
+    kept = simulation._private(client)
+    assert all(torch.equal(kept[name], simulation.federation.resident.space.view(row, name)) for name in kept)
+
+
+def test_local_has_the_budget_of_fedrep_by_default(simulate: Simulate) -> None:
+    method = simulate("local", play=False, **{"train.local_epochs": 3}).federation.method
+    assert [p.epochs for p in method.phases(1)] == [13]
+
+
+def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> None:
+    plain, tuned = simulate("fedavg"), simulate("fedavg-ft")
+    assert torch.equal(plain.server.row, tuned.server.row)
+    assert tuned.progress.clients == {}
+    accuracy = [[r["metrics"].get("accuracy") for r in s.folder.records()] for s in (plain, tuned)]
+    assert accuracy[0][:-1] == accuracy[1][:-1]
+    assert accuracy[1][-1] > accuracy[0][-1], "a head tuned to two classes does better on them"
+    final = [s.folder.records()[-1]["metrics"]["global_accuracy"] for s in (plain, tuned)]
+    assert final[0] == final[1], "the global model itself is untouched"
+
+
+def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
+    simulation = simulate("fedavg-ft", **{"method.ft_scope": "head"})
+    resident, space = simulation.federation.resident, simulation.federation.resident.space
+    simulation.scorer.score(simulation.server, simulation._private, 3)  # leaves the last client's tuned model in the resident net
+    for name in space.names:
+        same = torch.equal(space.view(resident.row, name), space.view(simulation.server.row, name))
+        assert same == (space[name].role == "encoder"), name
+
+
+def test_fine_tuning_every_last_round(simulate: Simulate) -> None:
+    options = {"method.ft_when": "last", "eval.last": 2}
+    plain, tuned = (simulate(m, **(options if m == "fedavg-ft" else {"eval.last": 2})).folder.records() for m in ("fedavg", "fedavg-ft"))
+    changed = [a["metrics"].get("accuracy") != b["metrics"].get("accuracy") for a, b in zip(plain, tuned, strict=True)]
+    assert changed == [False, False, True, True]
+
+
+def test_fedper_shares_the_encoder_and_keeps_the_rest(simulate: Simulate) -> None:
+    simulation = simulate("fedper", **{"train.rounds": 1})
+    space = simulation.federation.resident.space
+    for name in space.names:
+        same_as_initial = torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
+        assert same_as_initial == (space[name].role != "encoder"), "the server averages the encoder and never gets a head"
+    client = simulation._participants(1)[0]
+    assert all(not torch.equal(t, space.view(simulation.federation.initial, n)) for n, t in simulation._private(client).items())
+
+
+def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
+    fedrep = simulate("fedrep", **{"method.head_epochs": 0, "train.rounds": 1})
+    client = fedrep._participants(1)[0]
+    assert all(torch.equal(t, fedrep.federation.resident.space.view(fedrep.federation.initial, n)) for n, t in fedrep._private(client).items())
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_permuting_the_clients_of_a_round_changes_nothing(simulate: Simulate, name: str) -> None:
+    simulation, shuffled = simulate(name, play=False), simulate(name, play=False)
+    original = shuffled._participants
+    shuffled._participants = lambda round: original(round)[::-1]  # type: ignore[method-assign]
+    for run in (simulation, shuffled):
+        run.play_round()
+    assert torch.equal(simulation.server.row, shuffled.server.row)
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_methods_describe_themselves(name: str) -> None:
+    method = methods()[name]
+    assert method.title and method.paper and method.name == name
+
+
+def test_mean_weights_sum_to_one_and_refuse_nonsense() -> None:
+    assert float(normalised([3, 1, 4]).sum()) == 1.0
+    rows = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    assert weighted_mean(rows, [1, 3]).tolist() == [2.5, 5.0]
+    bad: Any
+    for bad in ([], [0, 0], [1, -1]):
+        with pytest.raises(ValueError, match="weights"):
+            normalised(bad)
+
+
+def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> None:
+    simulation = simulate("fedavg", **{"model.name": "resnet18", "train.rounds": 1, "data.clients": 5, "train.participation": 0.4, "data.partition.name": "iid", "train.batch_size": 144})  # fmt: skip  # noqa: E501
+    space = simulation.federation.resident.space
+    name = next(e.name for e in space.entries if e.kind == "buffer" and e.name.endswith("running_mean"))
+    assert not torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
+    download = simulation.federation.method.download(simulation.server, 2)
+    assert download is not None and name in download.tensors and not any("num_batches" in n for n in download.tensors)
