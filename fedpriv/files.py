@@ -49,7 +49,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, torn or altered."""
     try:
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             expected = (file.metadata() or {}).get("sha256")
     except (OSError, safetensors.SafetensorError) as error:

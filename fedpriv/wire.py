@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import safetensors
 import torch
@@ -74,12 +74,12 @@ class Sealed:
 
     def tensors(self) -> dict[str, Tensor]:
         """A fresh copy of the tensors; changing it changes nothing that was sent."""
-        return {name: _tensor(view) for name, view in safetensors.deserialize(self.data)}
+        return {name: _tensor(view) for name, view in _views(self.data)}
 
     @cached_property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every tensor that left the sender."""
-        return {name: (view["dtype"], tuple(view["shape"])) for name, view in safetensors.deserialize(self.data)}
+        return {name: (view["dtype"], tuple(view["shape"])) for name, view in _views(self.data)}
 
     @property
     def digest(self) -> str:
@@ -98,11 +98,15 @@ _CODES = {
 }  # fmt: skip
 
 
-def _tensor(view: Mapping[str, object]) -> Tensor:
-    dtype, shape, data = _CODES[view["dtype"]], view["shape"], view["data"]  # type: ignore[index]
+def _views(data: bytes) -> list[tuple[str, Mapping[str, Any]]]:
+    return safetensors.deserialize(data)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _tensor(view: Mapping[str, Any]) -> Tensor:
+    dtype, shape, data = _CODES[view["dtype"]], view["shape"], view["data"]
     if not data:
-        return torch.empty(shape, dtype=dtype)  # type: ignore[call-overload, no-any-return]
-    return torch.frombuffer(data, dtype=dtype).view(shape)  # type: ignore[call-overload, no-any-return]
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(shape)
 
 
 def seal(payload: Payload) -> Sealed:
@@ -111,7 +115,7 @@ def seal(payload: Payload) -> Sealed:
     The tensors' memory is handed to safetensors directly: its torch front end checks for tensors that share memory, which
     takes longer than writing a small net, and here sharing is the point (the tensors are views of one row).
     """
-    facts = {"round": payload.round, "client": payload.client, "kind": payload.kind}
+    facts: dict[str, Any] = {"round": payload.round, "client": payload.client, "kind": payload.kind}
     facts |= {"num_examples": payload.num_examples, "transforms": payload.transforms}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in payload.tensors.items()}
     specs = {

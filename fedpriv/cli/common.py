@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 result = function(*args, **kwargs)
             except FedprivError as error:
                 if debug:
-                    raise
+                    traceback.print_exc()
                 click.echo(f"fedpriv: {error}", err=True)
                 sys.exit(error.exit_code)
             except KeyboardInterrupt:
@@ -40,8 +41,9 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 sys.exit(130)
             except Exception as error:
                 if debug:
-                    raise
-                click.echo(f"fedpriv: {type(error).__name__}: {error}\n(--debug shows where)", err=True)
+                    traceback.print_exc()
+                first_line, *_ = str(error).splitlines() or [""]
+                click.echo(f"fedpriv: {type(error).__name__}: {first_line}\n(--debug shows where)", err=True)
                 sys.exit(1)
             if as_json:
                 click.echo(json.dumps(result))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 if TYPE_CHECKING:
     from fedpriv.simulation.run import Outcome
@@ -43,15 +43,17 @@ class Reporter:
         self._bar.stop()
 
     def warn(self, text: str) -> None:
-        self.err.print(f"[yellow]fedpriv:[/] {text}", soft_wrap=True)
+        self.err.print(f"[yellow]fedpriv:[/] {escape(text)}", soft_wrap=True)
 
     def on_start(self, federation: Federation, folder: RunFolder) -> None:
         config, data = federation.config, federation.data
         sizes = sorted(data.size(client) for client in data.nonempty)
         model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
         self.err.print(
-            f"[bold]{config.method.name}[/] on {config.data.name}: {config.data.clients} clients of "
-            f"{sizes[0]}-{sizes[-1]} samples, partition {config.data.partition.name} ({data.partition.hash()[:12]}), {model}, seed {config.seed}"
+            f"[bold]{config.method.name}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
+            f"{sizes[0]}-{sizes[-1]} samples, partition {config.data.partition.name} ({data.partition.hash()[:12]}), {model}, "
+            f"seed {config.seed}",
+            soft_wrap=True,
         )
         self._rounds = config.train.rounds
         done = folder.records()[-1]["round"] if folder.records() else 0
@@ -73,31 +75,31 @@ class Reporter:
 
     def conclude(self, outcome: Outcome) -> None:
         """The summary, or how to go on."""
-        path = os.path.relpath(outcome.folder.path)
+        path = escape(os.path.relpath(outcome.folder.path))
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Go on with: fedpriv resume {path}", soft_wrap=True)
             return
         summary, protocols = outcome.summary, outcome.summary["protocols"]
         records = outcome.folder.records()
-        table = Table.grid(padding=(0, 2))
         last = min(outcome.folder.config().eval.last, summary["rounds"])
-        table.add_row(
-            f"accuracy per client, mean of the last {last} rounds",
-            f"[bold]{summary['accuracy']:.3f}[/] mean   {protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best",
-        )
+        spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
+        rows = [(f"accuracy per client, mean of the last {last} rounds", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
         if protocols["global_test"] is not None:
-            table.add_row("global model on the server's test set", f"{protocols['global_test']:.3f}")
+            rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))
         first = records[0]["metrics"]
         broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
-        table.add_row("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}")
+        rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
         if summary["clients_never_trained"]:
-            table.add_row("clients that never had a turn", str(summary["clients_never_trained"]))
-        table.add_row("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds")
-        table.add_row("run folder", path)
-        table.add_row("MLflow", self._tracking(outcome))
-        self.out.print(table, soft_wrap=True)
+            rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
+        rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
+        rows += [("run folder", path), ("MLflow", escape(self._tracking(outcome)))]
+        width = max(len(label) for label, _ in rows)
+        for label, text in rows:
+            self.out.print(f"{label:<{width}}  {text}", soft_wrap=True)
         other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
-        self.out.print(f"\nNext: fedpriv train --method {other}, then fedpriv compare runs/*; fedpriv ui shows all runs.", soft_wrap=True)
+        self.out.print(
+            f"\nNext: fedpriv train --method {other}, then fedpriv compare runs/*; fedpriv ui shows all runs.", soft_wrap=True
+        )
 
     @staticmethod
     def _tracking(outcome: Outcome) -> str:

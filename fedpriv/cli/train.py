@@ -81,7 +81,7 @@ def methods() -> dict[str, Any]:
 
     from fedpriv.methods import methods as all_methods
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, method in all_methods().items():
         options = [
             {"name": f.name, "default": getattr(f.default, "default", f.default), "description": getattr(f.default, "description", "") or ""}

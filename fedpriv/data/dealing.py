@@ -59,7 +59,7 @@ def dealer(*names: str) -> Callable[[Dealer], Dealer]:
 def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Generator) -> list[Indices]:
     """Deal all of ``labels``, disjointly, so that each class is shared in proportion to the column of ``counts`` ``(n, C)``.
 
-    Shares differ from the exact proportion by less than one image. A class that nobody holds is dealt to nobody.
+    Shares differ from the exact proportion by at most one image. A class that nobody holds is dealt to nobody.
     """
     n, classes = counts.shape
     shares: list[list[Indices]] = [[] for _ in range(n)]

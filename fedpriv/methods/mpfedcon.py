@@ -103,7 +103,8 @@ class MpFedcon(FedRep):
         else:
             contrast = all_center_contrast(z, centers, step.labels, mask, negative, self.params.tau)
         # The mean is over the whole batch, not over the samples with a centre, so that mu keeps its meaning.
-        return loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
+        total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
+        return total
 
     def upload(self, turn: ClientTurn) -> Payload:
         z, k = turn.embed().projection, self.context.projection_dim

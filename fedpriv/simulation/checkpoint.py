@@ -12,6 +12,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,8 @@ class Checkpoints:
         save_tensors(self._server_file(progress.round), server)
         body = {"config": self.fingerprint, "progress": asdict(progress)}
         save_json(self._commit_file(progress.round), {**body, "sha256": _digest(body)})
-        self._committed.append(Progress(**{**asdict(progress), "clients": dict(progress.clients)}))
-        if len(self._committed) > KEPT:
+        self._committed.append(deepcopy(progress))
+        while len(self._committed) > KEPT:  # more than one too many where the run was killed right here
             old, survivors = self._committed.pop(0), self._committed
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
@@ -122,7 +123,7 @@ class Checkpoints:
                 complaints.append(str(error))
                 continue
             found = found or (progress, server)
-            self._committed.insert(0, progress)
+            self._committed.insert(0, deepcopy(progress))  # the run changes its own
         if found is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
         self._sweep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -48,12 +49,15 @@ class SequentialExecutor:
         fed = self.federation
         device = fed.resident.device
         received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
+        # What a client keeps never overrides what it receives.
+        start = fed.resident.space.pack(received, fed.resident.row.clone())
         for client in clients:
             if download:
                 fed.wire.download(download)
             stored = private(client)
             kept = fed.method.first_private(client, fed.initial) if stored is None else stored
-            fed.resident.space.pack({**kept, **received}, fed.resident.row)
+            fed.resident.row.copy_(start)
+            fed.resident.space.pack({name: tensor for name, tensor in kept.items() if name not in received}, fed.resident.row)
             turn = Turn(fed.resident, fed.data.train(client), fed.config, round, client, received, kept, stored is None)
             try:
                 fed.method.local_update(turn)
@@ -61,9 +65,10 @@ class SequentialExecutor:
                 on_drop(error)
                 continue
             payload = fed.method.upload(turn)
-            upload = payload and fed.wire.upload(payload, lambda i, client=client: self._context(round, client, i, received))  # type: ignore[misc]
+            contexts = partial(self._context, round, client, received)
+            upload = None if payload is None else fed.wire.upload(payload, contexts)
             yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples)
 
-    def _context(self, round: int, client: int, index: int, received: Mapping[str, Tensor]) -> TransformContext:
+    def _context(self, round: int, client: int, received: Mapping[str, Tensor], index: int) -> TransformContext:
         seed = self.federation.config.seed
         return TransformContext(received, self.federation.layers, generator(seed, round, client, "transform", index))

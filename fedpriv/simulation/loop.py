@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedpriv.config import RunConfig
-from fedpriv.errors import FedprivError
 from fedpriv.methods.base import Private, ServerState
 from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
@@ -38,7 +36,7 @@ class Simulation:
         self.meter = ByteMeter()
         federation.wire.taps.append(self.meter)
         self.executor = SequentialExecutor(federation)
-        self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config)
+        self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config, self._on_divergence)
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
         self.server = ServerState(federation.initial)
@@ -67,8 +65,9 @@ class Simulation:
         memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
         row = self.federation.resident.space.pack(model, torch.empty_like(self.federation.initial))
         self.server = ServerState(row, {name: tensor.to(row.device) for name, tensor in memory.items()})
-        self.folder.mend()
-        self.folder.append(self.progress.record)
+        with self.folder.writing("metrics.jsonl"):
+            self.folder.mend()
+            self.folder.append(self.progress.record)
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Play the rounds that are left, yielding the record of each, until the last or until ``stop_requested``."""
@@ -84,15 +83,14 @@ class Simulation:
         uploads, losses, samples, dropped = [], 0.0, 0, []
 
         def drop(error: ClientDiverged) -> None:
-            if self.config.train.on_nan == "stop":
-                raise error
+            self._on_divergence(error)
             dropped.append(error.client)
-            self.warn(f"round {round}: client {error.client} diverged (its loss is not finite) and was left out")
 
         participants = sorted(self._participants(round))
         for result in self.executor.run(round, participants, download, self._stored, drop):
             if result.kept:
-                self._write(round, lambda result=result: self.checkpoints.keep(result.client, round, result.kept))  # type: ignore[misc]
+                with self.folder.writing(f"the checkpoint of round {round}"):
+                    self.checkpoints.keep(result.client, round, result.kept)
                 self.progress.clients[result.client] = round
             if result.upload is not None:
                 uploads.append(result.upload)
@@ -112,6 +110,14 @@ class Simulation:
     def trained_clients(self) -> set[int]:
         """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
         return {client for round in range(1, self.progress.round + 1) for client in self._participants(round)}
+
+    def _on_divergence(self, error: ClientDiverged) -> None:
+        if self.config.train.on_nan == "stop":
+            raise error
+        self.warn(
+            f"round {self.progress.round + 1}: client {error.client} diverged (its loss or its weights are not finite): "
+            "what it trained is left out"
+        )
 
     def _participants(self, round: int) -> list[int]:
         everyone = self.federation.data.nonempty
@@ -148,27 +154,12 @@ class Simulation:
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
         }
-        self._write(round, lambda: self.checkpoints.commit(progress, self._server_tensors()))
-        self._write(round, lambda: self.folder.append(progress.record))
+        with self.folder.writing(f"the checkpoint of round {round}"):
+            self.checkpoints.commit(progress, self._server_tensors())
+            self.folder.append(progress.record)
         return progress.record
 
     def _server_tensors(self) -> dict[str, Tensor]:
         model = self.federation.resident.space.unpack(self.server.row)
         memory = self.server.memory
         return {**{_MODEL + name: tensor for name, tensor in model.items()}, **{_MEMORY + name: tensor for name, tensor in memory.items()}}
-
-    def _write(self, round: int, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            raise FedprivError(
-                f"cannot write the checkpoint of round {round} in {_short(self.folder.path)}: {error.strerror}; "
-                f"the one before it is whole: make room, then `fedpriv resume {_short(self.folder.path)}`"
-            ) from None
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import UsageError
 from fedpriv.evaluation import PROTOCOLS, mean_per_client
 from fedpriv.files import save_tensors
 from fedpriv.simulation.loop import Simulation
@@ -48,9 +48,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: Callable[[Federation, Run
     """
     federation = build(config)
     folder = RunFolder.create(federation.config, runs_dir)
-    federation.data.partition.save(folder.partition_file)
-    uri = config.tracking.uri or default_uri(folder.path.parent)
-    folder.update_facts(**first_facts(federation.config, folder, federation.data.partition.hash(), uri))
+    _describe(federation, folder)
     return _play(federation, folder, on_start, on_round, warn)
 
 
@@ -62,47 +60,57 @@ def resume(path: Path, on_start: Callable[[Federation, RunFolder], None], on_rou
     """
     folder = RunFolder.open(path)
     summary = folder.summary()
-    if summary is not None:
+    if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
-    config = folder.config()
-    federation = build(config)
+    federation = build(folder.config())
     partition_hash = federation.data.partition.hash()
     if folder.facts.get("partition_hash", partition_hash) != partition_hash:
         raise UsageError(f"{path}: the data are not those the run began with (partition {partition_hash[:12]}, then {folder.facts['partition_hash'][:12]})")
     if not folder.facts:  # killed while the folder was being made
-        federation.data.partition.save(folder.partition_file)
-        folder.update_facts(**first_facts(config, folder, partition_hash, config.tracking.uri or default_uri(folder.path.parent)))
-    folder.update_facts(status="running")
+        _describe(federation, folder)
     return _play(federation, folder, on_start, on_round, warn)
+
+
+def _describe(federation: Federation, folder: RunFolder) -> None:
+    """Write who holds what, and what is known about the run before its first round."""
+    partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
+    with folder.writing("the beginning of the run"):
+        partition.save(folder.partition_file)
+        folder.update_facts(**first_facts(federation.config, folder, partition.hash(), uri))
 
 
 def _play(
     federation: Federation, folder: RunFolder, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]
 ) -> Outcome:
     simulation = Simulation(federation, folder, warn)
-    if any(folder.checkpoints.glob("round-*.json")):
-        simulation.restore()
-    else:
-        simulation.start()
+    begun = any(folder.checkpoints.glob("round-*.json"))
+    if begun:
+        simulation.restore()  # refuses a changed config before anything is noted in the folder
     tracking = folder.facts["tracking"]
     tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn)
-    on_start(federation, folder)
     status, summary = "failed", None
     try:
+        with folder.writing("run.json"):
+            folder.update_facts(status="running")
         with _finish_round_on_interrupt(simulation, warn):
+            if not begun:
+                simulation.start()
+            on_start(federation, folder)
             tracker.notify()
             for record in simulation.rounds():
                 on_round(record)
                 tracker.notify()
-        status = "interrupted"
         if simulation.progress.round == federation.config.train.rounds:
             summary = _write_results(simulation)
-            status = "finished"
+        status = "interrupted" if summary is None else "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
-        folder.update_facts(status=status)
+        try:
+            folder.update_facts(status=status)
+        except OSError as error:  # what stopped the run, if anything did, is what the user must hear of
+            warn(f"cannot note in {folder.path} that the run is {status}: {error.strerror}")
         tracked = tracker.finish()
     return Outcome(folder, summary, tracked, simulation.progress.round)
 
@@ -134,7 +142,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     per_client = mean_per_client(records, last)
     method = federation.method
-    try:
+    with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
             save_tensors(folder.weights / "server.safetensors", federation.resident.space.unpack(simulation.server.row, method.shared_names))
@@ -157,6 +165,4 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "clients_never_trained": config.data.clients - len(simulation.trained_clients()),
         }
         folder.write_summary(summary)
-    except OSError as error:
-        raise FedprivError(f"cannot write the results into {folder.path}: {error.strerror}; make room, then `fedpriv resume {folder.path}`") from None
     return summary

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse, read_yaml
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow")
@@ -44,11 +46,13 @@ class RunFolder:
         """
         path = config.run_dir or runs_dir / default_name(config)
         folder = cls(path.absolute())
-        if folder.config_file.exists():
-            raise UsageError(f"{path} holds a run already; `fedpriv resume {path}` continues it, --run-dir names another folder")
         try:
+            if folder.config_file.exists():
+                hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
+                raise UsageError(f"{path} holds a run already; {hint}")
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder.config_file, config.to_yaml().encode())
+            # Without its own place: the file can start another run.
+            write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())
         except OSError as error:
             raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
         return folder
@@ -88,6 +92,8 @@ class RunFolder:
             return
         with self._metrics_file.open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def mend(self) -> None:
         """Cut off a torn last line, so that what is appended stands on a line of its own."""
@@ -103,6 +109,19 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         save_json(self._summary_file, summary)
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """A block that writes into the folder; a disk that is full becomes a :class:`FedprivError` that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            cwd = Path.cwd()
+            path = self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
+            raise FedprivError(
+                f"cannot write {what} in {path}: {error.strerror}; "
+                f"what was written before is whole: make room, then `fedpriv resume {path}`"
+            ) from None
 
 
 def default_name(config: RunConfig) -> str:

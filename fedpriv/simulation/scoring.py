@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fedpriv.data.federated import FederatedData
 from fedpriv.evaluation import client_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
 from fedpriv.simulation.resident import CHUNK, Resident
-from fedpriv.simulation.turn import Turn
+from fedpriv.simulation.turn import ClientDiverged, Turn
 
 
 class Scorer:
@@ -21,10 +21,21 @@ class Scorer:
 
     What clients have in common is computed once: with one encoder for all, the test images' features; with one model for
     all, its predictions.
+
+    Args:
+        on_drop: told of a client whose adaptation diverged; it may raise to stop the run, otherwise the client is tested
+            as it was before.
     """
 
-    def __init__(self, resident: Resident, data: FederatedData, method: Method, config: RunConfig) -> None:
-        self.resident, self.data, self.method, self.config = resident, data, method, config
+    def __init__(
+        self,
+        resident: Resident,
+        data: FederatedData,
+        method: Method,
+        config: RunConfig,
+        on_drop: Callable[[ClientDiverged], None],
+    ) -> None:
+        self.resident, self.data, self.method, self.config, self.on_drop = resident, data, method, config, on_drop
         self.split = config.eval.split
         self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
 
@@ -45,7 +56,7 @@ class Scorer:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
 
-    def _each(self, server: ServerState, private: Callable[[int], Private], round: int, phases: list[Phase]) -> list[float | None]:
+    def _each(self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]) -> list[float | None]:
         space = self.resident.space
         encoder = set(space.select(["encoder"]))
         labels = self.data.labels(self.split)
@@ -62,8 +73,12 @@ class Scorer:
             space.pack(self.method.client_state(server, kept), self.resident.row)
             if phases and self.data.size(client):
                 turn = Turn(self.resident, self.data.train(client), self.config, round, client, {}, kept, False, "adapt")
-                for phase in phases:
-                    turn.train(phase, self.method.local_loss)
+                try:
+                    for phase in phases:
+                        turn.train(phase, self.method.local_loss)
+                except ClientDiverged as error:
+                    self.on_drop(error)
+                    space.pack(self.method.client_state(server, kept), self.resident.row)
             index = self.data.indices(self.split, client)
             features = self.resident.features(self.data.split(self.split, client).images) if common is None else common[index]
             hits = self.resident.from_features(features).logits.argmax(1) == labels[index]

@@ -54,6 +54,9 @@ def build(config: RunConfig) -> Federation:
         dataset.train_labels.numpy(), dataset.test_labels.numpy(), len(dataset.classes), config.data, config.data.partition.seed or 0
     )
     data = FederatedData(dataset, partition, device)
+    if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
+        hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
+        raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
 
     def new_net(label: str) -> Net:
         with global_rng(config.seed, "model", label):
@@ -91,7 +94,7 @@ def resolve(config: RunConfig, dataset: Dataset, options: Any) -> RunConfig:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None
     return device

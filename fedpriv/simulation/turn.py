@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
@@ -20,12 +21,13 @@ from fedpriv.simulation.resident import Resident, channels_last
 
 
 class ClientDiverged(FedprivError):
-    """A client's loss is not finite."""
+    """A client's loss or weights are not finite."""
 
     def __init__(self, client: int, round: int, lr: float) -> None:
+        self.client = client
         super().__init__(
-            f"client {client} diverged in round {round}: its loss is not finite; "
-            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without its upload"
+            f"client {client} diverged in round {round}: its loss or its weights are not finite; "
+            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
         )
 
 
@@ -64,7 +66,7 @@ class Turn:
         self._teacher_tables: dict[str, Outputs] = {}
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return self.resident.space.unpack(self.resident.row, names)
+        return {name: self.resident.views[name] for name in names}
 
     def embed(self) -> Outputs:
         return self.resident.from_features(self._present_features())
@@ -92,26 +94,26 @@ class Turn:
         forward = resident.net.from_features if cached else resident.net
         resident.set_trained(phase.trains)
         optimiser = resident.optimiser(phase.trains, train)
-        flat_grads = [flat.grad for group in optimiser.param_groups for flat in group["params"]]
-        total = torch.zeros((), device=resident.device)
+        losses: list[tuple[Tensor, int]] = []
         for _ in range(phase.epochs):
-            total.zero_()
+            losses.clear()
             order = torch.randperm(self.num_examples, generator=shuffle).to(resident.device)
-            columns = (order, channels_last(inputs[order]), self.labels[order])
-            for index, batch, targets in zip(*(column.split(train.batch_size) for column in columns), strict=True):
+            # index_select copies whole samples; indexing goes entry by entry.
+            columns = (order, channels_last(inputs.index_select(0, order)), self.labels.index_select(0, order))
+            for index, batch, targets in zip(*(torch.split(column, train.batch_size) for column in columns), strict=True):
                 if augment is not None:
                     batch = crop_flip(batch, augment)
-                for grad in flat_grads:
-                    grad.zero_()
+                optimiser.zero_grad()
                 value = loss(
                     Step(targets, forward(batch), self.received, phase.trains, lambda name, i=index, x=batch: self._teacher(name, i, x))  # type: ignore[misc]
                 )
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
-                total += value.detach() * len(targets)
+                losses.append((value.detach(), len(targets)))
         if phase.epochs:
-            self.mean_loss = float(total) / self.num_examples
-            if not torch.isfinite(total):
+            self.mean_loss = sum(float(value) * size for value, size in losses) / self.num_examples
+            # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
+            if not (math.isfinite(self.mean_loss) and math.isfinite(float(resident.row.sum()))):
                 raise ClientDiverged(self.client, self.round, train.lr)
 
     def _present_features(self) -> Tensor:

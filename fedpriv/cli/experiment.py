@@ -1,0 +1,114 @@
+"""``fedpriv experiment``: run what a YAML describes, and hold it against the paper."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+
+if TYPE_CHECKING:
+    from fedpriv.experiments.runner import Outcome
+
+_PATH = click.Path(path_type=Path)
+
+
+@main.group("experiment")
+def experiment() -> None:
+    """Run the experiments of a paper and compare them with what it says.
+
+    \b
+    Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
+             fedpriv experiment report experiments/mpfedcon
+    """
+
+
+@command(experiment, "run")
+@click.argument("file", type=_PATH)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Processes at a time; 0: only collect what is finished.",
+)
+@click.option("--only", "labels", multiple=True, metavar="LABEL", help="Only runs with this label; repeatable.")
+@click.option("--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable.")
+@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+@click.option(
+    "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
+)
+def run(
+    file: Path, jobs: int, labels: tuple[str, ...], seeds: tuple[int, ...], data_dir: Path | None, runs_dir: Path
+) -> dict[str, Any]:
+    """Run each label and seed of FILE that is not done; the results are stored beside FILE.
+
+    Interrupted runs go on where they were, by this same command.
+
+    \b
+    Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
+             fedpriv experiment run experiments/mpfedcon/cifar10.yaml --only fedrep --only mpfedcon --seed 0
+    """
+    from fedpriv.errors import FedprivError
+    from fedpriv.experiments import read
+    from fedpriv.experiments import run as run_experiment
+
+    out = console()
+
+    def say(text: str) -> None:
+        out.print(text, soft_wrap=True, markup=False)
+
+    outcomes = run_experiment(read(file), runs_dir, jobs, labels, seeds, data_dir, say)
+    say(_count(outcomes))
+    states = {outcome.state for outcome in outcomes}
+    if "interrupted" in states or (jobs and "left" in states):
+        say("The same command goes on where it stopped.")
+        sys.exit(130)
+    if failed := [outcome for outcome in outcomes if outcome.state == "failed"]:
+        raise FedprivError(f"{len(failed)} of {len(outcomes)} runs failed: {', '.join(outcome.name for outcome in failed)}")
+    say(f"Next: fedpriv experiment report {file.parent}")
+    return {"file": str(file), "runs": [vars(outcome) for outcome in outcomes]}
+
+
+def _count(outcomes: list[Outcome]) -> str:
+    words = {"done": "done before", "collected": "collected", "finished": "finished now"}
+    words |= {"interrupted": "interrupted", "failed": "failed", "left": "not done"}
+    counts = {state: sum(outcome.state == state for outcome in outcomes) for state in words}
+    return f"{len(outcomes)} runs: " + ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+
+
+@command(experiment, "report")
+@click.argument("path", type=_PATH, metavar="FILE|FOLDER")
+@click.option(
+    "--output", type=_PATH, help="The Markdown to write. Default: REPORT.md in FOLDER, or results/<name>.md for a FILE."
+)
+def report(path: Path, output: Path | None) -> dict[str, Any]:
+    """Render the stored results and the verdict on each claim of the paper.
+
+    FILE is an experiment's YAML; FOLDER holds several, and the report has a section of each.
+
+    \b
+    Example: fedpriv experiment report experiments/mpfedcon
+    """
+    from rich.table import Table
+
+    from fedpriv.experiments import report as render
+
+    said = render(path, output)
+    out = console()
+    for section in said["experiments"]:
+        table = Table(title=section["title"], title_justify="left", box=None, pad_edge=False)
+        for name in ("claim", "verdict"):
+            table.add_column(name, overflow="fold")
+        for claim in section["claims"]:
+            table.add_row(claim["id"], claim["verdict"] + (f" ({claim['remark']})" if claim["remark"] else ""))
+        out.print(table)
+        if section["missing"]:
+            hint = f"{len(section['missing'])} runs are missing: fedpriv experiment run {section['file']}"
+            out.print(hint, soft_wrap=True, markup=False)
+    out.print(f"report: {said['report']}", soft_wrap=True, markup=False)
+    return said

@@ -1,0 +1,164 @@
+"""Our number beside the paper's, and the verdict.
+
+The rule (method card, section 4.1), on the differences d of the seeds, counted so that the claim says d > margin >= 0:
+
+* **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean that reaches the margin.
+* **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, and by more than the seeds
+  differ from each other. The second clause speaks from 2 seeds on: two seeds cannot make an interval worth the name, but "wrong
+  on both, clearly" is not a draw. If A and B were equal, it would say so by chance for one pair of seeds in ten.
+* **inconclusive** otherwise, and always with a single seed.
+
+A count of bytes is not drawn at random: it is compared as it stands, whatever the number of seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedpriv.experiments.results import Result
+from fedpriv.experiments.spec import BEST_BASELINE, Claim
+
+Results = Mapping[str, Mapping[int, Result]]
+"""label -> seed -> result; a label without results is there, and empty."""
+
+MIN_SEEDS = 3
+_SHORT = "short of it on every seed"
+REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word, and what a reader should know beside it."""
+
+    word: str
+    remark: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.remark})" if self.remark else self.word
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim and what our runs say to it.
+
+    Attributes:
+        opponent: the run that ``best_baseline`` turned out to be.
+        values: seed -> the metric of ``of``, the share of clients, or the difference A - B.
+        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not of a count).
+    """
+
+    claim: Claim
+    opponent: str | None
+    values: Mapping[int, float]
+    mean: float | None
+    interval: tuple[float, float] | None
+    verdict: Verdict
+
+
+def judge(claim: Claim, results: Results) -> Judgement:
+    """Compute our number and the verdict, over the seeds that every run concerned has finished."""
+    opponent = None
+    concerned = list(results) if BEST_BASELINE in claim.labels else claim.labels
+    seeds = [
+        seed for seed in sorted(_union(results, concerned)) if all(_has(results[label].get(seed), claim) for label in concerned)
+    ]
+    if BEST_BASELINE in claim.labels and seeds:
+        others = [label for label in results if label not in claim.labels]
+        opponent = max(
+            others, key=lambda label: statistics.fmean(metric(results[label][seed], claim.metric) or 0.0 for seed in seeds)
+        )
+    values: dict[int, float] = {}
+    for seed in seeds:
+        sides = [results[opponent if label == BEST_BASELINE and opponent else label][seed] for label in claim.labels]
+        if claim.metric == "clients_better":
+            values[seed] = clients_better(*sides)
+        else:
+            first, *other = (metric(side, claim.metric) or 0.0 for side in sides)
+            values[seed] = first - sum(other)
+    drawn = list(values.values())
+    mean = statistics.fmean(drawn) if drawn else None
+    interval = paired_interval(drawn) if len(drawn) > 1 and claim.equals is None else None
+    return Judgement(claim, opponent, values, mean, interval, _verdict(claim, drawn))
+
+
+def _union(results: Results, labels: Sequence[str]) -> set[int]:
+    return {seed for label in labels for seed in results[label]}
+
+
+def _has(result: Result | None, claim: Claim) -> bool:
+    return result is not None and (claim.metric == "clients_better" or metric(result, claim.metric) is not None)
+
+
+def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
+    if claim.equals is not None and values:
+        holds = all(abs(value - claim.equals) <= claim.within for value in values)
+        return Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
+    if claim.of and claim.stand_in:
+        return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level does not compare")
+    if claim.above is not None:
+        verdict = decide([value - claim.above for value in values], wrong=_SHORT)
+    elif claim.below is not None:
+        verdict = decide([claim.below - value for value in values], wrong=_SHORT)
+    else:
+        verdict = decide(values, claim.margin)
+    return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict
+
+
+def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = "wrong sign on every seed") -> Verdict:
+    """The rule of the module's docstring.
+
+    Args:
+        differences: one per seed, positive where the claim holds.
+        margin: the claimed size of the difference, not negative.
+        wrong: the remark where all differences are negative.
+    """
+    count = len(differences)
+    seeds = f"{count} seed{'' if count == 1 else 's'}"
+    if count < 2:
+        return Verdict(INCONCLUSIVE, seeds)
+    low, high = paired_interval(differences)
+    short = [margin - value for value in differences]
+    sign_holds = count >= MIN_SEEDS and low > 0
+    if sign_holds and statistics.fmean(differences) >= margin:
+        return Verdict(REPRODUCED, seeds)
+    word = NOT_REPRODUCED if high < margin or min(short) > max(differences) - min(differences) else INCONCLUSIVE
+    if all(value < 0 for value in differences):
+        return Verdict(word, f"{seeds}, {wrong}")
+    if sign_holds:
+        return Verdict(word, f"{seeds}, the sign holds, the size does not")
+    return Verdict(word, f"{seeds}, {_SHORT}" if min(short) > 0 else seeds)
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """95 % confidence interval of the mean of at least two paired differences (Student's t)."""
+    from scipy.stats import t
+
+    mean, count = statistics.fmean(differences), len(differences)
+    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def metric(result: Result, name: str) -> float | None:
+    """A metric of :data:`fedpriv.experiments.spec.Metric`, but for ``clients_better``; ``None`` where it does not apply.
+
+    ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds.
+    """
+    summary = result.summary
+    if name == "early_accuracy":
+        early = [accuracy for number, accuracy in result.tested() if number <= summary["rounds"] / 4]
+        return statistics.fmean(early) if early else None
+    if name == "upload_bytes":
+        return float(summary["bytes_per_upload"])
+    protocol = {"accuracy": "last_rounds_client_mean", "worst_tenth": "worst_tenth", "global_accuracy": "global_test"}[name]
+    value = summary["protocols"][protocol]
+    return None if value is None else float(value)
+
+
+def clients_better(ours: Result, theirs: Result) -> float:
+    """Share of the clients that are strictly better off with ``ours`` (of those that both tested)."""
+    pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return statistics.fmean(a > b for a, b in known)

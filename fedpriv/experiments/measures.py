@@ -1,0 +1,211 @@
+"""What the runs of an experiment came to, method by method: accuracy, cost, and what it takes to reach a target."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedpriv.errors import UsageError
+from fedpriv.experiments.claims import Judgement, Results, judge, metric
+from fedpriv.experiments.results import Result, difference, tested_at_the_end
+from fedpriv.experiments.spec import Experiment
+
+WINDOW = 5  # rounds; the smoothing of "rounds to target" (method card, section 1.11)
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One run label over its seeds; means over the seeds, accuracies in [0, 1], bytes and seconds for the whole run.
+
+    Attributes:
+        accuracy: seed -> mean over clients and over the last ``averaged_rounds`` rounds.
+        sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
+        never_trained: seed -> number of clients that never had a turn.
+        bytes_per_round: of a round of training, without the broadcast of round 0.
+    """
+
+    label: str
+    method: str
+    accuracy: Mapping[int, float]
+    mean: float
+    sd: float | None
+    worst_tenth: float | None
+    global_accuracy: float | None
+    rounds: int
+    averaged_rounds: int
+    bytes_up: float
+    bytes_down: float
+    bytes_round_zero: float
+    bytes_per_round: float
+    bytes_per_upload: float
+    seconds: float
+    never_trained: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """What a method takes to reach the target; per seed, ``None`` where it does not.
+
+    Attributes:
+        speed_up: rounds of the target's own run over rounds of this one, mean over seeds.
+        bytes_saved: share of the target run's bytes to target, mean over seeds.
+    """
+
+    label: str
+    rounds: Mapping[int, int | None]
+    bytes: Mapping[int, int | None]
+    speed_up: float | None
+    bytes_saved: float | None
+    tested_at_end: bool
+
+
+def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]], list[str]]:
+    """The results beside the YAML, and what is wrong with those that do not count (one line each)."""
+    results: dict[str, dict[int, Result]] = {label: {} for label in experiment.configs}
+    complaints = []
+    for label, seed in experiment.select():
+        path = experiment.result_file(label, seed)
+        if not path.exists():
+            continue
+        try:
+            result = Result.load(path)
+            other = difference(experiment.config(label, seed), result.config)
+        except UsageError as error:
+            other = str(error)
+        if other is None:
+            results[label][seed] = result
+        else:
+            complaints.append(f"{label}-s{seed} does not count: {other}")
+    for seed in experiment.seeds:
+        if len({of_label[seed].partition_hash for of_label in results.values() if seed in of_label}) > 1:
+            complaints.append(f"seed {seed}: the methods ran on different partitions, so their differences are not paired")
+    return results, complaints
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an experiment came to, so far."""
+
+    experiment: Experiment
+    results: Results
+    complaints: Sequence[str]
+    methods: Sequence[MethodRow]
+    to_target: Sequence[TargetRow]
+    judgements: Sequence[Judgement]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Comparison:
+        """From the results stored beside the YAML."""
+        results, complaints = stored_results(experiment)
+        to_target = target_rows(results, experiment.target) if experiment.target else []
+        judgements = [judge(claim, results) for claim in experiment.claims]
+        return cls(experiment, results, complaints, method_rows(results), to_target, judgements)
+
+    @property
+    def missing(self) -> list[str]:
+        """Runs without a result that counts, as ``<label>-s<seed>``."""
+        return [f"{label}-s{seed}" for label, seed in self.experiment.select() if seed not in self.results[label]]
+
+    def as_data(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {
+            "file": str(self.experiment.path),
+            "title": self.experiment.title,
+            "methods": [asdict(row) for row in self.methods],
+            "target": self.experiment.target,
+            "to_target": [asdict(row) for row in self.to_target],
+            "claims": [
+                {
+                    **judgement.claim.model_dump(mode="json", exclude_none=True),
+                    "opponent": judgement.opponent,
+                    "values": dict(judgement.values),
+                    "mean": judgement.mean,
+                    "interval": judgement.interval,
+                    "verdict": judgement.verdict.word,
+                    "remark": judgement.verdict.remark,
+                }
+                for judgement in self.judgements
+            ],
+            "missing": self.missing,
+            "complaints": list(self.complaints),
+        }
+
+
+def method_rows(results: Results) -> list[MethodRow]:
+    """A row for each label that has results."""
+    return [_method_row(label, of_label) for label, of_label in results.items() if of_label]
+
+
+def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
+    runs = [of_label[seed] for seed in sorted(of_label)]
+    accuracy = {run.seed: run.summary["accuracy"] for run in runs}
+
+    def total(key: str) -> float:
+        return statistics.fmean(run.summary[key] for run in runs)
+
+    traffic = total("bytes_up") + total("bytes_down") - total("bytes_round_zero")
+    return MethodRow(
+        label=label,
+        method=runs[0].config["method"]["name"],
+        accuracy=accuracy,
+        mean=statistics.fmean(accuracy.values()),
+        sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
+        worst_tenth=_mean([metric(run, "worst_tenth") for run in runs]),
+        global_accuracy=_mean([metric(run, "global_accuracy") for run in runs]),
+        rounds=runs[0].summary["rounds"],
+        averaged_rounds=runs[0].summary["averaged_rounds"],
+        bytes_up=total("bytes_up"),
+        bytes_down=total("bytes_down"),
+        bytes_round_zero=total("bytes_round_zero"),
+        bytes_per_round=traffic / runs[0].summary["rounds"],
+        bytes_per_upload=total("bytes_per_upload"),
+        seconds=total("seconds"),
+        never_trained={run.seed: run.summary["clients_never_trained"] for run in runs},
+    )
+
+
+def target_rows(results: Results, target: str) -> list[TargetRow]:
+    """What each method takes to reach the final accuracy of ``target`` at the same seed; empty without results of it."""
+    targets = results.get(target, {})
+    own = {seed: reach(result, result.summary["accuracy"]) for seed, result in targets.items()}
+    rows = []
+    for label, of_label in results.items():
+        seeds = sorted(of_label.keys() & targets.keys())
+        if not seeds:
+            continue
+        found = {seed: reach(of_label[seed], targets[seed].summary["accuracy"]) for seed in seeds}
+        pairs = [(mine, its) for seed in seeds if (mine := found[seed]) and (its := own[seed])]
+        rows.append(
+            TargetRow(
+                label=label,
+                rounds={seed: hit and hit[0] for seed, hit in found.items()},
+                bytes={seed: hit and hit[1] for seed, hit in found.items()},
+                speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
+                bytes_saved=_mean([1 - mine[1] / its[1] if its[1] else None for mine, its in pairs]),
+                tested_at_end=tested_at_the_end(of_label[seeds[0]].config["method"]),
+            )
+        )
+    return rows
+
+
+def reach(result: Result, target: float) -> tuple[int, int] | None:
+    """The first evaluated round whose smoothed accuracy reaches ``target``, and the bytes until then (both ways, with round 0).
+
+    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, the round itself included. That is the card's
+    mean of 5 where every round is evaluated, and the evaluation itself where only every fifth is.
+    """
+    if tested_at_the_end(result.config["method"]):
+        return None
+    points = result.tested()
+    for number, _ in points:
+        if statistics.fmean(accuracy for other, accuracy in points if number - WINDOW < other <= number) >= target:
+            at = result.curve["round"].index(number)
+            return number, result.curve["bytes_up"][at] + result.curve["bytes_down"][at]
+    return None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

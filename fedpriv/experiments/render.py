@@ -1,0 +1,218 @@
+"""The comparison with the paper, as Markdown and one picture per experiment."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from fedpriv import plots
+from fedpriv.errors import UsageError
+from fedpriv.experiments.claims import MIN_SEEDS, Judgement
+from fedpriv.experiments.measures import WINDOW, Comparison, MethodRow
+from fedpriv.experiments.results import Result
+from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment, read
+from fedpriv.files import write_atomically
+
+_RULE = """A claim is *reproduced* only if the mean difference over at least 3 seeds has the claimed sign and size and its paired
+95 % interval excludes 0; *not reproduced* if that interval falls short of the claim, or every seed does and by more than the
+seeds differ from each other; else *inconclusive*. All of it holds for the setting of these runs alone, which is not quite the
+paper's: see what differs."""
+_TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
+rounds is at least the target of the same seed. Where only every fifth round is evaluated, that mean is a single evaluation, and
+the round is known to within 5. Ratios are means over the seeds at which both runs reach it. *Rounds saved* is the paper's traffic
+saving, as if a round cost every method the same; *bytes* are those counted, both ways, round 0 included."""
+_COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
+benchmark: machines and their load varied."""
+_WHAT = {
+    "accuracy": "",
+    "worst_tenth": " in the worst tenth",
+    "global_accuracy": " (global model)",
+    "early_accuracy": " in the first quarter of the rounds",
+    "upload_bytes": ", one upload",
+}
+
+
+def report(path: Path, output: Path | None = None) -> dict[str, Any]:
+    """Render one experiment (a YAML) or all of a folder, with a picture of each in ``results/``.
+
+    Args:
+        output: the Markdown to write; by default ``REPORT.md`` in the folder, or ``results/<stem>.md`` for a single YAML.
+
+    Returns:
+        what the report says, as data; ``report`` and ``plot`` are the files written.
+
+    Raises:
+        UsageError: no YAML there, or one that is wrong.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*.yaml"))
+        if not files:
+            raise UsageError(f"no experiment (*.yaml) in {path}")
+        output, name = output or path / "REPORT.md", path.absolute().name
+    else:
+        files, output, name = [path], output or path.parent / "results" / f"{path.stem}.md", path.stem
+    comparisons = [Comparison.of(read(file)) for file in files]
+    parts = [
+        f"# {name}: our runs beside the paper",
+        "Written by `fedpriv experiment report`; edit the YAML, not this file.",
+        _RULE,
+    ]
+    data = []
+    for comparison in comparisons:
+        picture = _draw(comparison)
+        parts += _section(comparison, os.path.relpath(picture, output.parent) if picture else None)
+        data.append({**comparison.as_data(), "plot": picture and str(picture)})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, ("\n\n".join(parts) + "\n").encode())
+    return {"experiments": data, "report": str(output)}
+
+
+def _draw(comparison: Comparison) -> Path | None:
+    results, file = comparison.results, comparison.experiment.path
+    runs = {label: [of_label[seed].records() for seed in sorted(of_label)] for label, of_label in results.items() if of_label}
+    if not runs:
+        return None
+    path = file.parent / "results" / f"{file.stem}.png"
+    plots.compare_curves(runs, path)
+    return path
+
+
+def _section(comparison: Comparison, picture: str | None) -> list[str]:
+    experiment, missing = comparison.experiment, comparison.missing
+    parts = [f"## {experiment.title}"]
+    if missing:
+        total = len(experiment.select())
+        parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {', '.join(missing)}.")
+    parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
+    if comparison.methods:
+        parts += ["### Accuracy", *_accuracy(comparison.methods), "### Cost", _cost(comparison.methods), _COST]
+    if comparison.to_target:
+        parts += [f"### Until the final accuracy of {experiment.target} is reached", *_to_target(comparison)]
+    if picture:
+        parts.append(f"![accuracy by round and by bytes]({picture})")
+    if comparison.judgements:
+        rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
+        parts += ["### What the paper says", _table("claim | the paper | ours | each seed | 95 % interval | verdict", rows)]
+        if len(experiment.seeds) < MIN_SEEDS:
+            parts.append(
+                f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
+            )
+    if experiment.notes:
+        parts += ["### What differs from the paper", "\n".join(f"* {' '.join(note.split())}" for note in experiment.notes)]
+    if comparison.methods:
+        parts.append(_provenance([result for of_label in comparison.results.values() for result in of_label.values()]))
+    return parts
+
+
+def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
+    best, last = max(row.mean for row in rows), max(row.averaged_rounds for row in rows)
+    cells = [
+        (
+            row.label + (" ¹" if row.averaged_rounds < last else ""),
+            f"**{_percent(row.mean)}**" if row.mean == best else _percent(row.mean),
+            "–" if row.sd is None else f"{100 * row.sd:.2f}",
+            _by_seed({seed: _percent(value) for seed, value in row.accuracy.items()}),
+            _percent(row.worst_tenth),
+            _percent(row.global_accuracy),
+            _by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
+        )
+        for row in rows
+    ]
+    texts = [
+        f"Percent. Accuracy: mean over all clients and over the last {last} rounds. Worst tenth: of the clients. A client "
+        "that was never sampled is tested with the initial head, where it has one of its own."
+    ]
+    if any(row.averaged_rounds < last for row in rows):
+        texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
+    head = "method | accuracy | sd over seeds | each seed | worst tenth | global model, server's test set | clients never trained"
+    return [_table(head, cells), *texts]
+
+
+def _cost(rows: Sequence[MethodRow]) -> str:
+    cells = []
+    for row in rows:
+        traffic = [_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
+        cells.append((row.label, row.rounds, *traffic, _bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
+    return _table("method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds", cells)
+
+
+def _to_target(comparison: Comparison) -> list[str]:
+    cells = []
+    for row in comparison.to_target:
+        reached = [count for count in row.bytes.values() if count is not None]
+        rounds = _by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()})
+        cells.append(
+            (
+                row.label,
+                "tested after the last round only" if row.tested_at_end else rounds,
+                "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
+                "–" if row.speed_up is None else f"{100 * (1 - 1 / row.speed_up):.1f} %",
+                "–" if not reached else _bytes(statistics.fmean(reached)),
+                "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
+            )
+        )
+    targets = comparison.results[comparison.experiment.target or ""]
+    levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
+    head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
+    return [_table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+
+
+def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
+    claim = judgement.claim
+    names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
+    if claim.metric == "clients_better":
+        told = f"of the clients better off with {names[0]} than with {names[1]}"
+    else:
+        best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
+        told = " − ".join(names) + best + _WHAT[claim.metric]
+    low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
+    return (
+        claim.id,
+        " ".join(claim.statement.split()),
+        f"– ({told})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {told}",
+        _by_seed({seed: _number(claim, value) for seed, value in judgement.values.items()}),
+        f"[{low_high}]" if low_high else "–",
+        str(judgement.verdict),
+    )
+
+
+def _number(claim: Claim, value: float) -> str:
+    if claim.metric == "upload_bytes":
+        return _bytes(value, 3) if value >= 0 else f"-{_bytes(-value, 3)}"
+    if claim.metric == "clients_better" or claim.of:
+        return f"{100 * value:.1f} %"
+    return f"{100 * value:+.2f}"
+
+
+def _provenance(results: Sequence[Result]) -> str:
+    versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
+    commits = sorted({result.git_commit or "not recorded" for result in results})
+    partitions = sorted({(result.seed, result.partition_hash[:12]) for result in results})
+    devices = sorted({result.device for result in results})
+    return (
+        f"Run with {'; '.join(versions)}; commit {', '.join(commits)}; device {', '.join(devices)}; "
+        f"partitions {', '.join(f'{digest} (seed {seed})' for seed, digest in partitions)}."
+    )
+
+
+def _table(head: str, rows: Iterable[Sequence[Any]]) -> str:
+    columns = head.split(" | ")
+    lines = [columns, ["---"] * len(columns), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _by_seed(values: Mapping[int, str]) -> str:
+    return ", ".join(values[seed] for seed in sorted(values)) or "–"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _bytes(value: float, precision: int = 1) -> str:
+    return "0" if not value else str(decimal(round(value), precision=precision))

@@ -1,0 +1,202 @@
+"""The result of one run as data: small, free of this machine's paths, made to be committed beside the YAML."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import MethodConfig, RunConfig, parse
+from fedpriv.errors import UsageError
+from fedpriv.evaluation import PROTOCOLS, mean_per_client
+from fedpriv.files import write_atomically
+from fedpriv.methods import find_method
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.tracking import Record, flatten, read_records
+from fedpriv.tracking.folder import read_json
+
+_CURVE = {
+    "accuracy": "accuracy",
+    "accuracy_worst_tenth": "accuracy_worst_tenth",
+    "global_accuracy": "global_accuracy",
+    "train_loss": "train_loss",
+    "bytes_up": "total_bytes_up",
+    "bytes_down": "total_bytes_down",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run came to.
+
+    Attributes:
+        config: as resolved, without where things are stored and tracked.
+        summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, all
+            protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
+            upload in one round), seconds.
+        curve: columns, one entry per evaluated round; bytes and seconds are totals since the start.
+    """
+
+    label: str
+    seed: int
+    config: dict[str, Any]
+    config_fingerprint: str
+    partition_hash: str
+    versions: dict[str, str]
+    git_commit: str | None
+    device: str
+    summary: dict[str, Any]
+    curve: dict[str, list[Any]]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, one line per field, so that a change shows in a diff."""
+        values = asdict(self)
+        columns = values.pop("curve")
+        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
+        curve = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
+        text = "{\n" + ",\n".join(lines) + ',\n "curve": {\n' + ",\n".join(curve) + "\n }\n}\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read what :meth:`write` wrote; :class:`UsageError` where it is something else."""
+        values = read_json(path)
+        if missing := sorted({field.name for field in fields(cls)} - values.keys()):
+            raise UsageError(f"{path} is not a result of an experiment (no {missing[0]!r})")
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    def tested(self) -> list[tuple[int, float]]:
+        """(round, accuracy) of the evaluations that show the method as it is meant to be tested.
+
+        A method that fine-tunes after the last round only is evaluated before that without it: those do not count.
+        """
+        points = list(zip(self.curve["round"], self.curve["accuracy"], strict=True))
+        return points[-1:] if tested_at_the_end(self.config["method"]) else points
+
+    def records(self) -> list[Record]:
+        """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""
+        rounds = {number for number, _ in self.tested()}
+        columns = {metric: self.curve[name] for name, metric in _CURVE.items()}
+        return [
+            {"round": number, "metrics": {metric: column[i] for metric, column in columns.items()}}
+            for i, number in enumerate(self.curve["round"])
+            if number in rounds
+        ]
+
+
+def tested_at_the_end(method: Mapping[str, Any]) -> bool:
+    """Whether a method with these options is tested as meant after the last round only (``ft_when: final``)."""
+    return method.get("ft_when") == "final"
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Whether a run has played all its rounds and written its results."""
+    return folder.summary() is not None and folder.facts.get("status") == "finished"
+
+
+def collect(folder: RunFolder, label: str) -> Result:
+    """The result of a finished run.
+
+    Raises:
+        UsageError: the run is not finished.
+    """
+    summary, config, facts = folder.summary(), folder.config(), folder.facts
+    if summary is None or not is_finished(folder):
+        raise UsageError(f"{folder.path} is not finished")
+    records = read_records(folder.path)
+    last = 1 if tested_at_the_end(config.method.params) else config.eval.last
+    played = [record["metrics"] for record in records if record["round"] > 0]
+    turns = sum(metrics["participants"] - metrics["dropped"] for metrics in played)
+    round_zero = sum(record["metrics"]["bytes_down"] for record in records if record["round"] == 0)
+    kept = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "protocols", "accuracy_per_client")}
+    protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
+    result = Result(
+        label=label,
+        seed=config.seed,
+        config=_portable(config),
+        config_fingerprint=config.fingerprint(),
+        partition_hash=facts["partition_hash"],
+        versions=facts["versions"],
+        git_commit=facts.get("git_commit"),
+        device=facts["device"],
+        summary={
+            **kept,
+            "accuracy": protocols["last_rounds_client_mean"],
+            "averaged_rounds": min(last, summary["rounds"]),
+            "protocols": protocols,
+            "bytes_round_zero": round_zero,
+            "bytes_per_upload": round(summary["bytes_up"] / turns) if turns else 0,
+            "accuracy_per_client": mean_per_client(records, last),
+        },
+        curve=_curve(records),
+    )
+    return Result(**{name: _rounded(value) for name, value in asdict(result).items()})
+
+
+def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
+    curve: dict[str, list[Any]] = {name: [] for name in ("round", *_CURVE, "seconds")}
+    seconds = 0.0
+    for record in records:
+        metrics = record["metrics"]
+        seconds += metrics["seconds"]
+        if metrics.get("accuracy") is None:
+            continue
+        for name, metric in _CURVE.items():
+            curve[name].append(metrics.get(metric))
+        curve["round"].append(record["round"])
+        curve["seconds"].append(round(seconds, 1))
+    return curve
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to 6 digits; what is not finite (JSON has no word for it) becomes ``None``."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _portable(config: RunConfig) -> dict[str, Any]:
+    values = config.model_dump(mode="json", exclude={"run_dir", "tracking"})
+    values["data"].pop("dir")
+    return values
+
+
+def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:
+    """The first thing in which a stored (resolved) config is not what was asked for; ``None``: it is the same run.
+
+    What a config leaves open counts as its default, so a result outlives the arrival of a new option.
+
+    Args:
+        stored: a run folder's config, or the ``config`` of a :class:`Result`.
+    """
+    try:
+        found = stored if isinstance(stored, RunConfig) else parse(RunConfig, dict(stored), "stored config")
+        there = _resolved(found, None)
+    except UsageError as error:
+        return f"its config is of another version ({error})"
+    here = _resolved(asked, found.model.name)
+    for key in sorted(here.keys() | there.keys()):
+        if here.get(key) != there.get(key):
+            return f"{key} is {there.get(key)} there, {here.get(key)} in the YAML"
+    return None
+
+
+def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
+    """As :func:`fedpriv.simulation.setup.resolve` fills a config in, flat, without loading the data."""
+    method, partition = config.method, config.data.partition
+    options = parse(find_method(method.name).Params, method.params, f"method {method.name}")
+    seed = config.seed if partition.seed is None else partition.seed
+    filled = config.model_copy(
+        update={
+            "method": MethodConfig(name=method.name, **asdict(options)),
+            "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
+            "data": config.data.model_copy(update={"partition": partition.model_copy(update={"seed": seed})}),
+        }
+    )
+    return dict(flatten(_portable(filled)))

@@ -1,0 +1,254 @@
+"""Running an experiment: what is done is kept, what is finished is collected, what was interrupted goes on, the rest starts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from fedpriv.errors import FedprivError
+from fedpriv.experiments.results import Result, collect, difference, is_finished
+from fedpriv.experiments.spec import Experiment
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.tracking import read_records
+
+State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]
+"""done: its result was there; collected: its folder was finished before; finished: now; left: neither done nor begun."""
+
+Say = Callable[[str], None]
+
+_FEDPRIV = [sys.executable, "-P", "-c", "from fedpriv.cli import main; main()"]
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_POLL = 0.2  # seconds between looks at the processes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of the experiment stands in the end."""
+
+    label: str
+    seed: int
+    state: State
+    accuracy: float | None = None
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}-s{self.seed}"
+
+
+@dataclass
+class _Job:
+    """A run whose process is going."""
+
+    label: str
+    seed: int
+    folder: RunFolder
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+    interrupts: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class _Interrupts:
+    """How often the user asked to stop."""
+
+    count: int = 0
+
+
+def run(
+    experiment: Experiment,
+    runs_dir: Path,
+    workers: int = 1,
+    labels: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    data_dir: Path | None = None,
+    say: Say = lambda text: None,
+) -> list[Outcome]:
+    """Bring the runs of an experiment to their end, each in a process of its own with one torch thread.
+
+    A run that fails is recorded and the others go on. The first Ctrl-C (or SIGTERM) lets each running process end its round,
+    a second one stops it at once; either way the same call goes on later.
+
+    Args:
+        workers: processes at a time; 0: only collect what is finished.
+        labels, seeds: which runs; all where none are named.
+        data_dir: where the data are, if not where the YAML or ``FEDPRIV_DATA`` says.
+        say: told, in a line, what happens.
+
+    Raises:
+        UsageError: a label or a seed that the experiment does not have.
+    """
+    waiting = deque(experiment.select(labels, seeds))
+    jobs: list[_Job] = []
+    outcomes: list[Outcome] = []
+
+    def conclude(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if (text := _told(outcome)) is not None:
+            say(text)
+
+    with tempfile.TemporaryDirectory(prefix="fedpriv-") as asked, _counting_interrupts(say) as interrupts:
+        runner = _Runner(experiment, runs_dir, data_dir, Path(asked), say)
+        while waiting or jobs:
+            while waiting and not interrupts.count and len(jobs) < max(1, workers):
+                begun = runner.begin(*waiting.popleft(), may_start=workers > 0)
+                if isinstance(begun, _Job):
+                    jobs.append(begun)
+                else:
+                    conclude(begun)
+            for job in list(jobs):
+                if job.process.poll() is not None:
+                    jobs.remove(job)
+                    conclude(runner.end(job, bool(interrupts.count)))
+                elif job.interrupts < interrupts.count:
+                    job.interrupts = interrupts.count
+                    job.process.send_signal(signal.SIGINT)
+            if interrupts.count:
+                while waiting:
+                    conclude(Outcome(*waiting.popleft(), "left"))
+            if jobs:
+                time.sleep(_POLL)
+    return outcomes
+
+
+def _told(outcome: Outcome) -> str | None:
+    said = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can go on"}
+    if outcome.state == "failed":
+        return f"{outcome.name}: FAILED: {outcome.error}"
+    if outcome.state in said:
+        accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.3f}"
+        return f"{outcome.name}: {said[outcome.state]}{accuracy}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Begins and ends runs; ``asked`` is a folder for the configs that the processes are given."""
+
+    experiment: Experiment
+    runs_dir: Path
+    data_dir: Path | None
+    asked: Path
+    say: Say
+
+    def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
+        """Find a run done, collect it, or set its process going."""
+        config, stored = self.experiment.config(label, seed), self.experiment.result_file(label, seed)
+        try:
+            if stored.exists():
+                result = Result.load(stored)
+                if difference(config, result.config) is None:
+                    return Outcome(label, seed, "done", result.summary["accuracy"])
+            folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
+            if folder.config_file.exists():
+                if (other := difference(config, folder.config())) is not None:
+                    raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")
+                if is_finished(folder):
+                    return self._store(label, seed, folder, "collected")
+            return self._launch(label, seed, folder) if may_start else Outcome(label, seed, "left")
+        except FedprivError as error:
+            return Outcome(label, seed, "failed", error=str(error))
+        except OSError as error:
+            return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
+
+    def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if folder.config_file.exists():
+            arguments = ["resume", str(folder.path)]
+        else:
+            config = self.experiment.config(label, seed)
+            if self.data_dir is not None:
+                config = config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
+            file = self.asked / f"{label}-s{seed}.yaml"
+            file.write_text(config.to_yaml())
+            arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
+        # The data folder goes by environment and not by config, so that a run can be resumed where it is another.
+        environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        log = folder.path / "log.txt"
+        with _locked(folder.path) as lock, log.open("ab") as output:
+            start = output.tell()
+            # The process gets the lock, and a group of its own: Ctrl-C reaches it through the loop of `run` alone, once.
+            process = subprocess.Popen(
+                [*_FEDPRIV, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0,
+                pass_fds=[lock],
+            )  # fmt: skip
+        done = read_records(folder.path)
+        self.say(f"{label}-s{seed}: {'goes on after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")
+        return _Job(label, seed, folder, process, log, start)
+
+    def end(self, job: _Job, stopping: bool) -> Outcome:
+        """What came of a process that has ended."""
+        if job.process.returncode == 0:
+            try:
+                return self._store(job.label, job.seed, job.folder, "finished")
+            except (FedprivError, OSError) as error:
+                return Outcome(job.label, job.seed, "failed", error=str(error))
+        if stopping or job.process.returncode == 130:
+            return Outcome(job.label, job.seed, "interrupted")
+        with job.log.open("rb") as file:
+            file.seek(job.log_start)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        errors = [line.removeprefix("fedpriv: ") for line in lines if line.startswith("fedpriv: ")]
+        reason = (errors or lines or [f"the process ended with status {job.process.returncode}"])[-1]
+        return Outcome(job.label, job.seed, "failed", error=f"{reason} (log {_short(job.log)})")
+
+    def _store(self, label: str, seed: int, folder: RunFolder, state: State) -> Outcome:
+        result = collect(folder, label)
+        result.write(self.experiment.result_file(label, seed))
+        return Outcome(label, seed, state, result.summary["accuracy"])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """The run folder as a file descriptor with an exclusive lock, which lasts as long as any process holds a copy of it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedprivError(f"another process is running it in {_short(folder)}") from None
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _counting_interrupts(say: Say) -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupts.count += 1
+        if interrupts.count == 1:
+            say("stopping: the running rounds end first (Ctrl-C again: at once)")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

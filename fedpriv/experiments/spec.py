@@ -1,0 +1,179 @@
+"""An experiment's YAML: runs that share a base config, their seeds, and the paper's claims to hold them against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
+
+from fedpriv.config import RunConfig, parse, read_yaml
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.methods import find_method
+
+BEST_BASELINE = "best_baseline"
+"""In a claim: of all runs but the other side, the one with the highest mean of the metric."""
+
+Metric = Literal["accuracy", "worst_tenth", "global_accuracy", "early_accuracy", "clients_better", "upload_bytes"]
+
+
+class Claim(BaseModel):
+    """One sentence of a paper and how our number beside it is computed.
+
+    ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with ``metric: clients_better`` it is the share of
+    clients better off with A than with B, ``above`` or ``below`` a value. ``of: A`` holds one run's metric against ``above``,
+    ``below``, or (bytes, which are counted and not drawn) ``equals`` up to ``within``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    id: str
+    statement: str = Field(description="what the paper says, in our words")
+    compare: tuple[str, str] | None = None
+    of: str | None = None
+    metric: Metric = "accuracy"
+    margin: NonNegativeFloat = Field(0.0, description="claimed size of the difference, in the metric's unit (accuracy: share)")
+    above: float | None = None
+    below: float | None = None
+    equals: float | None = None
+    within: NonNegativeFloat = 0.0
+    stand_in: str | None = Field(None, description="what replaces the paper's data; every verdict then says so")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The runs that the claim names."""
+        return self.compare or (self.of or "",)
+
+    @model_validator(mode="after")
+    def _is_computable(self) -> Self:
+        bounds = [name for name in ("above", "below", "equals") if getattr(self, name) is not None]
+        if (self.compare is None) == (self.of is None):
+            raise ValueError("give either compare: [A, B] or of: A")
+        if self.metric == "clients_better" and (self.of or bounds not in (["above"], ["below"])):
+            raise ValueError("metric clients_better needs compare: [A, B] and above: or below: a share")
+        if self.metric != "clients_better" and self.compare and bounds:
+            raise ValueError(f"compare takes a margin, not {bounds[0]}")
+        if self.of and (len(bounds) != 1 or self.margin):
+            raise ValueError("of: A needs one of above, below, equals, and no margin")
+        if self.equals is not None and self.metric != "upload_bytes":
+            raise ValueError("equals is for upload_bytes, which are counted; a measured metric needs above or below")
+        if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric == "clients_better" else 1):
+            raise ValueError(f"{BEST_BASELINE} stands for one side of a comparison of means")
+        return self
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    base: dict[str, Any] = {}
+    runs: dict[str, dict[str, Any]] = Field(min_length=1)
+    seeds: list[NonNegativeInt] = Field(min_length=1)
+    target: str | None = None
+    claims: list[dict[str, Any]] = []
+    notes: list[str] = []
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a YAML describes.
+
+    Attributes:
+        configs: label -> config, but for the seed.
+        target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
+        notes: in what this differs from the paper.
+    """
+
+    path: Path
+    title: str
+    configs: Mapping[str, RunConfig]
+    seeds: tuple[int, ...]
+    target: str | None
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...]
+
+    def config(self, label: str, seed: int) -> RunConfig:
+        """The config of one run, as ``fedpriv train --config`` takes it."""
+        return self.configs[label].model_copy(update={"seed": seed})
+
+    def run_dir(self, runs_dir: Path, label: str, seed: int) -> Path:
+        """The run folder: ``<runs_dir>/experiments/<folder>/<stem>/<label>-s<seed>``."""
+        return runs_dir / "experiments" / self.path.absolute().parent.name / self.path.stem / f"{label}-s{seed}"
+
+    def result_file(self, label: str, seed: int) -> Path:
+        """The committed result: ``results/<stem>/<label>-s<seed>.json`` beside the YAML."""
+        return self.path.parent / "results" / self.path.stem / f"{label}-s{seed}.json"
+
+    def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
+        """The (label, seed) pairs, seed by seed; all where nothing is named.
+
+        Raises:
+            UsageError: a label or a seed that the YAML does not have.
+        """
+        for label in labels:
+            if label not in self.configs:
+                raise UnknownName(f"run in {self.path}", label, self.configs)
+        for seed in seeds:
+            if seed not in self.seeds:
+                raise UsageError(f"seed {seed} is not among the seeds of {self.path}: {', '.join(map(str, self.seeds))}")
+        return [(label, seed) for seed in seeds or self.seeds for label in self.configs if not labels or label in labels]
+
+
+def read(path: Path) -> Experiment:
+    """Read and check an experiment; every run's config included.
+
+    Raises:
+        UsageError: in one line; where a run's config is wrong, with the run's label.
+    """
+    values = read_yaml(path)
+    for key in ("title", "runs", "seeds"):
+        if key not in values:
+            raise UsageError(f"experiment {path}: no {key!r}; it needs title, runs (label: what differs from base) and seeds")
+    file = parse(_File, values, f"experiment {path}")
+    if len(set(file.seeds)) < len(file.seeds):
+        raise UsageError(f"experiment {path}: a seed stands twice in seeds")
+    configs = {label: _config(path, label, merge(file.base, own)) for label, own in file.runs.items()}
+    if file.target is not None and file.target not in configs:
+        raise UnknownName(f"target of {path}", file.target, configs)
+    claims = tuple(_claim(path, number, values, configs) for number, values in enumerate(file.claims, 1))
+    target = file.target or ("fedavg" if "fedavg" in configs else None)
+    return Experiment(path, file.title, configs, tuple(file.seeds), target, claims, tuple(file.notes))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid over it, mapping by mapping; neither is changed."""
+    merged = {**base, **over}
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = merge(base[key], value)
+    return merged
+
+
+def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
+    if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
+        raise UsageError(f"experiment {path}: run {label!r} names a folder; use letters, digits and . _ = + -")
+    for key, instead in (("seed", "seeds"), ("run_dir", "--runs-dir")):
+        if key in values:
+            raise UsageError(f"run {label} of {path}: {key} is set by {instead}")
+    where = f"run {label} of {path}"
+    config = parse(RunConfig, values, where)
+    try:
+        parse(find_method(config.method.name).Params, config.method.params, f"method {config.method.name}")
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return config
+
+
+def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str, RunConfig]) -> Claim:
+    where = f"claim {values.get('id', number)} of {path}"
+    for key in ("id", "statement"):
+        if key not in values:
+            raise UsageError(f"{where}: no {key!r}")
+    claim = parse(Claim, values, where)
+    for label in claim.labels:
+        if label not in {*configs, BEST_BASELINE}:
+            raise UnknownName(f"run in {where}", label, [*configs, BEST_BASELINE])
+    return claim

@@ -1,0 +1,206 @@
+"""What cannot be right is refused before anything is written, in a line that names it and, where one can, what would be right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from fedpriv.errors import FedprivError, UsageError
+
+Fedpriv = Callable[..., Result]
+
+
+def case(arguments: str, *words: str) -> object:
+    return pytest.param(shlex.split(arguments), words, id=re.sub(r"[^\w.=:-]+", " ", arguments))
+
+
+NAMES = [
+    case("--method mpfedcom", "unknown method", "'mpfedcom'", "did you mean 'mpfedcon'"),
+    case("--method zzz", "unknown method", "fedavg", "mpfedcon"),
+    case("--method ''", "unknown method"),
+    case("--model cnn11", "unknown model", "did you mean 'cnn10'"),
+    case("--dataset digitz", "unknown data set", "did you mean 'digits'"),
+    case("--dataset no/such/folder", "no file or folder", "no/such/folder"),
+    case("--partition clases", "unknown partition", "did you mean 'classes'"),
+    case("--set trian.rounds=3", "'trian'", "did you mean 'train'"),
+    case("--set train.roundz=3", "'train.roundz'", "did you mean 'train.rounds'"),
+    case("--set data.partition.alfa=3", "'data.partition.alfa'", "did you mean 'data.partition.alpha'"),
+    case("--set method.muu=3", "method mpfedcon", "'muu'", "did you mean 'mu'"),
+    case("--method fedavg --set method.mu=3", "method fedavg", "'mu'"),
+    case("--method fedrep --set method.head_epoch=3", "did you mean 'head_epochs'"),
+    case("--set 'wire.transforms=[{name: maks}]'", "did you mean 'mask'"),
+    case("--set 'wire.transforms=[{name: mask, rolls: [head]}]'", "wire.transforms[0]", "did you mean 'roles'"),
+    case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, mask"),
+]
+VALUES = [
+    case("--lr 0", "train.lr", "greater than 0"),
+    case("--lr -1", "train.lr", "greater than 0"),
+    case("--lr nan", "train.lr", "finite"),
+    case("--lr inf", "train.lr", "finite"),
+    case("--participation 0", "train.participation", "greater than 0"),
+    case("--participation 1.5", "train.participation", "1.5", "less than or equal to 1"),
+    case("--rounds 0", "train.rounds", "greater than 0"),
+    case("--clients 0", "data.clients", "greater than 0"),
+    case("--batch-size 0", "train.batch_size", "greater than 0"),
+    case("--local-epochs 0", "train.local_epochs", "greater than 0"),
+    case("--seed -1", "seed", "greater than or equal to 0"),
+    case("--classes-per-client 0", "classes_per_client"),
+    case("--partition dirichlet --alpha 0", "alpha", "greater than 0"),
+    case("--set method.tau=0", "method mpfedcon", "tau", "greater than 0"),
+    case("--set method.mu=-1", "method mpfedcon", "mu"),
+    case("--set method.negative=R9", "negative", "'R1', 'R2', 'R3' or 'none'"),
+    case("--set train.momentum=1", "train.momentum", "less than 1"),
+    case("--set model.projection=0", "model.projection"),
+    case("--set train.on_nan=ignore", "train.on_nan", "'stop' or 'drop'"),
+    case("--set train.rounds=abc", "train.rounds", "'abc'", "integer"),
+    case("--set train.rounds=2.5", "train.rounds", "integer"),
+    case("--set train.rounds=null", "train.rounds", "integer"),
+    case("--set train=3", "train", "TrainConfig"),
+    case("--set method=3", "method", "MethodConfig"),
+    case("--set wire.transforms=3", "wire.transforms", "tuple"),
+    case("--set wire.transforms=[mask]", "wire.transforms", "dictionary"),
+    case("--set train.rounds", "'train.rounds'", "key=value"),
+    case("--set =3", "key=value"),
+    case("--set train.rounds=[1", "train.rounds", "not YAML"),
+    case("--set train.rounds.x=3", "train.rounds"),
+]
+FEDERATIONS = [
+    case("--classes-per-client 11", "11 classes per client", "has 10"),
+    case("--clients 2000", "142 training samples", "fewer clients"),
+    case("--clients 2000 --partition dirichlet", "2000 clients", "samples"),
+    case("--clients 2000 --partition shards", "2000 clients", "samples"),
+    case("--clients 7 --participation 1", "7 clients", "multiple"),
+    case("--clients 5 --participation 0.1", "train.participation 0.1 of 5 clients selects nobody", "0.2"),
+    case("--model cnn10", "'cnn10' does not fit", "1x8x8", "mlp_lineage"),
+    case("--set eval.split=validation", "validation", "data.validation_fraction"),
+    case("--device banana", "device 'banana'", "--device cpu"),
+    case("--device cuda:99", "device 'cuda:99'", "--device cpu"),
+    case("--device meta", "device 'meta'", "--device cpu"),
+    case("--dataset fashion_mnist", "fashion_mnist", "hub", "--data-dir", "FEDPRIV_DATA"),
+    case("--dataset cifar10 --data-dir nowhere", "data folder nowhere is not there"),
+]
+
+
+def assert_refused(result: Result, words: tuple[str, ...], code: int = 2, lines: int = 2) -> None:
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert 1 <= len(result.stderr.strip().splitlines()) <= lines, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), [*NAMES, *VALUES, *FEDERATIONS])
+def test_it_is_refused_and_nothing_is_written(
+    empty_folder: Path, fedpriv: Fedpriv, arguments: list[str], words: tuple[str, ...]
+) -> None:
+    result = fedpriv("train", *arguments)
+    assert_refused(result, words, lines=1)
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- a\n- b\n", ("must be a mapping", "list")),
+        (b"42\n", ("must be a mapping", "int")),
+        (b"a: [1\nb: }", ("not YAML", "line 1")),
+        (bytes(range(256)), ("not a text file",)),
+        (b"seed: 1\0\n", ("not YAML",)),
+        (b"trian: {rounds: 3}\n", ("'trian'", "did you mean 'train'")),
+        (b"train: {roundz: 3}\n", ("'train.roundz'", "did you mean 'train.rounds'")),
+        (b"method: [1]\n", ("method", "[1]")),
+        (b"train:\n", ("train", "None")),
+        (b"train: {lr: 0}\n", ("train.lr", "greater than 0")),
+        (b"1: 2\n", ("1", "string")),
+    ],
+    ids=["list", "scalar", "torn", "binary", "nul", "section", "key", "type", "empty-section", "range", "number-key"],
+)
+def test_a_config_file_is_refused(empty_folder: Path, fedpriv: Fedpriv, content: bytes, words: tuple[str, ...]) -> None:
+    (empty_folder / "run.yaml").write_bytes(content)
+    result = fedpriv("train", "--config", "run.yaml")
+    assert_refused(result, ("run.yaml", *words), lines=1)
+    assert [path.name for path in empty_folder.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("method: {name: fedavg, mu: 3}", ("method fedavg", "'mu'")), ("method: mpfedcom", ("did you mean 'mpfedcon'",))],
+    ids=["option", "method"],
+)
+def test_a_method_in_a_config_file_is_refused(empty_folder: Path, fedpriv: Fedpriv, content: str, words: tuple[str, ...]) -> None:
+    (empty_folder / "run.yaml").write_text(content)
+    assert_refused(fedpriv("train", "--config", "run.yaml"), words, lines=1)
+    assert [path.name for path in empty_folder.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("path", "word"), [("missing.yaml", "No such file"), (".", "directory"), ("run.yaml/x", "Not a directory")]
+)
+def test_a_config_file_that_cannot_be_read(empty_folder: Path, fedpriv: Fedpriv, path: str, word: str) -> None:
+    (empty_folder / "run.yaml").touch()
+    assert_refused(fedpriv("train", "--config", path), ("cannot read config", path, word), lines=1)
+
+
+def test_corrupt_parquet_is_a_failure_that_names_the_file(empty_folder: Path, fedpriv: Fedpriv) -> None:
+    folder = empty_folder / "fashion_mnist"
+    folder.mkdir()
+    (folder / "train.parquet").write_bytes(b"PAR1" + bytes(200) + b"PAR1")
+    (folder / "test.parquet").write_bytes(b"")
+    result = fedpriv("train", "--dataset", "fashion_mnist", "--data-dir", ".")
+    assert_refused(result, ("train.parquet", "not a whole parquet file"), code=1)
+    assert not (empty_folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--no-such-flag"], ("--no-such-flag",)),
+        (["train", "--rounds", "many"], ("--rounds", "'many'")),
+        (["train", "surplus"], ("surplus",)),
+        (["tarin"], ("tarin",)),
+        (["resume"], ("RUN",)),
+    ],
+    ids=["flag", "type", "argument", "command", "missing"],
+)
+def test_a_misspelt_command_line(empty_folder: Path, fedpriv: Fedpriv, arguments: list[str], words: tuple[str, ...]) -> None:
+    assert_refused(fedpriv(*arguments), words, lines=4)
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("that is wrong"), 2, "fedpriv: that is wrong\n"),
+        (FedprivError("that failed"), 1, "fedpriv: that failed\n"),
+        (ZeroDivisionError("oh\nmany\nlines"), 1, "fedpriv: ZeroDivisionError: oh\n(--debug shows where)\n"),
+        (AssertionError(), 1, "fedpriv: AssertionError: \n(--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "fedpriv: interrupted\n"),
+    ],
+    ids=["usage", "failure", "bug", "wordless", "ctrl-c"],
+)
+def test_errors_are_short_and_debug_shows_where(
+    fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fedpriv.simulation.run.start", fail)
+    short = fedpriv("train")
+    assert (short.exit_code, short.stdout, short.stderr) == (code, "", said)
+    long = fedpriv("train", "--debug")
+    assert long.exit_code == code
+    if code != 130:
+        assert long.stderr.startswith("Traceback") and "in fail" in long.stderr and long.stderr.endswith(said)
+
+
+def test_a_bad_name_is_refused_before_the_libraries_are_loaded(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedpriv.simulation.run", None)
+    assert fedpriv("train", "--set", "train.roundz=3").exit_code == 2

@@ -1,0 +1,47 @@
+"""``--help`` is instant: it loads no library that takes long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fedpriv.cli import main
+
+HEAVY = {"torch", "torchvision", "numpy", "mlflow", "datasets", "sklearn", "matplotlib", "pyarrow", "pydantic", "yaml", "rich"}
+
+
+def test_help_of_every_command_loads_nothing_heavy() -> None:
+    code = f"""
+import sys
+from fedpriv.cli import main
+for path in ([], ["train"], ["resume"], ["methods"], ["models"], ["data"], ["data", "show"], ["compare"], ["sync"], ["ui"]):
+    try:
+        main([*path, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, path
+print("loaded:", sorted({HEAVY!r} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_every_command_says_what_it_does_with_an_example(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Example: fedpriv" in result.output or command in ("data", "experiment")
+
+
+def test_the_whole_s_help_names_every_command() -> None:
+    output = CliRunner().invoke(main, ["-h"]).output
+    assert all(command in output for command in main.commands)
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(main, ["--version"], prog_name="fedpriv")
+    assert result.output.startswith("fedpriv, version ")

@@ -1,0 +1,109 @@
+"""``--json``: the last line of standard output is one object; everything for people goes to standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tests.simulation.small import flags
+
+Fedpriv = Callable[..., Result]
+KEYS = {
+    "run_id",
+    "method",
+    "dataset",
+    "seed",
+    "rounds",
+    "accuracy",
+    "accuracy_per_client",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "run_dir",
+}
+
+
+def last_line(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("method", ["mpfedcon", "fedavg", "local"])
+def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
+    result = fedpriv("train", *flags(method, **{"train.rounds": 2}), "--json")
+    found = last_line(result)
+    assert len(result.stdout.splitlines()) == 1
+    assert found.keys() >= KEYS
+    (folder,) = (empty_folder / "runs").iterdir()
+    assert found == json.loads((folder / "summary.json").read_text())
+    assert (found["method"], found["dataset"], found["seed"], found["rounds"]) == (method, "digits", 0, 2)
+    assert (found["run_id"], Path(found["run_dir"])) == (folder.name, folder)
+    assert 0 <= found["accuracy"] <= 1 and len(found["accuracy_per_client"]) == 10
+    assert found["seconds"] > 0
+    assert (found["bytes_up"] > 0) == (found["bytes_down"] > 0) == (method != "local")
+    assert "round 2/2" in result.stderr and "accuracy per client" in result.stderr
+
+
+def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpriv) -> None:
+    """Progress on standard error; the summary, whole, on standard output, however narrow that is."""
+    deep = empty_folder / ("deep" * 20) / "run[1]" / "run[bold]"
+    result = fedpriv("train", *flags("fedavg", **{"train.rounds": 2}), "--run-dir", deep)
+    assert result.exit_code == 0
+    assert "round 2/2" in result.stderr and "round" not in result.stdout.split("rounds")[0]
+    lines = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
+    assert lines["run folder"].strip() == str(deep.relative_to(empty_folder))
+    assert "accuracy per client, mean of the last 2 rounds" in lines
+    assert "crossed the wire" in lines and "never had a turn" in result.stdout
+    assert "fedpriv compare" in result.stdout
+
+
+def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpriv.simulation import run
+
+    with monkeypatch.context() as broken:
+        broken.setattr(run, "_write_results", lambda simulation: 1 / 0)
+        assert fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", "one").exit_code == 1
+    result = fedpriv("resume", "one", "--json")
+    assert last_line(result).keys() >= KEYS
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_an_error_leaves_standard_output_empty(fedpriv: Fedpriv) -> None:
+    result = fedpriv("train", "--json", "--method", "nothing")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_methods(fedpriv: Fedpriv) -> None:
+    result = fedpriv("methods", "--json")
+    found = {method["name"]: method for method in last_line(result)["methods"]}
+    assert {"mpfedcon", "fedrep", "fedper", "fedavg", "fedavg-ft", "local"} <= found.keys()
+    assert found["mpfedcon"]["shares"] == ["encoder"] and found["mpfedcon"]["broadcasts_initial_model"]
+    assert found["local"]["shares"] == []
+    options = {option["name"]: option for option in found["mpfedcon"]["options"]}
+    assert options["mu"]["default"] == 10.0 and options["mu"]["description"]
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_models(fedpriv: Fedpriv) -> None:
+    found = {model["name"]: model for model in last_line(fedpriv("models", "--json"))["models"]}
+    assert found["cnn10"]["bytes"]["encoder"] == 4 * found["cnn10"]["parameters"]["encoder"]
+
+
+def test_data_list(fedpriv: Fedpriv) -> None:
+    found = last_line(fedpriv("data", "list", "--json"))
+    assert "digits" in {row["name"] for row in found["datasets"]}
+    assert {"classes", "dirichlet"} <= {row["name"] for row in found["partitions"]}
+
+
+def test_a_warning_shows_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from fedpriv.cli.report import Reporter
+
+    Reporter(Console()).warn("cannot write runs/[red]/a[/x]")
+    assert capsys.readouterr().err == "fedpriv: cannot write runs/[red]/a[/x]\n"

@@ -1,0 +1,128 @@
+"""The verdict rule, branch by branch, and what each kind of claim computes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from made_results import write_result, write_yaml
+
+from fedpriv.experiments import read
+from fedpriv.experiments.claims import Judgement, decide, judge, paired_interval
+from fedpriv.experiments.measures import stored_results
+
+RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
+
+
+@pytest.mark.parametrize(
+    ("differences", "margin", "word", "remark"),
+    [
+        # Three seeds or more: the interval decides.
+        ([0.030, 0.031, 0.032], 0.0, "reproduced", "3 seeds"),
+        ([0.030, 0.031, 0.032], 0.0165, "reproduced", "3 seeds"),
+        ([0.001, 0.060, 0.030], 0.0, "inconclusive", "3 seeds"),  # the right sign on every seed, and 0 in the interval
+        ([-0.030, -0.031, -0.032], 0.0, "not reproduced", "3 seeds, wrong sign on every seed"),
+        ([-0.001, -0.060, -0.030], 0.0, "inconclusive", "3 seeds, wrong sign on every seed"),
+        ([-0.010, 0.010, 0.005], 0.0, "inconclusive", "3 seeds"),
+        # The sign holds; the size is another question.
+        ([0.0050, 0.0051, 0.0052], 0.0165, "not reproduced", "3 seeds, the sign holds, the size does not"),
+        ([0.010, 0.014, 0.018], 0.0165, "inconclusive", "3 seeds, the sign holds, the size does not"),
+        ([0.012, 0.020, 0.022], 0.0165, "reproduced", "3 seeds"),  # the mean reaches it, 0 is outside [0.005, 0.031]
+        ([0.010, 0.020, 0.025], 0.0165, "inconclusive", "3 seeds"),  # the mean reaches it, 0 is inside [-0.001, 0.037]
+        # Two seeds never reproduce.
+        ([0.030, 0.031], 0.0, "inconclusive", "2 seeds"),
+        ([0.030, 0.031], 0.0165, "inconclusive", "2 seeds"),
+        ([-0.10, -0.12], 0.0, "not reproduced", "2 seeds, wrong sign on every seed"),
+        ([-0.001, -0.12], 0.0, "inconclusive", "2 seeds, wrong sign on every seed"),
+        ([0.001, 0.0012], 0.0165, "not reproduced", "2 seeds, short of it on every seed"),
+        ([0.001, 0.016], 0.0165, "inconclusive", "2 seeds, short of it on every seed"),
+        ([-0.01, 0.01], 0.0, "inconclusive", "2 seeds"),
+        # One seed says nothing, however large.
+        ([-0.5], 0.0, "inconclusive", "1 seed"),
+        ([0.5], 0.0, "inconclusive", "1 seed"),
+        ([], 0.0, "inconclusive", "0 seeds"),
+        # No spread at all: a tie is not a win.
+        ([0.0, 0.0, 0.0], 0.0, "inconclusive", "3 seeds"),
+        ([0.1, 0.1, 0.1], 0.0, "reproduced", "3 seeds"),
+    ],
+)
+def test_the_rule(differences: list[float], margin: float, word: str, remark: str) -> None:
+    verdict = decide(differences, margin)
+    assert (verdict.word, verdict.remark) == (word, remark)
+
+
+def test_the_interval_is_students() -> None:
+    # mean 0.02, sd 0.01, t(0.975, 2) = 4.302653 from a printed table
+    low, high = paired_interval([0.01, 0.02, 0.03])
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert (low, high) == pytest.approx((0.02 - half, 0.02 + half), abs=1e-8)
+
+
+def judged(tmp_path: Path, claim: dict[str, object], accuracies: dict[str, list[float]], **settings: object) -> Judgement:
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1, 2], claims=[{"id": "C", "statement": "s", **claim}])
+    for label, values in accuracies.items():
+        for seed, value in enumerate(values):
+            write_result(path, label, seed, {5: 0.1, 10: 0.2, 19: value, 20: value}, **settings)  # type: ignore[arg-type]
+    experiment = read(path)
+    return judge(experiment.claims[0], stored_results(experiment)[0])
+
+
+def test_the_best_baseline_is_the_one_with_the_best_mean(tmp_path: Path) -> None:
+    accuracies = {
+        "local": [0.5, 0.9, 0.5],
+        "fedavg": [0.2] * 3,
+        "fedavg-ft": [0.1] * 3,
+        "fedrep": [0.7] * 3,
+        "mpfedcon": [0.8, 0.81, 0.82],
+    }
+    judgement = judged(tmp_path, {"compare": ["mpfedcon", "best_baseline"], "margin": 0.0165}, accuracies)
+    assert judgement.opponent == "fedrep"
+    assert judgement.values == pytest.approx({0: 0.1, 1: 0.11, 2: 0.12})
+    assert judgement.mean == pytest.approx(0.11)
+    assert judgement.verdict.word == "reproduced"
+
+
+def test_the_best_baseline_waits_for_all_methods(tmp_path: Path) -> None:
+    accuracies = {"local": [0.5] * 3, "fedavg": [0.2] * 3, "fedavg-ft": [0.1] * 3, "fedrep": [0.7], "mpfedcon": [0.8] * 3}
+    judgement = judged(tmp_path, {"compare": ["mpfedcon", "best_baseline"]}, accuracies)
+    assert list(judgement.values) == [0]
+    assert str(judgement.verdict) == "inconclusive (1 seed)"
+    accuracies.pop("fedrep")
+    empty = judged(tmp_path / "other", {"compare": ["mpfedcon", "best_baseline"]}, accuracies)
+    assert (empty.mean, empty.opponent, str(empty.verdict)) == (None, None, "inconclusive (0 seeds)")
+
+
+def test_share_of_clients_better_off(tmp_path: Path) -> None:
+    path = write_yaml(
+        tmp_path,
+        runs=RUNS,
+        claims=[{"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}],
+    )
+    write_result(path, "local", 0, {20: 0.5}, per_client=[0.5, 0.5, 0.5, 0.5])
+    write_result(path, "mpfedcon", 0, {20: 0.5}, per_client=[0.6, 0.5, 0.4, 0.9])  # equal is not better
+    experiment = read(path)
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert judgement.values == {0: 0.5}
+    assert str(judgement.verdict) == "inconclusive (1 seed)"
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ({"of": "fedrep", "metric": "upload_bytes", "equals": 250, "within": 0}, "reproduced (counted)"),
+        ({"of": "fedrep", "metric": "upload_bytes", "equals": 300, "within": 49}, "not reproduced (counted)"),
+        ({"of": "mpfedcon", "metric": "upload_bytes", "equals": 250}, "inconclusive (0 seeds)"),
+        ({"of": "fedrep", "above": 0.6}, "reproduced (3 seeds)"),
+        ({"of": "fedrep", "above": 0.833}, "not reproduced (3 seeds, short of it on every seed)"),
+        ({"of": "fedrep", "below": 0.8}, "reproduced (3 seeds)"),
+        ({"of": "fedrep", "above": 0.6, "stand_in": "X for Y"}, "inconclusive (X for Y: the level does not compare)"),
+        ({"compare": ["fedrep", "local"]}, "reproduced (3 seeds)"),
+        ({"compare": ["fedrep", "local"], "stand_in": "X for Y"}, "reproduced (3 seeds; X for Y)"),
+        ({"compare": ["fedrep", "local"], "metric": "early_accuracy"}, "inconclusive (3 seeds)"),  # the same beginning
+        ({"compare": ["fedrep", "local"], "metric": "global_accuracy"}, "inconclusive (0 seeds)"),  # they have none
+    ],
+)
+def test_kinds_of_claims(tmp_path: Path, claim: dict[str, object], verdict: str) -> None:
+    judgement = judged(tmp_path, claim, {"local": [0.5, 0.51, 0.52], "fedrep": [0.7, 0.705, 0.71]})
+    assert str(judgement.verdict) == verdict

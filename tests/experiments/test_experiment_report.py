@@ -1,0 +1,125 @@
+"""The numbers of the report against sums done by hand, and what it says of results that do not count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from made_results import write_result, write_yaml
+
+from fedpriv.cli import main
+from fedpriv.errors import UsageError
+from fedpriv.experiments import Result, read, report
+from fedpriv.experiments.measures import Comparison, reach
+
+RUNS = {name: {"method": {"name": name}} for name in ("fedavg", "fedavg-ft", "fedrep")}
+AVG = {5: 0.1, 10: 0.2, 19: 0.3, 20: 0.5}  # smoothed: 0.1, 0.2, 0.3, 0.4
+REP = {5: 0.3, 10: 0.5, 19: 0.6, 20: 0.8}
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    """Two seeds of three methods; the target is fedavg's final accuracy, 0.4 and 0.3."""
+    path = write_yaml(
+        tmp_path / "paper",
+        runs=RUNS,
+        seeds=[0, 1],
+        claims=[{"id": "C3", "statement": "More than 1.65 points.", "compare": ["fedrep", "best_baseline"], "margin": 0.0165}],
+        notes=["Fewer rounds."],
+    )
+    write_result(path, "fedavg", 0, AVG, worst_tenth=0.1)
+    write_result(path, "fedavg", 1, {number: value - 0.1 for number, value in AVG.items()}, worst_tenth=0.3)
+    for seed in (0, 1):
+        write_result(path, "fedavg-ft", seed, {**AVG, 20: 0.9})
+    write_result(path, "fedrep", 0, REP, round_bytes=800, round_zero=1600)
+    write_result(path, "fedrep", 1, {number: value - 0.1 for number, value in REP.items()}, round_bytes=800, round_zero=1600)
+    return path
+
+
+def test_methods(yaml_file: Path) -> None:
+    rows = {row.label: row for row in Comparison.of(read(yaml_file)).methods}
+    assert rows["fedavg"].accuracy == pytest.approx({0: 0.4, 1: 0.3})
+    assert rows["fedavg"].mean == pytest.approx(0.35)
+    assert rows["fedavg"].sd == pytest.approx(0.1 / 2**0.5)
+    assert rows["fedavg"].worst_tenth == pytest.approx(0.2)
+    assert rows["fedavg"].global_accuracy is None
+    assert rows["fedavg-ft"].mean == pytest.approx(0.9)  # its last round alone
+    assert (rows["fedrep"].bytes_up, rows["fedrep"].bytes_down, rows["fedrep"].bytes_per_round) == (8000, 9600, 800)
+
+
+def test_rounds_and_bytes_to_target(yaml_file: Path) -> None:
+    rows = {row.label: row for row in Comparison.of(read(yaml_file)).to_target}
+    # fedavg reaches its own 0.4 (0.3) in the mean of rounds 19 and 20; fedrep's 0.5 (0.4) of round 10 is enough.
+    assert rows["fedavg"].rounds == {0: 20, 1: 20} and rows["fedavg"].bytes == {0: 20_000, 1: 20_000}
+    assert rows["fedrep"].rounds == {0: 10, 1: 10} and rows["fedrep"].bytes == {0: 9600, 1: 9600}
+    assert rows["fedrep"].speed_up == pytest.approx(2.0)
+    assert rows["fedrep"].bytes_saved == pytest.approx(1 - 9600 / 20_000)
+    assert rows["fedavg-ft"].rounds == {0: None, 1: None} and rows["fedavg-ft"].tested_at_end
+
+
+def test_smoothing_is_over_rounds(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, runs=RUNS)
+    result = Result.load(write_result(path, "fedrep", 0, {14: 0.9, 15: 0.2, 16: 0.2, 17: 0.2, 18: 0.5, 19: 0.5, 20: 0.6}))
+    assert reach(result, 0.9) == (14, 14_000)
+    assert reach(result, 0.91) is None
+    later = Result.load(write_result(path, "fedrep", 0, {15: 0.2, 16: 0.2, 17: 0.2, 18: 0.5, 19: 0.5, 20: 0.6}))
+    assert reach(later, 0.32) == (19, 19_000)  # (0.2 + 0.2 + 0.2 + 0.5 + 0.5) / 5, the round 15 included
+    assert reach(later, 0.4) == (20, 20_000)  # (0.2 + 0.2 + 0.5 + 0.5 + 0.6) / 5, the round 15 not
+
+
+def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(yaml_file.parent.parent)
+    said = report(Path("paper"))
+    assert said["report"] == "paper/REPORT.md"
+    text = Path("paper/REPORT.md").read_text()
+    assert "| fedavg | 35.00 | 7.07 | 40.00, 30.00 | 20.00 | – | 0, 1 |" in text
+    assert "| fedavg-ft ¹ | **90.00** | 0.00 | 90.00, 90.00 | 0.00 | – | 0, 1 |" in text
+    assert "| fedrep | 20 | 8.0 kB | 9.6 kB | 1.6 kB | 800 bytes | 200 bytes | 10 |" in text
+    assert "| fedrep | 10, 10 | 2.00× | 50.0 % | 9.6 kB | 52.0 % |" in text
+    # fedrep 0.7 and 0.6, fedavg-ft 0.9 and 0.9
+    assert "| C3 | More than 1.65 points. | **-25.00** fedrep − fedavg-ft, the best other of 2 | -20.00, -30.00 |" in text
+    assert "| not reproduced (2 seeds, wrong sign on every seed) |" in text
+    assert "* Fewer rounds." in text and "![accuracy by round and by bytes](results/tiny.png)" in text
+    assert Path("paper/results/tiny.png").stat().st_size > 10_000
+    assert str(yaml_file.parent.parent) not in text  # no paths of this machine
+    assert "Unfinished" not in text and "Attention" not in text
+
+
+def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
+    (yaml_file.parent / "results/tiny/fedrep-s1.json").unlink()
+    write_result(yaml_file, "fedavg-ft", 1, AVG, partition="another")
+    stale = yaml_file.parent / "results/tiny/fedavg-s0.json"
+    stale.write_text(stale.read_text().replace('"rounds": 20, "participation"', '"rounds": 30, "participation"'))
+    (yaml_file.parent / "results/tiny/fedavg-s1.json").write_text("{}")
+    comparison = Comparison.of(read(yaml_file))
+    assert comparison.missing == ["fedavg-s0", "fedavg-s1", "fedrep-s1"]
+    assert any("fedavg-s0 does not count: train.rounds is 30 there, 20 in the YAML" in line for line in comparison.complaints)
+    assert any("fedavg-s1 does not count" in line and "not a result" in line for line in comparison.complaints)
+    assert not any("partitions" in line for line in comparison.complaints)  # nobody else is left at seed 1
+    write_result(yaml_file, "fedrep", 1, REP)
+    assert any("seed 1: the methods ran on different partitions" in line for line in Comparison.of(read(yaml_file)).complaints)
+
+
+def test_before_any_result(tmp_path: Path) -> None:
+    path = write_yaml(
+        tmp_path / "paper", runs=RUNS, claims=[{"id": "C", "statement": "s", "compare": ["fedrep", "best_baseline"]}]
+    )
+    said = report(path)
+    text = (tmp_path / "paper/results/tiny.md").read_text()
+    assert said["experiments"][0]["plot"] is None
+    assert "0 of 3 runs" in text and "inconclusive (0 seeds)" in text
+
+
+def test_command(yaml_file: Path) -> None:
+    done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file.parent), "--json"])
+    assert done.exit_code == 0, done.output
+    (section,) = json.loads(done.stdout.splitlines()[-1])["experiments"]
+    assert section["claims"][0]["verdict"] == "not reproduced" and section["claims"][0]["opponent"] == "fedavg-ft"
+    assert [row["label"] for row in section["methods"]] == ["fedavg", "fedavg-ft", "fedrep"]
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no experiment"):
+        report(tmp_path)

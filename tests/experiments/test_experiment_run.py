@@ -1,0 +1,199 @@
+"""Runs are kept, collected, resumed, started; failures, interrupts and locks."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from made_results import write_result, write_yaml
+
+from fedpriv.cli import main
+from fedpriv.experiments import Result, read, run, runner
+from fedpriv.experiments.spec import Experiment
+from fedpriv.simulation import run as simulation
+from fedpriv.simulation.run_folder import RunFolder
+
+RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
+TINY = {
+    "data": {"name": "digits", "clients": 4, "partition": {"name": "classes", "classes_per_client": 5}},
+    "model": {"name": "mlp_lineage", "projection": 16},
+    "train": {"rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 50},
+    "eval": {"every": 1, "last": 2},
+    "tracking": {"uri": "none"},
+}
+
+
+def play(experiment: Experiment, runs_dir: Path, label: str, seed: int, on_round: Callable[[dict[str, Any]], None]) -> None:
+    """A run in this process, in the folder where the runner looks for it."""
+    config = experiment.config(label, seed).model_copy(update={"run_dir": experiment.run_dir(runs_dir, label, seed)})
+    simulation.start(config, runs_dir, lambda federation, folder: None, on_round, lambda text: None)
+
+
+def stop_after_round_1(record: dict[str, Any]) -> None:
+    if record["round"] == 1:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces the processes of the runner by a line of Python that is told what ``fedpriv`` would be told."""
+
+    def replace(code: str) -> None:
+        monkeypatch.setattr(runner, "_FEDPRIV", [sys.executable, "-c", code])
+
+    return replace
+
+
+def test_collects_resumes_and_reports(tmp_path: Path) -> None:
+    path, runs_dir = write_yaml(tmp_path / "paper", base=TINY, runs=RUNS), tmp_path / "runs"
+    experiment = read(path)
+    play(experiment, runs_dir, "fedavg", 0, lambda record: None)
+    with pytest.raises(KeyboardInterrupt):
+        play(experiment, runs_dir, "fedrep", 0, stop_after_round_1)
+
+    said: list[str] = []
+    first = run(experiment, runs_dir, workers=0, say=said.append)
+    assert [outcome.state for outcome in first] == ["collected", "left"]
+    second = run(experiment, runs_dir, workers=2, say=said.append)  # a real process, which takes its seconds to import torch
+    assert [outcome.state for outcome in second] == ["done", "finished"]
+    assert any(line.startswith("fedrep-s0: goes on after round 1, log ") for line in said)
+
+    folder = RunFolder(experiment.run_dir(runs_dir, "fedrep", 0))
+    result, summary, records = Result.load(experiment.result_file("fedrep", 0)), folder.summary(), folder.records()
+    assert summary is not None
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert result.summary["accuracy"] == pytest.approx(summary["accuracy"], abs=1e-6)
+    assert result.summary["accuracy"] == pytest.approx(sum(r["metrics"]["accuracy"] for r in records[1:]) / 2, abs=1e-6)
+    assert result.summary["accuracy_per_client"] == pytest.approx(summary["accuracy_per_client"], abs=1e-6)
+    assert result.summary["bytes_round_zero"] == records[0]["metrics"]["bytes_down"] > 0
+    assert result.summary["bytes_per_upload"] == records[1]["metrics"]["bytes_up"] // 2  # two clients a round
+    assert result.curve["round"] == [1, 2]
+    assert result.curve["bytes_down"] == [record["metrics"]["total_bytes_down"] for record in records[1:]]
+    assert result.config["method"]["head_epochs"] == 1 and result.config["train"]["rounds"] == 2
+    assert result.partition_hash == folder.facts["partition_hash"]
+
+    stored = experiment.result_file("fedrep", 0).read_text()
+    assert str(tmp_path) not in stored and "run_dir" not in stored and len(stored) < 30_000
+    assert all(len(str(number)) <= 9 for number in result.summary["accuracy_per_client"])  # 0. and 6 digits
+
+    done = CliRunner().invoke(main, ["experiment", "run", str(path), "--runs-dir", str(runs_dir), "--json"])
+    assert done.exit_code == 0, done.output
+    assert {entry["state"] for entry in json.loads(done.stdout.splitlines()[-1])["runs"]} == {"done"}
+    done = CliRunner().invoke(main, ["experiment", "report", str(path.parent)])
+    assert done.exit_code == 0 and "Unfinished" not in (path.parent / "REPORT.md").read_text()
+
+
+def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    path = write_yaml(tmp_path, base=TINY, runs=RUNS, seeds=[0, 1])
+    experiment = read(path)
+    for seed in (0, 1):
+        play(experiment, tmp_path / "played before", "fedavg", seed, lambda record: None)
+    in_process(
+        "import sys, shutil, pathlib\n"
+        "from fedpriv.config import load_config\n"
+        "command, _, config, _, folder = sys.argv[1:]\n"
+        "seed = load_config(pathlib.Path(config)).seed\n"
+        f"played = pathlib.Path({str(tmp_path / 'played before')!r}) / 'experiments' / {tmp_path.name!r} / 'tiny'\n"
+        "assert command == 'train'; shutil.copytree(played / f'fedavg-s{seed}', folder, dirs_exist_ok=True)\n"
+    )
+    outcomes = run(experiment, tmp_path / "runs", workers=2, labels=["fedavg"])
+    assert sorted((outcome.name, outcome.state) for outcome in outcomes) == [("fedavg-s0", "finished"), ("fedavg-s1", "finished")]
+    accuracies = {outcome.seed: outcome.accuracy for outcome in outcomes}
+    assert accuracies == {seed: Result.load(experiment.result_file("fedavg", seed)).summary["accuracy"] for seed in (0, 1)}
+    in_process("raise SystemExit('fedpriv: nothing was to be started')")
+    assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done", "done"]
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1])
+    write_result(path, "fedavg", 1, {19: 0.5, 20: 0.5})
+    in_process("import sys; print('round 1'); sys.exit('fedpriv: client 3 diverged')")
+    done = CliRunner().invoke(main, ["experiment", "run", str(path), "--runs-dir", str(tmp_path / "runs"), "--only", "fedavg"])
+    assert done.exit_code == 1
+    assert "fedavg-s0: FAILED: client 3 diverged (log " in done.stdout
+    assert "2 runs: 1 done before, 1 failed" in done.stdout
+    assert "1 of 2 runs failed: fedavg-s0" in done.stderr
+
+
+def test_a_folder_with_another_config_is_refused(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, base=TINY, runs=RUNS)
+    play(read(path), tmp_path / "runs", "fedavg", 0, lambda record: None)
+    experiment = read(write_yaml(tmp_path, base={**TINY, "train": {**TINY["train"], "lr": 0.5}}, runs=RUNS))
+    (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
+    assert outcome.state == "failed" and outcome.error is not None
+    assert "holds another run (train.lr is 0.01 there, 0.5 in the YAML)" in outcome.error
+    assert not experiment.result_file("fedavg", 0).exists()
+
+
+def test_a_result_of_another_config_is_not_done(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
+    experiment = read(write_yaml(tmp_path, base={**TINY, "train": {**TINY["train"], "rounds": 30}}, runs=RUNS))
+    in_process("raise SystemExit('fedpriv: it did start')")
+    (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
+    assert outcome.error is not None and outcome.error.startswith("it did start")
+
+
+def test_what_another_process_runs_is_left_alone(tmp_path: Path) -> None:
+    experiment = read(write_yaml(tmp_path, runs=RUNS))
+    folder = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
+    folder.mkdir(parents=True)
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
+    finally:
+        os.close(handle)
+    assert outcome.state == "failed" and outcome.error is not None and "another process" in outcome.error
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_reaches_the_process_as_often_as_it_comes(
+    tmp_path: Path, in_process: Callable[[str], None], times: int
+) -> None:
+    experiment = read(write_yaml(tmp_path, runs=RUNS))
+    in_process(
+        "import signal, sys, time\n"
+        "count = 0\n"
+        "def stop(*_):\n"
+        "    global count; count += 1; print('interrupt', count, flush=True)\n"
+        f"    if count == {times}: sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, stop); print('ready', flush=True)\n"
+        "for _ in range(600): time.sleep(0.1)\n"
+    )
+    log = experiment.run_dir(tmp_path / "runs", "fedavg", 0) / "log.txt"
+
+    def interrupt() -> None:
+        for expected in ["ready", "interrupt 1"][:times]:
+            for _ in range(300):
+                if log.exists() and expected in log.read_text():
+                    break
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    outcomes = run(experiment, tmp_path / "runs")
+    thread.join()
+    assert [(outcome.label, outcome.state) for outcome in outcomes] == [("fedrep", "left"), ("fedavg", "interrupted")]
+    assert log.read_text().count("interrupt") == times
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_data_folder_goes_by_environment(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    experiment = read(write_yaml(tmp_path, base={**TINY, "data": {**TINY["data"], "dir": "elsewhere"}}, runs=RUNS))
+    in_process(
+        "import os, sys; sys.exit('fedpriv: ' + os.environ['FEDPRIV_DATA'] + ' ' + open(sys.argv[3]).read().replace('\\n', ' '))"
+    )
+    (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"], data_dir=tmp_path / "here")
+    assert outcome.error is not None
+    assert outcome.error.startswith(str(tmp_path / "here")) and "dir: null" in outcome.error

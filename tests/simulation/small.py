@@ -1,0 +1,91 @@
+"""Small runs on digits, and what is compared of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import RunConfig, load_config
+from fedpriv.simulation import run
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import build
+
+SMALL: dict[str, Any] = {
+    "data.clients": 10,
+    "model.projection": 16,
+    "train.rounds": 3,
+    "train.participation": 0.3,
+    "train.local_epochs": 1,
+    "train.batch_size": 50,
+    "train.lr": 0.05,
+    "tracking.uri": "none",
+}
+_OWN = {"mpfedcon": {"method.head_epochs": 1}, "fedrep": {"method.head_epochs": 1}, "local": {"method.epochs": 2}}
+
+
+def settings(method: str, **overrides: Any) -> dict[str, Any]:
+    """Dotted keys of a small run; ``overrides`` too."""
+    return {**SMALL, "method.name": method, **_OWN.get(method, {}), **overrides}
+
+
+def config(method: str, **overrides: Any) -> RunConfig:
+    return load_config(None, settings(method, **overrides))
+
+
+def flags(method: str, **overrides: Any) -> list[str]:
+    """The same run on the command line."""
+    return [part for key, value in settings(method, **overrides).items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def simulation(folder: Path, method: str, warn: Any = lambda text: None, **overrides: Any) -> Simulation:
+    """A run that is set up and not started."""
+    federation = build(config(method, **overrides, run_dir=str(folder)))
+    return Simulation(federation, RunFolder.create(federation.config, folder.parent), warn)
+
+
+def play(folder: Path, method: str, **overrides: Any) -> run.Outcome:
+    """A whole run, in this process."""
+    return run.start(config(method, **overrides, run_dir=str(folder)), folder.parent, *SILENT)
+
+
+def resume(folder: Path, warnings: list[str] | None = None) -> run.Outcome:
+    said = [] if warnings is None else warnings
+    return run.resume(folder, SILENT[0], SILENT[1], said.append)
+
+
+SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text: None)
+
+
+def computed(folder: Path) -> dict[str, Any]:
+    """All that a run's folder says but when and where: two runs of one config agree on it, bit for bit."""
+    checkpoints = folder / "checkpoints"
+    found: dict[str, Any] = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in [*checkpoints.glob("*.safetensors"), *folder.glob("weights/*"), folder / "partition.safetensors"]
+    }
+    found["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
+    progress = json.loads((checkpoints / found["rounds"][-1]).read_text())["progress"]
+    found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None}
+    found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    found["summary"] = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "seconds")}
+    found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
+    return found
+
+
+def _timeless(record: dict[str, Any]) -> dict[str, Any]:
+    metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
+    return {**record, "time_ms": None, "metrics": metrics}
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "run.json").read_text()))
+
+
+def rounds_recorded(folder: Path) -> list[int]:
+    """The rounds that have a whole line in ``metrics.jsonl``."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line)["round"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []

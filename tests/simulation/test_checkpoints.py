@@ -1,0 +1,134 @@
+"""Checkpoints take bounded memory, keep no more files than two rounds need, and know when a file is not what was written."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpriv.files import Damaged, load_tensors, save_tensors
+from fedpriv.simulation.checkpoint import Checkpoints, Progress
+
+KILOBYTE = 1024
+
+
+def state(value: float, size: int = KILOBYTE) -> dict[str, torch.Tensor]:
+    return {"head.weight": torch.full((size // 4,), value)}
+
+
+def test_clients_states_in_memory_stay_within_the_bound(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, "print", memory=5 * KILOBYTE)
+    progress = Progress()
+    for client in range(40):
+        checkpoints.keep(client, 1, state(client))
+        progress.clients[client] = 1
+    alive: list[weakref.ref[torch.Tensor]] = []
+    for client in [*range(40), *range(0, 40, 3)]:
+        tensor = checkpoints.private(progress, client)["head.weight"]  # type: ignore[index]
+        assert tensor.unique().tolist() == [client]
+        alive.append(weakref.ref(tensor))
+        del tensor
+    gc.collect()
+    assert 1 <= len({id(ref()) for ref in alive if ref() is not None}) <= 5
+
+
+def test_a_client_that_never_took_part_has_nothing(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, "print").private(Progress(), 3) is None
+
+
+def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_path: Path) -> None:
+    checkpoints, progress, draw = Checkpoints(tmp_path, "print"), Progress(), random.Random(0)
+    turns: list[dict[int, int]] = []
+    for round in range(30):
+        if round % 7 == 6:  # as after a kill in the middle of a round
+            checkpoints.keep(0, round, state(-1))
+            checkpoints = Checkpoints(tmp_path, "print")
+            progress, _, complaints = checkpoints.latest()
+            assert complaints == []
+        progress.round = round
+        for client in draw.sample(range(8), 3):
+            checkpoints.keep(client, round, state(100 * client + round))
+            progress.clients[client] = round
+        checkpoints.commit(progress, state(round))
+        turns.append(dict(progress.clients))
+        kept = range(max(0, round - 1), round + 1)
+        wanted = {f"server-{r:06d}.safetensors" for r in kept} | {f"round-{r:06d}.json" for r in kept}
+        wanted |= {f"client-{client:06d}-{r:06d}.safetensors" for k in kept for client, r in turns[k].items()}
+        assert {path.name for path in tmp_path.iterdir()} == wanted
+    for client, last in progress.clients.items():
+        assert checkpoints.private(progress, client)["head.weight"][0] == 100 * client + last  # type: ignore[index]
+
+
+def test_going_on_does_not_change_what_was_committed(tmp_path: Path) -> None:
+    """The progress of a resumed run is its own: the next rounds must not be mistaken for the checkpoint it came from."""
+    first = Checkpoints(tmp_path, "print")
+    first.commit(Progress(round=1), state(1))
+    second = Checkpoints(tmp_path, "print")
+    progress, _, _ = second.latest()
+    for round in (2, 3):
+        progress.round = round
+        second.commit(progress, state(round))
+        newest, server, _ = Checkpoints(tmp_path, "print").latest()
+        assert newest.round == round == server["head.weight"][0]
+
+
+@pytest.mark.parametrize("suffix", ["server-000002.safetensors", "round-000002.json", "client-000000-000002.safetensors"])
+def test_any_changed_byte_is_noticed(tmp_path: Path, suffix: str) -> None:
+    """One bit of every third byte: either it makes no difference to what is read, or the checkpoint before is used."""
+    checkpoints, progress = Checkpoints(tmp_path, "print"), Progress(record={"round": 2, "metrics": {"accuracy": 0.5}})
+    for round in (1, 2):
+        progress.round, progress.clients[0] = round, round
+        checkpoints.keep(0, round, state(round, 8))
+        checkpoints.commit(progress, state(10 + round, 8))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    whole, noticed = files[tmp_path / suffix], 0
+    for position in range(0, len(whole), 3):
+        for path, content in files.items():  # those of the damaged round were swept away
+            path.write_bytes(content)
+        changed = bytes([whole[position] ^ (1 << position % 8)])
+        (tmp_path / suffix).write_bytes(whole[:position] + changed + whole[position + 1 :])
+        found, server, complaints = Checkpoints(tmp_path, "print").latest()
+        if complaints:
+            assert suffix in complaints[0]
+            noticed += 1
+        assert found.round == (1 if complaints else 2)
+        assert server["head.weight"].tolist() == [10 + found.round] * 2
+        assert found.clients == {0: found.round}
+    assert noticed > 0.8 * len(whole) / 3
+
+
+def test_tensors_come_back_as_they_were_and_a_torn_file_does_not(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.tensor([float("nan"), -0.0, float("inf")]),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "mask": torch.tensor([True, False]),
+        "strided": torch.arange(6.0).reshape(2, 3).T,
+    }
+    path = tmp_path / "some.safetensors"
+    save_tensors(path, tensors)
+    found = load_tensors(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[n].nan_to_num(9), t.nan_to_num(9)) and found[n].dtype == t.dtype for n, t in tensors.items())
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(Damaged, match=r"some\.safetensors"):
+            load_tensors(path)
+
+
+def test_an_unfinished_round_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, "print")
+    checkpoints.commit(Progress(round=1), state(1))
+    checkpoints.keep(5, 2, state(5))
+    save_tensors(tmp_path / "server-000002.safetensors", state(2))
+    (tmp_path / "round-000002.json.part").write_text(json.dumps({})[:1])
+    (tmp_path / "client-000007-000002.safetensors.part").write_bytes(b"")
+    progress, server, complaints = Checkpoints(tmp_path, "print").latest()
+    assert (progress.round, complaints, float(server["head.weight"][0])) == (1, [], 1.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"round-000001.json", "server-000001.safetensors"}

@@ -1,0 +1,131 @@
+"""A run is a function of its config: not of what ran before, of the order of the clients, or of a cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.simulation.loop import Simulation
+from fedpriv.wire import seal
+from tests.simulation.small import computed, play, simulation
+
+CASES = pytest.mark.parametrize(
+    ("method", "overrides"),
+    [
+        ("mpfedcon", {"wire.transforms": [{"name": "cast"}]}),
+        ("mpfedcon", {"method.negative": "R2", "method.projector_init": "per_client"}),
+        ("fedavg", {"data.augment": "crop_flip"}),
+        ("local", {}),
+    ],
+    ids=["mpfedcon-cast", "mpfedcon-R2", "fedavg-augmented", "local"],
+)
+
+
+def disturb() -> None:
+    """Other code draws from the global generators too."""
+    torch.manual_seed(99)
+    torch.rand(7)
+    random.seed(99)
+    np.random.seed(99)
+
+
+@CASES
+def test_the_same_config_gives_the_same_run(
+    tmp_path: Path, reference: Callable[..., Path], method: str, overrides: dict[str, Any]
+) -> None:
+    disturb()
+    play(tmp_path / "again", method, **overrides)
+    assert computed(tmp_path / "again") == computed(reference(method, **overrides))
+
+
+def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
+    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
+    for what in ("partition.safetensors", "weights/server.safetensors", "metrics"):
+        assert one[what] != two[what]
+    assert one["progress"]["clients"] != two["progress"]["clients"]
+
+
+def test_the_seed_of_the_partition_can_be_held_while_the_run_s_changes(reference: Callable[..., Path]) -> None:
+    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
+    assert one["partition.safetensors"] == two["partition.safetensors"]
+    assert one["weights/server.safetensors"] != two["weights/server.safetensors"]
+
+
+def uploaders(run: Simulation) -> list[tuple[int, int | None]]:
+    """The (round, client) of every upload, in order."""
+    seen: list[tuple[int, int | None]] = []
+    run.federation.wire.taps.append(lambda way, sealed: seen.append((sealed.round, sealed.client)) if way == "up" else None)
+    run.start()
+    for _ in run.rounds():
+        disturb()
+    return seen
+
+
+def test_who_takes_part_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
+    small = {"train.rounds": 6, "train.local_epochs": 1}
+    seen = uploaders(simulation(tmp_path / "a", "fedavg", **small))
+    assert seen == uploaders(simulation(tmp_path / "b", "fedrep", **small, **{"method.head_epochs": 0, "train.lr": 0.001}))
+    assert seen != uploaders(simulation(tmp_path / "c", "fedavg", **small, seed=3))
+    assert len(seen) == len(set(seen)) == 18
+    assert len({tuple(client for r, client in seen if r == round) for round in range(1, 7)}) > 1
+
+
+def test_local_gives_every_client_a_turn_before_any_has_two(tmp_path: Path) -> None:
+    run = simulation(tmp_path / "run", "local", **{"train.rounds": 5, "train.participation": 0.2, "method.epochs": 1})
+    run.start()
+    for _ in run.rounds():
+        pass
+    assert sorted(run.progress.clients) == list(range(10))
+
+
+@CASES
+def test_a_turn_depends_on_seed_round_and_client_alone(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
+    """In any order and in any company, a client sends and keeps the same bits; with and without a past."""
+    run = simulation(tmp_path / "run", method, **overrides)
+    run.start()
+    for round in (1, 2):
+        forward = turns(run, round, [0, 3, 4, 8])
+        disturb()
+        assert turns(run, round, [8, 4, 3, 0]) == forward
+        assert turns(run, round, [4]) == {4: forward[4]}
+        assert len({str(result) for result in forward.values()}) == 4
+        run.play_round()
+
+
+def turns(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
+    """What each client sends (digest), keeps (bytes) and reports, for one order of the clients."""
+    draft = run.federation.method.download(run.server, round)
+    results = run.executor.run(round, clients, None if draft is None else seal(draft), run._stored, lambda error: None)
+    return {
+        result.client: (
+            result.upload and result.upload.digest,
+            {name: hash(tensor.numpy().tobytes()) for name, tensor in result.kept.items()},
+            result.mean_loss,
+        )
+        for result in results
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("mpfedcon", {"method.negative": n, "method.head_epochs": 3, "method.mu": 1.0}) for n in ("R1", "R2", "R3")]
+    + [("fedrep", {"method.head_epochs": 3}), ("fedavg-ft", {"method.ft_epochs": 3})],
+    ids=["mpfedcon-R1", "mpfedcon-R2", "mpfedcon-R3", "fedrep", "fedavg-ft"],
+)
+def test_caching_features_changes_nothing_but_rounding(tmp_path: Path, method: str, own: dict[str, Any]) -> None:
+    rows, accuracies = [], []
+    for cached in (True, False):
+        run = simulation(tmp_path / str(cached), method, **own, **{"train.cache_features": cached, "train.participation": 0.5})
+        run.start()
+        accuracies.append([record["per_client"]["accuracy"] for record in run.rounds()])
+        rows.append(run.server.row)
+        moved = (run.server.row - run.federation.initial).abs().max()
+    assert float(moved) > 1e-2
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+    assert np.abs(np.array(accuracies[0]) - np.array(accuracies[1])).max() < 0.1

@@ -1,0 +1,94 @@
+"""Where a run may be put, and what its folder then holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from click.testing import Result
+
+from fedpriv.simulation.run_folder import RunFolder
+from tests.simulation.processes import Process, become_nobody
+from tests.simulation.small import config, facts, flags
+
+Fedpriv = Callable[..., Result]
+
+
+@pytest.mark.parametrize("place", ["a-file/run", "a-file", "/dev/null/run"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, fedpriv: Fedpriv, place: str) -> None:
+    (tmp_path / "a-file").write_text("mine")
+    result = fedpriv("train", *flags("fedavg"), "--run-dir", tmp_path / place)
+    assert result.exit_code == 2
+    assert "cannot write the run folder" in result.stderr and "--run-dir" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "a-file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o000], ids=["read-only", "closed"])
+def test_a_folder_of_somebody_else(tmp_path: Path, mode: int) -> None:
+    with TemporaryDirectory() as theirs:  # not under `tmp_path`, which is closed to others already
+        os.chmod(theirs, mode)
+        ended = Process(tmp_path, "train", *flags("fedavg"), "--run-dir", Path(theirs) / "run", sabotage=become_nobody).wait()
+        os.chmod(theirs, 0o700)
+        assert os.listdir(theirs) == []
+    assert ended.code == 2, ended.err
+    assert "Permission denied" in ended.err and "--run-dir" in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+
+
+def test_a_folder_that_holds_a_run_already(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    RunFolder.create(config("fedavg", run_dir=str(tmp_path / "run")), tmp_path)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    result = fedpriv("train", *flags("local"), "--run-dir", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "holds a run already" in result.stderr and "fedpriv resume" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
+def test_an_empty_folder_is_fine(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    (tmp_path / "run").mkdir()
+    assert fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", tmp_path / "run").exit_code == 0
+
+
+def test_names_differ_so_that_runs_started_in_one_second_do_not_meet(tmp_path: Path) -> None:
+    folders = {RunFolder.create(config("fedavg"), tmp_path).path.name for _ in range(5)}
+    assert len(folders) == 5
+    assert all("fedavg-digits-s0" in name for name in folders)
+
+
+def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None:
+    folder = reference("mpfedcon")
+    said = facts(folder)
+    assert (said["method"], said["dataset"], said["seed"], said["status"], said["device"]) == (
+        "mpfedcon",
+        "digits",
+        0,
+        "finished",
+        "cpu",
+    )
+    assert said["config_fingerprint"] == RunFolder(folder).config().fingerprint()
+    assert {"torch", "fedpriv", "mlflow"} <= said["versions"].keys()
+    wanted = {
+        "config.yaml",
+        "run.json",
+        "partition.safetensors",
+        "metrics.jsonl",
+        "checkpoints",
+        "summary.json",
+        "weights",
+        "plots",
+    }
+    assert {path.name for path in folder.iterdir()} == wanted
+    assert all(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_line_of_metrics_is_on_the_disk_before_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after a later checkpoint must not cost the lines of earlier rounds, which no checkpoint holds any more."""
+    folder, synced = RunFolder(tmp_path), set()
+    monkeypatch.setattr(os, "fsync", lambda number: synced.add(os.fstat(number).st_ino))
+    folder.append({"round": 0})
+    assert (tmp_path / "metrics.jsonl").stat().st_ino in synced
