@@ -181,4 +181,5 @@ def _size(state: Mapping[str, Tensor]) -> int:
 
 
 def _digest(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    as_read = json.loads(json.dumps(body))  # the keys become strings, which sort otherwise than numbers: "10" before "2"
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

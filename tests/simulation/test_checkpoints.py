@@ -51,7 +51,7 @@ def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_pat
             progress, _, complaints = checkpoints.latest()
             assert complaints == []
         progress.round = round
-        for client in draw.sample(range(8), 3):
+        for client in draw.sample(range(5, 13), 3):
             checkpoints.keep(client, round, state(100 * client + round))
             progress.clients[client] = round
         checkpoints.commit(progress, state(round))
@@ -62,6 +62,18 @@ def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_pat
         assert {path.name for path in tmp_path.iterdir()} == wanted
     for client, last in progress.clients.items():
         assert checkpoints.private(progress, client)["head.weight"][0] == 100 * client + last  # type: ignore[index]
+
+
+def test_a_checkpoint_of_many_clients_is_whole_when_it_is_read(tmp_path: Path) -> None:
+    """The numbers of clients are written as text, and sort otherwise."""
+    checkpoints, progress = Checkpoints(tmp_path, "print"), Progress(round=1)
+    for client in range(12):
+        checkpoints.keep(client, 1, state(client))
+        progress.clients[client] = 1
+    checkpoints.commit(progress, state(1))
+    found, _, complaints = Checkpoints(tmp_path, "print").latest()
+    assert complaints == []
+    assert found.clients == progress.clients
 
 
 def test_going_on_does_not_change_what_was_committed(tmp_path: Path) -> None:
