@@ -50,7 +50,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, torn or altered."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             expected = (file.metadata() or {}).get("sha256")
     except (OSError, safetensors.SafetensorError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None

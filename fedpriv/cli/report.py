@@ -81,9 +81,9 @@ class Reporter:
             return
         summary, protocols = outcome.summary, outcome.summary["protocols"]
         records = outcome.folder.records()
-        last = min(outcome.folder.config().eval.last, summary["rounds"])
         spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-        rows = [(f"accuracy per client, mean of the last {last} rounds", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+        rounds = f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
+        rows = [(f"accuracy per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
         if protocols["global_test"] is not None:
             rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))
         first = records[0]["metrics"]

@@ -40,9 +40,7 @@ class FederatedData:
         lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
         self._indices = {which: [torch.as_tensor(held, device=device) for held in held_by] for which, held_by in lists.items()}
         weights = partition.test_weights
-        self._test_weights: list[Tensor] | None = None
-        if weights is not None:
-            self._test_weights = [torch.as_tensor(held, dtype=torch.float64, device=device) for held in weights]
+        self._test_weights = None if weights is None else torch.as_tensor(weights, device=device)
         self.nonempty = [client for client, held in enumerate(partition.train) if len(held)]
 
     def size(self, client: int) -> int:
@@ -57,7 +55,7 @@ class FederatedData:
         """The client's tensors."""
         images, labels = self._pool(which)
         index = self._indices[which][client]
-        return Split(self._normalise(images[index]), labels[index])
+        return Split(self._normalise(images.index_select(0, index)), labels.index_select(0, index))
 
     def train(self, client: int) -> Split:
         """The client's training tensors."""
@@ -65,7 +63,9 @@ class FederatedData:
 
     def weights(self, which: Which, client: int) -> Tensor | None:
         """Weight of each local test sample ``(n,)``, where clients are tested on more than their share; else ``None``."""
-        return self._test_weights[client] if which == "test" and self._test_weights is not None else None
+        if which != "test" or self._test_weights is None:
+            return None
+        return self._test_weights[client][self._test[1][self._indices["test"][client]]]
 
     def labels(self, which: Which) -> Tensor:
         """Labels of the whole pool ``(N,)``."""

@@ -30,13 +30,14 @@ class Partition:
     """Indices per client, sorted; client ``i`` trains on ``train[i]``.
 
     ``train`` and ``validation`` index the training split, ``test`` indexes the split ``test_split``. With
-    ``test_weights`` a client's local accuracy is the weighted mean over its test images (weights sum to one).
+    ``test_weights`` ``(n, C)`` a client's local accuracy is a weighted mean: each of its test images counts with the weight of
+    its class (the weights of a client's images sum to one).
     """
 
     train: list[Indices]
     validation: list[Indices]
     test: list[Indices]
-    test_weights: list[NDArray[np.float32]] | None = None
+    test_weights: NDArray[np.float64] | None = None
     test_split: Literal["train", "test"] = "test"
 
     @property
@@ -61,9 +62,12 @@ class Partition:
 
         arrays: dict[str, NDArray[Any]] = {"test_on_train": np.array([self.test_split == "train"])}
         for name in ("train", "validation", "test"):
-            arrays[name], arrays[name + ".offsets"] = _flat(getattr(self, name)), _offsets(getattr(self, name))
+            distinct = {id(held): held for held in getattr(self, name)}  # clients tested on the same images share the list
+            number = {key: i for i, key in enumerate(distinct)}
+            arrays[name], arrays[name + ".offsets"] = _flat(list(distinct.values())), _offsets(list(distinct.values()))
+            arrays[name + ".of"] = np.array([number[id(held)] for held in getattr(self, name)], dtype=np.int64)
         if self.test_weights is not None:
-            arrays["test_weights"] = np.concatenate(self.test_weights)
+            arrays["test_weights"] = self.test_weights
         # Without the empty ones: their bytes cannot be viewed for the checksum, and the offsets tell that they are empty.
         save_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items() if array.size})
 
@@ -76,13 +80,14 @@ class Partition:
         """
         arrays = {name: tensor.numpy() for name, tensor in load_tensors(path).items()}
         try:
-            ends = {name: arrays[name + ".offsets"][1:-1] for name in ("train", "validation", "test")}
-            lists = {name: np.split(arrays.get(name, _flat([])), at) for name, at in ends.items()}
-            weights = np.split(arrays["test_weights"], ends["test"]) if "test_weights" in arrays else None
+            lists = {}
+            for name in ("train", "validation", "test"):
+                distinct = np.split(arrays.get(name, _flat([])), arrays[name + ".offsets"][1:-1])
+                lists[name] = [distinct[number] for number in arrays[name + ".of"]]
             on_train = bool(arrays["test_on_train"][0])
         except KeyError as error:
             raise FedprivError(f"{path} is no partition: it has no {error}") from None
-        return cls(**lists, test_weights=weights, test_split="train" if on_train else "test")
+        return cls(**lists, test_weights=arrays.get("test_weights"), test_split="train" if on_train else "test")
 
 
 def class_counts(lists: list[Indices], labels: NDArray[Any], classes: int) -> Indices:
@@ -118,7 +123,7 @@ def make_partition(
     dealt = DEALERS[options.name](deal)
     counts = class_counts(dealt.train, train_labels, classes)
 
-    weights: list[NDArray[np.float32]] | None = None
+    weights: NDArray[np.float64] | None = None
     test_split: Literal["train", "test"] = "test"
     crowded = dealt.test is None and len(test_labels) / config.clients < SMALLEST_SHARE
     if options.test == "all_of_class" or (options.test == "auto" and crowded):
@@ -137,17 +142,17 @@ def make_partition(
     )
 
 
-def _all_of_class(labels: NDArray[Any], counts: Indices) -> tuple[list[Indices], list[NDArray[np.float32]]]:
+def _all_of_class(labels: NDArray[Any], counts: Indices) -> tuple[list[Indices], NDArray[np.float64]]:
     """Per client all test images of the classes it holds, and weights that give each class the client's proportion of it."""
     available = np.bincount(labels, minlength=counts.shape[1])
     held = np.where(available > 0, counts, 0)
-    per_image = held / np.maximum(held.sum(axis=1, keepdims=True), 1) / np.maximum(available, 1)
+    weights = held / np.maximum(held.sum(axis=1, keepdims=True), 1) / np.maximum(available, 1)
     shared: dict[bytes, Indices] = {}  # clients of the same classes share one array: a thousand iid clients, one copy
-    test, weights = [], []
-    for row in per_image:
-        indices = shared.setdefault((row > 0).tobytes(), np.flatnonzero(row[labels] > 0).astype(np.int64))
-        test.append(indices)
-        weights.append(row[labels[indices]].astype(np.float32))
+    test = []
+    for row in weights > 0:
+        if row.tobytes() not in shared:
+            shared[row.tobytes()] = np.flatnonzero(row[labels]).astype(np.int64)
+        test.append(shared[row.tobytes()])
     return test, weights
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
-from fedpriv.experiments.results import Result, difference, tested_at_the_end
+from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment
 
 WINDOW = 5  # rounds; the smoothing of "rounds to target" (method card, section 1.11)
@@ -184,7 +184,7 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
                 bytes={seed: hit and hit[1] for seed, hit in found.items()},
                 speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
                 bytes_saved=_mean([1 - mine[1] / its[1] if its[1] else None for mine, its in pairs]),
-                tested_at_end=tested_at_the_end(of_label[seeds[0]].config["method"]),
+                tested_at_end=of_label[seeds[0]].tested_at_end,
             )
         )
     return rows
@@ -196,7 +196,7 @@ def reach(result: Result, target: float) -> tuple[int, int] | None:
     Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, the round itself included. That is the card's
     mean of 5 where every round is evaluated, and the evaluation itself where only every fifth is.
     """
-    if tested_at_the_end(result.config["method"]):
+    if result.tested_at_end:
         return None
     points = result.tested()
     for number, _ in points:

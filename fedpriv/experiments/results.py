@@ -11,7 +11,6 @@ from typing import Any
 
 from fedpriv.config import MethodConfig, RunConfig, parse
 from fedpriv.errors import UsageError
-from fedpriv.evaluation import PROTOCOLS, mean_per_client
 from fedpriv.files import write_atomically
 from fedpriv.methods import find_method
 from fedpriv.simulation.run_folder import RunFolder
@@ -75,7 +74,12 @@ class Result:
         A method that fine-tunes after the last round only is evaluated before that without it: those do not count.
         """
         points = list(zip(self.curve["round"], self.curve["accuracy"], strict=True))
-        return points[-1:] if tested_at_the_end(self.config["method"]) else points
+        return points[-1:] if self.tested_at_end else points
+
+    @property
+    def tested_at_end(self) -> bool:
+        """Whether fewer rounds make up the accuracy than the config says: fine-tuning comes after the last round only."""
+        return int(self.summary["averaged_rounds"]) < min(self.config["eval"]["last"], self.config["train"]["rounds"])
 
     def records(self) -> list[Record]:
         """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""
@@ -86,11 +90,6 @@ class Result:
             for i, number in enumerate(self.curve["round"])
             if number in rounds
         ]
-
-
-def tested_at_the_end(method: Mapping[str, Any]) -> bool:
-    """Whether a method with these options is tested as meant after the last round only (``ft_when: final``)."""
-    return method.get("ft_when") == "final"
 
 
 def is_finished(folder: RunFolder) -> bool:
@@ -108,12 +107,9 @@ def collect(folder: RunFolder, label: str) -> Result:
     if summary is None or not is_finished(folder):
         raise UsageError(f"{folder.path} is not finished")
     records = read_records(folder.path)
-    last = 1 if tested_at_the_end(config.method.params) else config.eval.last
     played = [record["metrics"] for record in records if record["round"] > 0]
     turns = sum(metrics["participants"] - metrics["dropped"] for metrics in played)
     round_zero = sum(record["metrics"]["bytes_down"] for record in records if record["round"] == 0)
-    kept = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "protocols", "accuracy_per_client")}
-    protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     result = Result(
         label=label,
         seed=config.seed,
@@ -124,13 +120,10 @@ def collect(folder: RunFolder, label: str) -> Result:
         git_commit=facts.get("git_commit"),
         device=facts["device"],
         summary={
-            **kept,
-            "accuracy": protocols["last_rounds_client_mean"],
-            "averaged_rounds": min(last, summary["rounds"]),
-            "protocols": protocols,
+            **{key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "accuracy_per_client")},
             "bytes_round_zero": round_zero,
             "bytes_per_upload": round(summary["bytes_up"] / turns) if turns else 0,
-            "accuracy_per_client": mean_per_client(records, last),
+            "accuracy_per_client": summary["accuracy_per_client"],
         },
         curve=_curve(records),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -180,13 +179,12 @@ class _Runner:
         # The data folder goes by environment and not by config, so that a run can be resumed where it is another.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
         log = folder.path / "log.txt"
-        with _locked(folder.path) as lock, log.open("ab") as output:
+        with log.open("ab") as output:
             start = output.tell()
-            # The process gets the lock, and a group of its own: Ctrl-C reaches it through the loop of `run` alone, once.
+            # A group of its own: Ctrl-C reaches it through the loop of `run` alone, once.
             process = subprocess.Popen(
-                [*_FEDPRIV, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0,
-                pass_fds=[lock],
-            )  # fmt: skip
+                [*_FEDPRIV, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
+            )
         done = read_records(folder.path)
         self.say(f"{label}-s{seed}: {'goes on after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")
         return _Job(label, seed, folder, process, log, start)
@@ -211,20 +209,6 @@ class _Runner:
         result = collect(folder, label)
         result.write(self.experiment.result_file(label, seed))
         return Outcome(label, seed, state, result.summary["accuracy"])
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """The run folder as a file descriptor with an exclusive lock, which lasts as long as any process holds a copy of it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FedprivError(f"another process is running it in {_short(folder)}") from None
-        yield handle
-    finally:
-        os.close(handle)
 
 
 @contextmanager

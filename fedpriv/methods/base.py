@@ -151,11 +151,12 @@ class Method:
     def _mean_row(self, server: ServerState, uploads: Sequence[Sealed], weights: Sequence[float]) -> Tensor:
         # What no upload holds (private, or masked on the way) keeps the server's value to the bit; what only some hold is
         # averaged with the server's value in the others' place.
-        space, sent = self.context.space, [upload.tensors() for upload in uploads]
+        space, names = self.context.space, set[str]()
         rows = server.row.repeat(len(uploads), 1)
-        for row, tensors in zip(rows, sent, strict=True):
+        for row, upload in zip(rows, uploads, strict=True):
+            tensors = upload.tensors()
             space.pack(tensors, row)
-        names = {name for tensors in sent for name in tensors if name in space}
+            names |= {name for name in tensors if name in space}
         return space.pack(space.unpack(weighted_mean(rows, weights), names), server.row.clone())
 
     # --- the client's side -------------------------------------------------------------------------------------------
@@ -194,6 +195,12 @@ class Method:
     def adaptation(self, round: int) -> Sequence[Phase]:
         """Training on a copy before a client is tested in this round; it changes no state. By default none."""
         return ()
+
+    @property
+    def averaged_rounds(self) -> int:
+        """How many of the last rounds make up the reported accuracy: those in which the method is tested as it is meant."""
+        config = self.context.config
+        return min(config.eval.last, config.train.rounds)
 
     @property
     def has_global_model(self) -> bool:

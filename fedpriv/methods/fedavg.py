@@ -39,10 +39,12 @@ class FedAvgFineTuned(FedAvg):
     paper = "McMahan et al., AISTATS 2017; protocol of Collins et al., ICML 2021"
     Params = FineTuneParams
 
+    @property
+    def averaged_rounds(self) -> int:
+        return 1 if self.params.ft_when == "final" else super().averaged_rounds
+
     def adaptation(self, round: int) -> Sequence[Phase]:
-        rounds, last = self.train.rounds, self.context.config.eval.last
-        first = rounds if self.params.ft_when == "final" else rounds - last + 1
-        if round < first:
+        if round <= self.train.rounds - self.averaged_rounds:
             return ()
         roles = ROLES if self.params.ft_scope == "full" else ("projector", "predictor", "head")
         return [phase(*roles, epochs=self.params.ft_epochs)]

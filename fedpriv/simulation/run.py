@@ -21,7 +21,9 @@ from fedpriv.simulation.run_folder import RunFolder, first_facts
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.tracking import Tracker, default_uri
 
+OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], None]
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Outcome:
     rounds_done: int
 
 
-def start(config: RunConfig, runs_dir: Path, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]) -> Outcome:
+def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
     """Begin a new run and play it to its end (or to Ctrl-C).
 
     Args:
@@ -48,27 +50,30 @@ def start(config: RunConfig, runs_dir: Path, on_start: Callable[[Federation, Run
     """
     federation = build(config)
     folder = RunFolder.create(federation.config, runs_dir)
-    _describe(federation, folder)
-    return _play(federation, folder, on_start, on_round, warn)
+    with folder.alone():
+        _describe(federation, folder)
+        return _play(federation, folder, on_start, on_round, warn)
 
 
-def resume(path: Path, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]) -> Outcome:
+def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
     """Go on with a run that was killed or interrupted, from its last whole checkpoint; bit for bit as if it had not been.
 
     Raises:
-        UsageError: no run there, or its config or its data were changed.
+        UsageError: no run there, another process plays it, or its config or its data were changed.
     """
     folder = RunFolder.open(path)
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
-    federation = build(folder.config())
-    partition_hash = federation.data.partition.hash()
-    if folder.facts.get("partition_hash", partition_hash) != partition_hash:
-        raise UsageError(f"{path}: the data are not those the run began with (partition {partition_hash[:12]}, then {folder.facts['partition_hash'][:12]})")
-    if not folder.facts:  # killed while the folder was being made
-        _describe(federation, folder)
-    return _play(federation, folder, on_start, on_round, warn)
+    with folder.alone():
+        federation = build(folder.config())
+        now = federation.data.partition.hash()
+        then = folder.facts.get("partition_hash", now)
+        if now != then:
+            raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
+        if not folder.facts:  # killed while the folder was being made
+            _describe(federation, folder)
+        return _play(federation, folder, on_start, on_round, warn)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -79,9 +84,7 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
         folder.update_facts(**first_facts(federation.config, folder, partition.hash(), uri))
 
 
-def _play(
-    federation: Federation, folder: RunFolder, on_start: Callable[[Federation, RunFolder], None], on_round: OnRound, warn: Callable[[str], None]
-) -> Outcome:
+def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
     simulation = Simulation(federation, folder, warn)
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
@@ -116,7 +119,7 @@ def _play(
 
 
 @contextmanager
-def _finish_round_on_interrupt(simulation: Simulation, warn: Callable[[str], None]) -> Iterator[None]:
+def _finish_round_on_interrupt(simulation: Simulation, warn: Warn) -> Iterator[None]:
     """The first Ctrl-C lets the round end; the second stops at once (the last checkpoint is whole either way)."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -137,11 +140,10 @@ def _finish_round_on_interrupt(simulation: Simulation, warn: Callable[[str], Non
 
 def _write_results(simulation: Simulation) -> dict[str, Any]:
     federation, folder, progress = simulation.federation, simulation.folder, simulation.progress
-    config, records = federation.config, folder.records()
-    last = config.eval.last
+    config, records, method = federation.config, folder.records(), federation.method
+    last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     per_client = mean_per_client(records, last)
-    method = federation.method
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
@@ -157,6 +159,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "rounds": progress.round,
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
+            "averaged_rounds": last,
             "bytes_up": progress.total_bytes_up,
             "bytes_down": progress.total_bytes_down,
             "seconds": round(progress.seconds, 3),

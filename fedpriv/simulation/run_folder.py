@@ -36,6 +36,8 @@ class RunFolder:
         self._facts_file = path / "run.json"
         self._metrics_file = path / "metrics.jsonl"
         self._summary_file = path / "summary.json"
+        self._lock_file = path / ".run.lock"
+        self._last_recorded: int | None = None
 
     @classmethod
     def create(cls, config: RunConfig, runs_dir: Path) -> RunFolder:
@@ -65,6 +67,17 @@ class RunFolder:
             raise UsageError(f"{path} holds no run (no config.yaml)")
         return folder
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which no other process plays this run; :class:`UsageError` where one does."""
+        from filelock import FileLock, Timeout
+
+        try:
+            with FileLock(self._lock_file, timeout=0):
+                yield
+        except Timeout:
+            raise UsageError(f"another process is playing the run in {self.path}") from None
+
     def config(self) -> RunConfig:
         """The run's config as stored."""
         return parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
@@ -87,13 +100,15 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add the line of a round, unless it is there already (the run was killed after writing it)."""
-        known = self.records()
-        if known and known[-1]["round"] >= record["round"]:
+        if self._last_recorded is None:
+            self._last_recorded = max((known["round"] for known in self.records()), default=-1)
+        if self._last_recorded >= record["round"]:
             return
         with self._metrics_file.open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        self._last_recorded = record["round"]
 
     def mend(self) -> None:
         """Cut off a torn last line, so that what is appended stands on a line of its own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -145,14 +144,10 @@ def test_a_result_of_another_config_is_not_done(tmp_path: Path, in_process: Call
 
 def test_what_another_process_runs_is_left_alone(tmp_path: Path) -> None:
     experiment = read(write_yaml(tmp_path, runs=RUNS))
-    folder = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
-    folder.mkdir(parents=True)
-    handle = os.open(folder, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
+    config = experiment.config("fedavg", 0)
+    folder = RunFolder.create(config.model_copy(update={"run_dir": experiment.run_dir(tmp_path / "runs", "fedavg", 0)}), tmp_path)
+    with folder.alone():
         (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
-    finally:
-        os.close(handle)
     assert outcome.state == "failed" and outcome.error is not None and "another process" in outcome.error
 
 
