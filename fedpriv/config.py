@@ -76,7 +76,7 @@ class TrainConfig(_Section):
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(True, description="with a frozen encoder and no augmentation, compute its features once per phase")
-    on_nan: Literal["stop", "drop"] = Field("stop", description="a client whose loss is not finite: stop the run, or drop its upload")
+    on_nan: Literal["stop", "drop"] = Field("stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload")
 
 
 class EvalConfig(_Section):
@@ -126,7 +126,7 @@ class RunConfig(_Section):
     tracking: TrackingConfig = TrackingConfig()
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")
-    threads: PositiveInt = Field(1, description="torch threads; part of the config because float sums depend on it")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
     run_dir: Path | None = Field(None, description="the run's folder; null: runs/<date>-<method>-<data>-s<seed>-<tag>")
 
     @field_validator("method", mode="before")

@@ -22,5 +22,5 @@ class UnknownName(UsageError):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.known = sorted(known)
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known) or 'none'}"
         super().__init__(f"unknown {what} {name!r}; {hint}")

@@ -85,10 +85,24 @@ def test_taps_see_what_is_carried_and_the_meter_counts_each_carriage() -> None:
     assert meter.read() == (0, 0)
 
 
+def test_a_pattern_that_masks_nothing_is_an_error() -> None:
+    """It would pass for a defence; one that fits a layer which is not sent anyway is fine."""
+    with pytest.raises(UsageError, match=r"'haed\.\*' fits no tensor"):
+        Wire(build_transforms([{"name": "mask", "names": ["head.*", "haed.*"]}])).upload(draft(), context)
+    shared = Payload({"encoder.fc.bias": torch.randn(3)}, round=1)
+    layers = TransformContext({}, ("encoder.fc.bias", "head.weight"), torch.Generator())
+    sealed = Wire(build_transforms([{"name": "mask", "names": ["head.*"]}])).upload(shared, lambda _: layers)
+    assert set(sealed.tensors()) == set(shared.tensors)
+
+
 def test_bad_transforms_are_named() -> None:
     with pytest.raises(UnknownName, match="did you mean 'mask'"):
         build_transforms([{"name": "mak"}])
     with pytest.raises(UnknownName, match=r"wire.transforms\[0\].*roles"):
         build_transforms([{"name": "mask", "role": ["head"]}])
+    with pytest.raises(UsageError, match="unknown role 'haed'"):
+        build_transforms([{"name": "mask", "roles": ["haed"]}])
+    with pytest.raises(UsageError, match="masks nothing"):
+        build_transforms([{"name": "mask"}])
     with pytest.raises(UsageError, match="no name"):
         build_transforms([{"roles": ["head"]}])

@@ -21,29 +21,28 @@ def classes(deal: Deal) -> Dealt:
     """S classes per client: every class cut into S n / C equal shards, one shard per dealt class (FedRep's protocol).
 
     With ``distinct`` every client has exactly S classes; without it a client can be dealt a class twice, as published
-    (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10).
+    (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10). Where S n is no multiple of C, some classes,
+    drawn at random, are cut into one shard more than the others; with S n < C some are dealt to nobody.
     """
     # Flower's PathologicalPartitioner draws classes per client independently, so that shards are unequal.
     per_client, n = deal.options.classes_per_client, deal.clients
     if per_client > deal.classes:
         raise UsageError(f"classes: {per_client} classes per client, but the data set has {deal.classes}")
-    if n * per_client % deal.classes:
-        raise UsageError(
-            f"classes: {n} clients x {per_client} classes do not deal {deal.classes} classes into equal shards; "
-            f"clients x classes per client must be a multiple of {deal.classes}"
-        )
-    shards = n * per_client // deal.classes
+    each, rest = divmod(n * per_client, deal.classes)
     pools = deal.pools()
+    shards = np.full(deal.classes, each)
+    if rest:
+        shards[deal.rng.permutation(deal.classes)[:rest]] += 1
     for c, pool in enumerate(pools):
-        if len(pool) < shards:
-            raise UsageError(f"classes: class {c} has {len(pool)} training samples for {shards} shards; fewer clients would do")
+        if len(pool) < shards[c]:
+            raise UsageError(f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; fewer clients would do")
     slots = deal.rng.permutation(np.repeat(np.arange(deal.classes), shards)).reshape(n, per_client)
     if deal.options.distinct:
         slots = _without_duplicates(slots, deal)
     parts: list[list[Indices]] = [[] for _ in range(n)]
     for c, pool in enumerate(pools):
         holders = deal.rng.permutation(np.nonzero(slots == c)[0])  # or the first clients would get every odd sample
-        for client, part in zip(holders, np.array_split(pool, shards), strict=True):
+        for client, part in zip(holders, np.array_split(pool, shards[c]) if shards[c] else [], strict=True):
             parts[client].append(part)
     return Dealt([join(owned) for owned in parts])
 

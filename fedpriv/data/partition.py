@@ -68,8 +68,7 @@ class Partition:
             arrays[name + ".of"] = np.array([number[id(held)] for held in getattr(self, name)], dtype=np.int64)
         if self.test_weights is not None:
             arrays["test_weights"] = self.test_weights
-        # Without the empty ones: their bytes cannot be viewed for the checksum, and the offsets tell that they are empty.
-        save_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items() if array.size})
+        save_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
     @classmethod
     def load(cls, path: Path) -> Partition:
@@ -82,7 +81,7 @@ class Partition:
         try:
             lists = {}
             for name in ("train", "validation", "test"):
-                distinct = np.split(arrays.get(name, _flat([])), arrays[name + ".offsets"][1:-1])
+                distinct = np.split(arrays[name], arrays[name + ".offsets"][1:-1])
                 lists[name] = [distinct[number] for number in arrays[name + ".of"]]
             on_train = bool(arrays["test_on_train"][0])
         except KeyError as error:

@@ -36,6 +36,8 @@ NAMES = [
     case("--method fedrep --set method.head_epoch=3", "did you mean 'head_epochs'"),
     case("--set 'wire.transforms=[{name: maks}]'", "did you mean 'mask'"),
     case("--set 'wire.transforms=[{name: mask, rolls: [head]}]'", "wire.transforms[0]", "did you mean 'roles'"),
+    case("--set 'wire.transforms=[{name: mask, roles: [haed]}]'", "wire.transforms[0]", "unknown role 'haed'"),
+    case("--set threads=2000", "threads"),
     case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, mask"),
 ]
 VALUES = [
@@ -75,7 +77,6 @@ FEDERATIONS = [
     case("--clients 2000", "142 training samples", "fewer clients"),
     case("--clients 2000 --partition dirichlet", "2000 clients", "samples"),
     case("--clients 2000 --partition shards", "2000 clients", "samples"),
-    case("--clients 7 --participation 1", "7 clients", "multiple"),
     case("--clients 5 --participation 0.1", "train.participation 0.1 of 5 clients selects nobody", "0.2"),
     case("--model cnn10", "'cnn10' does not fit", "1x8x8", "mlp_lineage"),
     case("--set eval.split=validation", "validation", "data.validation_fraction"),

@@ -67,7 +67,7 @@ def test_picture(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--partition", "iidd"), "did you mean 'iid'"),
-        (("--clients", "3"), "multiple of 10"),
+        (("--clients", "1000"), "fewer clients would do"),
         (("--dataset", "cifar10"), "--data-dir"),
         (("--dataset", "./nowhere"), "nowhere"),
         (("--set", "data.partition.alfa=1"), "alpha"),

@@ -90,6 +90,18 @@ def test_classes_distinct_whatever_their_number(per_client: int) -> None:
         assert ((partition.counts(TRAIN, 10) > 0).sum(axis=1) == per_client).all()
 
 
+@pytest.mark.parametrize(("clients", "per_client"), [(7, 3), (8, 2), (13, 9), (3, 2), (1, 1)])
+def test_classes_that_cannot_be_cut_alike(clients: int, per_client: int) -> None:
+    """Each client has its S classes, a class is held by floor or ceil of n S / C clients, and what anybody holds is dealt whole."""
+    for seed in range(5):
+        partition = deal("classes", clients, seed=seed, classes_per_client=per_client)
+        counts = partition.counts(TRAIN, 10)
+        assert ((counts > 0).sum(axis=1) == per_client).all() and disjoint(partition.train)
+        holders = (counts > 0).sum(axis=0)
+        assert holders.max() - holders.min() == 1
+        assert (counts.sum(axis=0) == np.where(holders > 0, 600, 0)).all()
+
+
 def test_classes_as_published_deals_a_class_twice() -> None:
     """Method card MpFedcon 1.10: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
     two, five = (
@@ -244,8 +256,6 @@ def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
     ("name", "clients", "options", "says"),
     [
         ("classes", 20, {"classes_per_client": 11}, "has 10"),
-        ("classes", 3, {}, "multiple of 10"),
-        ("classes", 2, {"classes_per_client": 1}, "equal shards"),
         ("classes", 10000, {}, "shards"),
         ("iid", 6001, {}, "only 6000 training samples"),
         ("class_dir", 6001, {}, "only 6000 training samples"),
