@@ -12,8 +12,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic import TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedpriv.errors import UnknownName, UsageError
 
@@ -32,7 +43,9 @@ class PartitionConfig(_Section):
     alpha: PositiveFloat = Field(0.5, description="concentration of the Dirichlet partitions")
     distinct: bool = Field(True, description="`classes`: no client is dealt the same class twice (false: the published sampler)")
     shards_per_client: PositiveInt = Field(2, description="shards per client of the partition `shards`")
-    capacity: bool = Field(True, description="`dirichlet`: a client with more than its even share gets none of the next class (MOON)")
+    capacity: bool = Field(
+        True, description="`dirichlet`: a client with more than its even share gets none of the next class (MOON)"
+    )
     min_samples: NonNegativeInt = Field(0, description="redraw (`dirichlet`) until every client holds so many training samples")
     size_mean: float = Field(4.0, description="mu of the log-normal sizes of the partition `lognormal`")
     size_sigma: NonNegativeFloat = Field(1.0, description="sigma of the log-normal sizes")
@@ -53,7 +66,9 @@ class DataConfig(_Section):
     dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
     clients: PositiveInt = Field(20, description="number of registered clients")
     partition: PartitionConfig = PartitionConfig()
-    validation_fraction: float = Field(0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options")
+    validation_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
+    )
     augment: Literal["none", "crop_flip"] = Field("none", description="pad-4 random crop and horizontal flip, drawn per sample")
 
 
@@ -75,8 +90,12 @@ class TrainConfig(_Section):
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
-    cache_features: bool = Field(True, description="with a frozen encoder and no augmentation, compute its features once per phase")
-    on_nan: Literal["stop", "drop"] = Field("stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload")
+    cache_features: bool = Field(
+        True, description="with a frozen encoder and no augmentation, compute its features once per phase"
+    )
+    on_nan: Literal["stop", "drop"] = Field(
+        "stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload"
+    )
 
 
 class EvalConfig(_Section):
@@ -85,9 +104,12 @@ class EvalConfig(_Section):
     every: PositiveInt = Field(1, description="evaluate every so many rounds, and in each of the last `last` rounds")
     last: PositiveInt = Field(10, description="the reported accuracy is the mean over so many last rounds")
     state: Literal["global_encoder", "local_encoder"] = Field(
-        "global_encoder", description="layered methods: test the new global encoder, or the client's own last one, with the client's head"
+        "global_encoder",
+        description="layered methods: test the new global encoder, or the client's own last one, with the client's head",
     )
-    split: Literal["test", "validation"] = Field("test", description="which local split is scored; choose options on `validation`")
+    split: Literal["test", "validation"] = Field(
+        "test", description="which local split is scored; choose options on `validation`"
+    )
 
 
 class WireConfig(_Section):
@@ -99,7 +121,9 @@ class WireConfig(_Section):
 class TrackingConfig(_Section):
     """Where MLflow keeps the record."""
 
-    uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking")
+    uri: str | None = Field(
+        None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
+    )
     experiment: str = Field("fedpriv", description="MLflow experiment name")
 
 

@@ -63,4 +63,4 @@ PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     "best_client": lambda records, last: _mean(records, last, "accuracy_best"),
     "client_std": lambda records, last: _mean(records, last, "accuracy_std"),
 }
-"""Evaluation protocols by name: records and the number of last rounds -> a share in [0, 1], or ``None`` where it does not apply."""
+"""Evaluation protocols by name: records and the number of last rounds -> a share in [0, 1]; ``None``: does not apply."""

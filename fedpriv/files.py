@@ -79,5 +79,3 @@ def load_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
-
-

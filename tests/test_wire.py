@@ -53,13 +53,19 @@ def test_sealed_is_immutable() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_every_dtype_survives_and_empty_tensors_too(dtype: torch.dtype) -> None:
-    tensors = {"x": torch.tensor([[0, 1], [1, 1]]).to(dtype), "none": torch.empty(0, 4, dtype=dtype), "scalar": torch.tensor(1).to(dtype)}
+    tensors = {
+        "x": torch.tensor([[0, 1], [1, 1]]).to(dtype),
+        "none": torch.empty(0, 4, dtype=dtype),
+        "scalar": torch.tensor(1).to(dtype),
+    }
     read = seal(Payload(tensors, round=1)).tensors()
     assert all(read[n].dtype == dtype and read[n].shape == tensors[n].shape and torch.equal(read[n], tensors[n]) for n in tensors)
 
 
 def test_transforms_run_in_the_configured_order_and_are_noted() -> None:
-    wire = Wire(build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}]))
+    wire = Wire(
+        build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}])
+    )
     sealed = wire.upload(draft(), context)
     assert sealed.transforms == ("cast(float16)", "mask(head, *.bias)")
     assert sealed.schema == {"encoder.fc.weight": ("F16", (3, 2)), "statistic.classes": ("I16", (2,))}

@@ -82,7 +82,9 @@ class Reporter:
         summary, protocols = outcome.summary, outcome.summary["protocols"]
         records = outcome.folder.records()
         spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-        rounds = f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
+        rounds = (
+            f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
+        )
         rows = [(f"accuracy per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
         if protocols["global_test"] is not None:
             rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))

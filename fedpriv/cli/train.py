@@ -13,7 +13,11 @@ from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
 
 _RUNS_DIR = click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder that holds the run folders."
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the run folders.",
 )
 
 
@@ -21,7 +25,9 @@ _RUNS_DIR = click.option(
 @config_options()
 @click.option("--dump-config", is_flag=True, help="Print the config as YAML and stop.")
 @_RUNS_DIR
-def train(config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, runs_dir: Path, **flags: Any) -> dict[str, Any] | None:
+def train(
+    config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, runs_dir: Path, **flags: Any
+) -> dict[str, Any] | None:
     """Train across clients and record accuracy, bytes and everything needed to resume.
 
     \b
@@ -84,7 +90,11 @@ def methods() -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for name, method in all_methods().items():
         options = [
-            {"name": f.name, "default": getattr(f.default, "default", f.default), "description": getattr(f.default, "description", "") or ""}
+            {
+                "name": f.name,
+                "default": getattr(f.default, "default", f.default),
+                "description": getattr(f.default, "description", "") or "",
+            }
             for f in fields(method.Params)
         ]
         keeps = [] if not method.shared else sorted({"encoder", "projector", "head"} - method.shared)

@@ -35,7 +35,9 @@ def classes(deal: Deal) -> Dealt:
         shards[deal.rng.permutation(deal.classes)[:rest]] += 1
     for c, pool in enumerate(pools):
         if len(pool) < shards[c]:
-            raise UsageError(f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; fewer clients would do")
+            raise UsageError(
+                f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; fewer clients would do"
+            )
     slots = deal.rng.permutation(np.repeat(np.arange(deal.classes), shards)).reshape(n, per_client)
     if deal.options.distinct:
         slots = _without_duplicates(slots, deal)

@@ -206,4 +206,3 @@ class Method:
     def has_global_model(self) -> bool:
         """Whether the server alone holds a complete model, so that a server-side test set makes sense."""
         return not self.private_names
-

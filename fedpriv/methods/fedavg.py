@@ -29,7 +29,9 @@ class FineTuneParams:
 
     ft_epochs: int = Field(10, ge=1, description="epochs of fine-tuning (FedRep, supplement)")
     ft_scope: Literal["head", "full"] = Field("head", description="what is fine-tuned: projector and head, or the whole net")
-    ft_when: Literal["final", "last"] = Field("final", description="after the last round, or in each of the last eval.last rounds")
+    ft_when: Literal["final", "last"] = Field(
+        "final", description="after the last round, or in each of the last eval.last rounds"
+    )
 
 
 @register("fedavg-ft")

@@ -35,11 +35,17 @@ class MpFedconParams(FedRepParams):
     )
     denominator: Literal["pair", "all_centers"] = Field("pair", description="eq. 5: two-way, or over every valid centre")
     con_phase: Literal["both", "encoder", "head"] = Field("both", description="the phases with the contrastive term")
-    center_init: Literal["mask", "random_unit", "zeros"] = Field("mask", description="c0: no term for a class without a centre, or anchors")
-    center_weighting: Literal["plain", "counts"] = Field("plain", description="eq. 4: plain mean, or by class counts (which it then reveals)")
+    center_init: Literal["mask", "random_unit", "zeros"] = Field(
+        "mask", description="c0: no term for a class without a centre, or anchors"
+    )
+    center_weighting: Literal["plain", "counts"] = Field(
+        "plain", description="eq. 4: plain mean, or by class counts (which it then reveals)"
+    )
     center_ema: float = Field(0.0, ge=0, lt=1, description="beta of an exponential mean of the centres over rounds")
     center_normalize: bool = Field(False, description="L2-normalise the clients' centres before the mean")
-    projector_init: Literal["shared", "per_client"] = Field("shared", description="per_client: ablation, each client draws its own psi0")
+    projector_init: Literal["shared", "per_client"] = Field(
+        "shared", description="per_client: ablation, each client draws its own psi0"
+    )
 
 
 @register("mpfedcon")
@@ -76,7 +82,9 @@ class MpFedcon(FedRep):
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         if self.params.projector_init == "per_client":
             space = self.context.space
-            initial = space.pack(space.unpack(self.context.new_row(f"client {client}"), space.select(["projector"])), initial.clone())
+            initial = space.pack(
+                space.unpack(self.context.new_row(f"client {client}"), space.select(["projector"])), initial.clone()
+            )
         return super().first_private(client, initial)
 
     def local_update(self, turn: ClientTurn) -> None:

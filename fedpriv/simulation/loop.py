@@ -139,7 +139,9 @@ class Simulation:
         stored = self._stored(client)
         return self.federation.method.first_private(client, self.federation.initial) if stored is None else stored
 
-    def _finish_round(self, round: int, metrics: Mapping[str, Any], accuracies: list[float | None] | None, seconds: float) -> dict[str, Any]:
+    def _finish_round(
+        self, round: int, metrics: Mapping[str, Any], accuracies: list[float | None] | None, seconds: float
+    ) -> dict[str, Any]:
         progress = self.progress
         up, down = self.meter.read()
         progress.round = round
@@ -162,4 +164,7 @@ class Simulation:
     def _server_tensors(self) -> dict[str, Tensor]:
         model = self.federation.resident.space.unpack(self.server.row)
         memory = self.server.memory
-        return {**{_MODEL + name: tensor for name, tensor in model.items()}, **{_MEMORY + name: tensor for name, tensor in memory.items()}}
+        return {
+            **{_MODEL + name: tensor for name, tensor in model.items()},
+            **{_MEMORY + name: tensor for name, tensor in memory.items()},
+        }

@@ -147,7 +147,10 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
-            save_tensors(folder.weights / "server.safetensors", federation.resident.space.unpack(simulation.server.row, method.shared_names))
+            save_tensors(
+                folder.weights / "server.safetensors",
+                federation.resident.space.unpack(simulation.server.row, method.shared_names),
+            )
         folder.plots.mkdir(exist_ok=True)
         plots.learning_curve(records, folder.plots / "learning_curve.png")
         plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")

@@ -39,7 +39,9 @@ class Scorer:
         self.split = config.eval.split
         self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
 
-    def score(self, server: ServerState, private: Callable[[int], Private], round: int) -> tuple[dict[str, float], list[float | None]]:
+    def score(
+        self, server: ServerState, private: Callable[[int], Private], round: int
+    ) -> tuple[dict[str, float], list[float | None]]:
         """Metrics of the pass, and each client's accuracy (``None``: no test data)."""
         phases = self.method.adaptation(round)
         metrics: dict[str, float] = {}
@@ -56,7 +58,9 @@ class Scorer:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
 
-    def _each(self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]) -> list[float | None]:
+    def _each(
+        self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]
+    ) -> list[float | None]:
         space = self.resident.space
         encoder = set(space.select(["encoder"]))
         labels = self.data.labels(self.split)
@@ -87,7 +91,9 @@ class Scorer:
 
     def _whole_split(self) -> tuple[Tensor, float]:
         labels = self.data.labels(self.split)
-        logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(self.split, CHUNK)]
+        logits = [
+            self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(self.split, CHUNK)
+        ]
         scores = torch.cat(logits)
         return scores.argmax(1) == labels, float(F.cross_entropy(scores, labels))
 

@@ -51,7 +51,11 @@ def build(config: RunConfig) -> Federation:
     dataset = load_dataset(config.data.name, config.data.dir)
     config = resolve(config, dataset, options)
     partition = make_partition(
-        dataset.train_labels.numpy(), dataset.test_labels.numpy(), len(dataset.classes), config.data, config.data.partition.seed or 0
+        dataset.train_labels.numpy(),
+        dataset.test_labels.numpy(),
+        len(dataset.classes),
+        config.data,
+        config.data.partition.seed or 0,
     )
     data = FederatedData(dataset, partition, device)
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
@@ -60,7 +64,9 @@ def build(config: RunConfig) -> Federation:
 
     def new_net(label: str) -> Net:
         with global_rng(config.seed, "model", label):
-            return build_model(config.model.name or "", dataset.input_shape, len(dataset.classes), projection=config.model.projection)
+            return build_model(
+                config.model.name or "", dataset.input_shape, len(dataset.classes), projection=config.model.projection
+            )
 
     net = new_net("initial")
     space = ParameterSpace.of(net)
@@ -98,5 +104,3 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None
     return device
-
-

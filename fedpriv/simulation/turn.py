@@ -105,7 +105,13 @@ class Turn:
                     batch = crop_flip(batch, augment)
                 optimiser.zero_grad()
                 value = loss(
-                    Step(targets, forward(batch), self.received, phase.trains, lambda name, i=index, x=batch: self._teacher(name, i, x))  # type: ignore[misc]
+                    Step(
+                        targets,
+                        forward(batch),
+                        self.received,
+                        phase.trains,
+                        lambda name, i=index, x=batch: self._teacher(name, i, x),
+                    )  # type: ignore[misc]
                 )
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()

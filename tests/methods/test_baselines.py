@@ -94,7 +94,9 @@ def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
 
 def test_fine_tuning_every_last_round(simulate: Simulate) -> None:
     options = {"method.ft_when": "last", "eval.last": 2}
-    plain, tuned = (simulate(m, **(options if m == "fedavg-ft" else {"eval.last": 2})).folder.records() for m in ("fedavg", "fedavg-ft"))
+    plain, tuned = (
+        simulate(m, **(options if m == "fedavg-ft" else {"eval.last": 2})).folder.records() for m in ("fedavg", "fedavg-ft")
+    )
     changed = [a["metrics"].get("accuracy") != b["metrics"].get("accuracy") for a, b in zip(plain, tuned, strict=True)]
     assert changed == [False, False, True, True]
 
@@ -112,7 +114,10 @@ def test_fedper_shares_the_encoder_and_keeps_the_rest(simulate: Simulate) -> Non
 def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
     fedrep = simulate("fedrep", **{"method.head_epochs": 0, "train.rounds": 1})
     client = fedrep._participants(1)[0]
-    assert all(torch.equal(t, fedrep.federation.resident.space.view(fedrep.federation.initial, n)) for n, t in fedrep._private(client).items())
+    assert all(
+        torch.equal(t, fedrep.federation.resident.space.view(fedrep.federation.initial, n))
+        for n, t in fedrep._private(client).items()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(methods()))

@@ -14,7 +14,9 @@ from fedpriv.simulation.loop import Simulation
 from tests.oracles import layered
 
 
-def oracle(simulation: Simulation, mu: float, tau: float) -> tuple[torch.nn.Module, dict[int, torch.nn.Module], dict[int, Tensor]]:
+def oracle(
+    simulation: Simulation, mu: float, tau: float
+) -> tuple[torch.nn.Module, dict[int, torch.nn.Module], dict[int, Tensor]]:
     fed, config = simulation.federation, simulation.config
     net = fed.resident.frozen.net
     fed.resident.frozen.row.copy_(fed.initial)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.data.partition import make_partition
 from fedpriv.config import load_config
+from fedpriv.data.partition import make_partition
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.simulation.checkpoint import Progress
@@ -143,7 +143,9 @@ def test_contrast_without_negative() -> None:
 def test_contrast_ignores_the_length_of_a_center() -> None:
     z, centers, negative = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
     labels = torch.arange(4)
-    torch.testing.assert_close(center_contrast(z, centers, labels, negative, 0.5), center_contrast(z, centers / 7, labels, negative, 0.5))
+    torch.testing.assert_close(
+        center_contrast(z, centers, labels, negative, 0.5), center_contrast(z, centers / 7, labels, negative, 0.5)
+    )
 
 
 def test_all_center_denominator_and_its_gradient_where_a_class_has_no_center() -> None:
@@ -210,13 +212,19 @@ def test_round_zero_broadcasts_the_whole_model_to_every_client(simulate: Simulat
     broadcast = simulation.federation.method.broadcast(simulation.server)
     assert broadcast is not None and set(broadcast.tensors) == {*simulation.federation.resident.space.names, CENTERS, MASK}
     first = simulation.folder.records()[0]
-    assert first["round"] == 0 and first["metrics"]["bytes_down"] == 10 * seal(broadcast).nbytes and first["metrics"]["bytes_up"] == 0
+    assert (
+        first["round"] == 0
+        and first["metrics"]["bytes_down"] == 10 * seal(broadcast).nbytes
+        and first["metrics"]["bytes_up"] == 0
+    )
 
 
 # 5. class centres
 
 
-def upload_of(method: MpFedcon, server_row: Tensor, client: int, sent: dict[int, list[float]], counts: list[int] | None = None) -> Sealed:
+def upload_of(
+    method: MpFedcon, server_row: Tensor, client: int, sent: dict[int, list[float]], counts: list[int] | None = None
+) -> Sealed:
     tensors = {
         **method.context.space.unpack(server_row, method.shared_names),
         CENTERS: torch.tensor(list(sent.values())).reshape(len(sent), -1),
@@ -239,7 +247,10 @@ def two_dim(simulate: Simulate) -> Callable[..., tuple[Simulation, MpFedcon]]:
 def test_centers_are_the_mean_of_those_who_hold_the_class_and_stay_if_nobody_does(two_dim: Callable[..., Any]) -> None:
     simulation, method = two_dim()
     server = simulation.server
-    server = method.aggregate(server, [upload_of(method, server.row, 0, {1: [1.0, 3.0], 4: [2.0, 2.0]}), upload_of(method, server.row, 1, {1: [3.0, 5.0]})])
+    server = method.aggregate(
+        server,
+        [upload_of(method, server.row, 0, {1: [1.0, 3.0], 4: [2.0, 2.0]}), upload_of(method, server.row, 1, {1: [3.0, 5.0]})],
+    )
     assert server.memory[MASK].nonzero().flatten().tolist() == [1, 4]
     assert server.memory[CENTERS][1].tolist() == [2.0, 4.0]
     assert server.memory[CENTERS][4].tolist() == [2.0, 2.0], "held by one client: that client's mean"
@@ -317,7 +328,9 @@ def test_training_one_client_leaves_every_other_clients_state(simulate: Simulate
     never = set(range(10)) - set(simulation.progress.clients)
     initial = simulation.federation.initial
     space = simulation.federation.resident.space
-    assert all(torch.equal(after[c][n], space.view(initial, n)) for c in never for n in after[c]), "the initial head, not the server's"
+    assert all(torch.equal(after[c][n], space.view(initial, n)) for c in never for n in after[c]), (
+        "the initial head, not the server's"
+    )
     assert trained_before.keys() <= simulation.progress.clients.keys()
 
 
@@ -363,7 +376,10 @@ def test_the_next_round_is_the_same_after_a_restore(simulate: Simulate) -> None:
 )  # fmt: skip
 def test_every_option_changes_something_and_stays_finite(simulate: Simulate, option: dict[str, Any]) -> None:
     options = {**QUICK, "train.rounds": 3, "train.participation": 0.6, **option}
-    default, changed = simulate("mpfedcon", **{**QUICK, "train.rounds": 3, "train.participation": 0.6}), simulate("mpfedcon", **options)
+    default, changed = (
+        simulate("mpfedcon", **{**QUICK, "train.rounds": 3, "train.participation": 0.6}),
+        simulate("mpfedcon", **options),
+    )
     assert bool(changed.server.row.isfinite().all())
     if "eval.state" in option:
         assert torch.equal(default.server.row, changed.server.row) and scores(default) != scores(changed)

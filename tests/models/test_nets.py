@@ -278,5 +278,5 @@ def test_a_plugin_adds_a_net_and_cannot_replace_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registry_module, "_load", registry_module._load.__wrapped__)
     with pytest.warns(UserWarning, match="'cnn10' of their_package.nets is already registered by fedpriv.models.cnn"):
         assert "theirs" in model_names()
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="already registered"):
         assert build_model("theirs", (5,), 2).feature_dim == 5

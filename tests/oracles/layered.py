@@ -36,7 +36,8 @@ def sgd_phase(
 
 def run(
     initial: nn.Module, clients: list[tuple[Tensor, Tensor]], active: list[list[int]], batches: Batches, *,
-    mu: float, tau: float, head_epochs: int, encoder_epochs: int, lr: float, momentum: float, wd: float, wd_bias: float, classes: int,
+    mu: float, tau: float, head_epochs: int, encoder_epochs: int,
+    lr: float, momentum: float, wd: float, wd_bias: float, classes: int,
 ) -> tuple[nn.Module, dict[int, nn.Module], dict[int, Tensor]]:  # fmt: skip
     """-> (server's encoder, each trained client's whole last net, class -> centre)."""
     initial = copy.deepcopy(initial).double().requires_grad_(True)
