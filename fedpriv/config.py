@@ -30,6 +30,9 @@ from fedpriv.errors import UnknownName, UsageError
 
 T = TypeVar("T")
 
+USUAL_PARTICIPANTS = 10
+"""Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -83,7 +86,9 @@ class TrainConfig(_Section):
     """The round schedule and the clients' optimiser (SGD)."""
 
     rounds: PositiveInt = Field(30, description="number of rounds T")
-    participation: float = Field(0.1, gt=0, le=1, description="share of the clients sampled each round")
+    participation: float | None = Field(
+        None, gt=0, le=1, description="share of the clients sampled each round; null: ten clients, or all where there are fewer"
+    )
     local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
     batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
     lr: PositiveFloat = Field(0.01, description="learning rate, constant")
@@ -160,12 +165,18 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _somebody_participates(self) -> RunConfig:
-        if int(self.train.participation * self.data.clients + 1e-9) < 1:
+        share = self.train.participation
+        if share is not None and int(share * self.data.clients + 1e-9) < 1:
             raise ValueError(
-                f"train.participation {self.train.participation} of {self.data.clients} clients selects nobody; "
+                f"train.participation {share} of {self.data.clients} clients selects nobody; "
                 f"at least {1 / self.data.clients:g} selects one"
             )
         return self
+
+    def participants_of(self, available: int) -> int:
+        """How many of so many clients take part in a round."""
+        share = self.train.participation
+        return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
 
     def to_yaml(self) -> str:
         """The config as YAML that :func:`load_config` reads back to an equal object."""

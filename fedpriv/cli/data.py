@@ -69,7 +69,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     from fedpriv.data.picture import draw_partition
     from fedpriv.data.sources import load_labels
 
-    # Who takes part in a round says nothing about who holds what, and few clients need not suit the default share.
+    # Who takes part in a round says nothing about who holds what: a file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})
     opened = load_labels(config.data.name, config.data.dir)
     classes = opened.classes

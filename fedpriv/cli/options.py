@@ -23,7 +23,7 @@ _DATA_FLAGS: dict[str, tuple[str, Any, str]] = {
 _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "method": ("method.name", str, "A name of `fedpriv methods`."),
     "model": ("model.name", str, "A name of `fedpriv models`."),
-    "participation": ("train.participation", float, "Share of the clients sampled each round."),
+    "participation": ("train.participation", float, "Share of the clients sampled each round. Default: ten clients."),
     "rounds": ("train.rounds", int, "Number of rounds."),
     "local-epochs": ("train.local_epochs", int, "Local epochs (layered methods: of the encoder phase)."),
     "batch-size": ("train.batch_size", int, "Samples per SGD step."),

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedpriv.config import MethodConfig, RunConfig, parse
+from fedpriv.config import RunConfig, parse
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
 from fedpriv.methods import find_method
 from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
 from fedpriv.tracking.folder import read_json
 
@@ -79,7 +80,7 @@ class Result:
     @property
     def tested_at_end(self) -> bool:
         """Whether fewer rounds make up the accuracy than the config says: fine-tuning comes after the last round only."""
-        return int(self.summary["averaged_rounds"]) < min(self.config["eval"]["last"], self.config["train"]["rounds"])
+        return bool(self.summary["averaged_rounds"] < min(self.config["eval"]["last"], self.config["train"]["rounds"]))
 
     def records(self) -> list[Record]:
         """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""
@@ -181,15 +182,7 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
 
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
-    """As :func:`fedpriv.simulation.setup.resolve` fills a config in, flat, without loading the data."""
-    method, partition = config.method, config.data.partition
+    """A config as a run stores it, flat, without loading the data."""
+    method = config.method
     options = parse(find_method(method.name).Params, method.params, f"method {method.name}")
-    seed = config.seed if partition.seed is None else partition.seed
-    filled = config.model_copy(
-        update={
-            "method": MethodConfig(name=method.name, **asdict(options)),
-            "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
-            "data": config.data.model_copy(update={"partition": partition.model_copy(update={"seed": seed})}),
-        }
-    )
-    return dict(flatten(_portable(filled)))
+    return dict(flatten(_portable(resolve(config, options, usual_model))))

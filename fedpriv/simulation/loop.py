@@ -121,7 +121,7 @@ class Simulation:
 
     def _participants(self, round: int) -> list[int]:
         everyone = self.federation.data.nonempty
-        count = max(1, int(self.config.train.participation * len(everyone) + 1e-9))
+        count = self.config.participants_of(len(everyone))
         order = torch.randperm(len(everyone), generator=generator(self.config.seed, round, "participants"))
         sampled = [everyone[i] for i in order[:count].tolist()]
         return list(self.federation.method.participants(round, sampled, everyone))

@@ -77,6 +77,10 @@ class RunFolder:
                 yield
         except Timeout:
             raise UsageError(f"another process is playing the run in {self.path}") from None
+        except PermissionError as error:
+            if error.filename != str(self._lock_file):
+                raise
+            raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
 
     def config(self) -> RunConfig:
         """The run's config as stored."""

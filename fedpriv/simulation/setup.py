@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpriv.config import MethodConfig, RunConfig, parse
+from fedpriv.config import USUAL_PARTICIPANTS, MethodConfig, RunConfig, parse
 from fedpriv.data.federated import FederatedData
 from fedpriv.data.partition import make_partition
 from fedpriv.data.sources import Dataset, load_dataset
@@ -49,7 +49,7 @@ def build(config: RunConfig) -> Federation:
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)
     dataset = load_dataset(config.data.name, config.data.dir)
-    config = resolve(config, dataset, options)
+    config = resolve(config, options, dataset.default_model)
     partition = make_partition(
         dataset.train_labels.numpy(),
         dataset.test_labels.numpy(),
@@ -84,14 +84,16 @@ def build(config: RunConfig) -> Federation:
     return Federation(config, dataset, data, resident, method, Wire(transforms), resident.row.clone(), layers)
 
 
-def resolve(config: RunConfig, dataset: Dataset, options: Any) -> RunConfig:
-    """The config with what it left open: the data set's net, the method's defaults, the partition's seed."""
-    partition = config.data.partition
+def resolve(config: RunConfig, options: Any, usual_model: str | None) -> RunConfig:
+    """The config with what it left open: the method's options, the data set's usual net, the partition's seed, participation."""
+    partition, train = config.data.partition, config.train
     seed = config.seed if partition.seed is None else partition.seed
+    share = min(1.0, USUAL_PARTICIPANTS / config.data.clients) if train.participation is None else train.participation
     return config.model_copy(
         update={
             "method": MethodConfig(name=config.method.name, **asdict(options)),
-            "model": config.model.model_copy(update={"name": config.model.name or dataset.default_model}),
+            "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
+            "train": train.model_copy(update={"participation": share}),
             "data": config.data.model_copy(update={"partition": partition.model_copy(update={"seed": seed})}),
         }
     )

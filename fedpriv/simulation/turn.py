@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -104,15 +105,7 @@ class Turn:
                 if augment is not None:
                     batch = crop_flip(batch, augment)
                 optimiser.zero_grad()
-                value = loss(
-                    Step(
-                        targets,
-                        forward(batch),
-                        self.received,
-                        phase.trains,
-                        lambda name, i=index, x=batch: self._teacher(name, i, x),
-                    )  # type: ignore[misc]
-                )
+                value = loss(Step(targets, forward(batch), self.received, phase.trains, partial(self._teacher, index, batch)))
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 losses.append((value.detach(), len(targets)))
@@ -127,7 +120,7 @@ class Turn:
             self._features[self._encoder_version] = self.resident.features(self.images)
         return self._features[self._encoder_version]
 
-    def _teacher(self, name: str, index: Tensor, batch: Tensor) -> Outputs:
+    def _teacher(self, index: Tensor, batch: Tensor, name: str) -> Outputs:
         if not self._caches:
             row, _ = self._teachers[name]
             frozen = self.resident.frozen

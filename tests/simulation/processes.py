@@ -111,15 +111,20 @@ def die_at_record(number: int, share: float) -> None:
     _instead(RunFolder, "append", number, torn)
 
 
-def die_within(number: int, seconds: float) -> None:
-    """Be killed ``seconds`` after the ``number``-th round of this process began, wherever that is (SIGALRM, not handled)."""
+def die_within(share: float) -> None:
+    """Be killed after the first round of this process, when ``share`` of the time it took has passed again, wherever that is.
+
+    The signal is SIGALRM, which nobody handles.
+    """
     from fedpriv.simulation.loop import Simulation
 
     def timed(real: Any, simulation: Simulation) -> Any:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        return real(simulation)
+        began = time.perf_counter()
+        record = real(simulation)
+        signal.setitimer(signal.ITIMER_REAL, max(1e-4, share * (time.perf_counter() - began)))
+        return record
 
-    _instead(Simulation, "play_round", number, timed)
+    _instead(Simulation, "play_round", 1, timed)
 
 
 def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:

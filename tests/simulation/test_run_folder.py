@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from click.testing import Result
 
+from fedpriv.errors import UsageError
 from fedpriv.simulation.run_folder import RunFolder
 from tests.simulation.processes import Process, become_nobody
-from tests.simulation.small import config, facts, flags
+from tests.simulation.small import config, facts, flags, resume, simulation
 
 Fedpriv = Callable[..., Result]
 
@@ -82,8 +83,17 @@ def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None
         "weights",
         "plots",
     }
-    assert {path.name for path in folder.iterdir()} == wanted
-    assert all(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shown = [path for path in folder.rglob("*") if not path.name.startswith(".")]  # beside it lie locks
+    assert {path.name for path in shown if path.parent == folder} == wanted
+    assert all(path.stat().st_size for path in shown if path.is_file())
+
+
+def test_a_run_that_another_process_plays_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    started = simulation(folder, "fedavg")
+    with started.folder.alone(), pytest.raises(UsageError, match="another process is playing"):
+        resume(folder)
+    assert resume(folder).summary is not None
 
 
 def test_a_line_of_metrics_is_on_the_disk_before_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
