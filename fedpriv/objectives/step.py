@@ -17,6 +17,7 @@ class Step:
     Attributes:
         labels: ``(B,)`` int64.
         outputs: the trained net's outputs on the batch, with gradient.
+        parameters: the trained net's parameters by name, with gradient.
         received: what the server sent this round, by name; constant.
         trains: the roles that this phase trains.
         teacher: the outputs, on the same (equally augmented) batch and without gradient, of a model frozen by name.
@@ -24,6 +25,7 @@ class Step:
 
     labels: Tensor
     outputs: Outputs
+    parameters: Mapping[str, Tensor]
     received: Mapping[str, Tensor]
     trains: frozenset[str]
     teacher: Callable[[str], Outputs]

@@ -59,6 +59,7 @@ class Resident:
         self.grad = torch.zeros_like(self.row)
         space.bind(self.net, self.row, self.grad)
         self.views = space.unpack(self.row)
+        self.parameters = dict(self.net.named_parameters())
         self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         self._frozen: Resident | None = None
         self._trained: frozenset[str] | None = None

@@ -89,7 +89,7 @@ class Turn:
             self._encoder_version += 1
 
     def _train(self, phase: Phase, loss: Loss, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
-        train, resident = self.config.train, self.resident
+        train, resident, parameters = self.config.train, self.resident, self.resident.parameters
         cached = self._caches and "encoder" not in phase.trains
         inputs = self._present_features() if cached else self.images
         forward = resident.net.from_features if cached else resident.net
@@ -105,7 +105,8 @@ class Turn:
                 if augment is not None:
                     batch = crop_flip(batch, augment)
                 optimiser.zero_grad()
-                value = loss(Step(targets, forward(batch), self.received, phase.trains, partial(self._teacher, index, batch)))
+                teacher = partial(self._teacher, index, batch)
+                value = loss(Step(targets, forward(batch), parameters, self.received, phase.trains, teacher))
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 losses.append((value.detach(), len(targets)))

@@ -171,7 +171,9 @@ def test_samples_of_a_class_without_center_count_in_the_mean(simulate: Simulate)
     outputs = Outputs(z, z, None, torch.zeros(4, 10))
     centers, mask = torch.randn(10, 16), torch.zeros(10, dtype=torch.bool)
     mask[0] = True
-    step = Step(torch.tensor([0, 0, 1, 1]), outputs, {CENTERS: centers, MASK: mask}, frozenset({"head"}), lambda name: outputs)
+    step = Step(
+        torch.tensor([0, 0, 1, 1]), outputs, {}, {CENTERS: centers, MASK: mask}, frozenset({"head"}), lambda name: outputs
+    )
     contrast = center_contrast(z[:2], centers, torch.tensor([0, 0]), None, 0.5).sum() / 4
     assert float(method.local_loss(step)) == pytest.approx(math.log(10) + 3 * float(contrast), rel=1e-6)
 
