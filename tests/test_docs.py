@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,18 @@ def python_of(name: str) -> str:
 
 def commands() -> list[str]:
     """Every ``fedpriv ...`` that stands on an indented line of its own, without the comment."""
-    lines = [
-        line
-        for name in ("README.md", "experiments/README.md", "mlflow/README.md")
-        for line in (ROOT / name).read_text().split("\n")
-    ]
-    shown = [
-        re.sub(r"\s+#.*", "", line).partition("fedpriv ")[2] for line in lines if re.match(r"    (.*uv run )?fedpriv ", line)
-    ]
-    return sorted(set(shown))
+    documents = [ROOT / name for name in ("README.md", "experiments/README.md", "mlflow/README.md")]
+    lines = [line for document in documents for line in document.read_text().splitlines()]
+    shown = [line for line in lines if re.match(r"    (.*uv run )?fedpriv ", line)]
+    return sorted({re.sub(r"\s+#.*", "", line).partition("fedpriv ")[2] for line in shown})
 
 
 @pytest.fixture
-def methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The methods that a document's code registers are forgotten after the test."""
     registry.methods()
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
-    yield registry._methods
+    return registry._methods
 
 
 def test_the_method_of_the_readme(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from statistics import mean
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +35,7 @@ class Reporter:
         )
         self._bar = Progress(*columns, console=self.err, disable=not self.err.is_terminal)
         self._rounds = 0
+        self._durations: list[float] = []
         self._said = "no accuracy yet"
 
     def __enter__(self) -> Self:
@@ -71,7 +74,11 @@ class Reporter:
         text = "  ".join(parts)
         self._bar.update(self._task, completed=record["round"], description=text)
         if self._bar.disable:
-            self.err.print(f"round {record['round']}/{self._rounds}  {text}  ({metrics['seconds']:.1f} s)", soft_wrap=True)
+            self._durations.append(metrics["seconds"])
+            left = (self._rounds - record["round"]) * mean(self._durations)
+            self.err.print(
+                f"round {record['round']}/{self._rounds}  {text}  left {timedelta(seconds=round(left))}", soft_wrap=True
+            )
 
     def conclude(self, outcome: Outcome) -> None:
         """The summary, or how to go on."""
