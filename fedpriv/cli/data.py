@@ -21,7 +21,7 @@ _CLASSES_SHOWN = 10
 
 @main.group("data")
 def data() -> None:
-    """List data sets and partitions; show who holds what."""
+    """List data sets; show who holds what."""
 
 
 @command(data, "list")

@@ -19,7 +19,7 @@ _PATH = click.Path(path_type=Path)
 
 @main.group("experiment")
 def experiment() -> None:
-    """Run the experiments of a paper and compare them with what it says.
+    """Run a paper's experiments; compare with the paper.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2

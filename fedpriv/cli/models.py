@@ -23,9 +23,10 @@ def _width_or_none(_context: click.Context, _parameter: click.Parameter, value: 
     "--projection", default="128", show_default=True, metavar="K|none", callback=_width_or_none, help="Width of the projector."
 )
 def models(projection: int | None) -> dict[str, Any]:
-    """List the nets with the parameters and bytes of each role, at the input of the net's source.
+    """List the nets, with parameters and bytes per role.
 
-    A method sends some roles and keeps the others with the client, so these are the bytes of one plain transfer.
+    Each at the input of its source. A method sends some roles and keeps the others with the client, so these are the bytes
+    of one plain transfer.
 
     \b
     Example: fedpriv models --json

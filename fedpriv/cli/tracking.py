@@ -25,7 +25,7 @@ _runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=
 @click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
 def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
-    """Show the runs in MLflow's dashboard, until Ctrl-C.
+    """Open the runs in MLflow, until Ctrl-C.
 
     \b
     Example: fedpriv ui --port 5001
@@ -67,7 +67,9 @@ def _check_port(host: str, port: int) -> None:
 @_runs_dir
 @click.option("--tracking-uri", help="Send to this MLflow store instead of the run's own.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
-    """Send to MLflow what a run kept while the tracking server was away. Nothing is sent twice.
+    """Send MLflow what it missed.
+
+    A run keeps its records while the tracking server is away. Nothing is sent twice.
 
     RUN is a run folder, a run id, or the beginning of a folder's name.
 
@@ -110,7 +112,9 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 @_runs_dir
 @click.option("--output", type=_PATH, default="compare.png", show_default=True, help="The plot.")
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
-    """Compare runs: a table, and a plot of accuracy over rounds and over bytes.
+    """Compare runs in a table and a plot.
+
+    The plot shows accuracy over rounds and over bytes.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ in nothing but the seed are
     summed up as mean and standard deviation.

@@ -28,7 +28,9 @@ _RUNS_DIR = click.option(
 def train(
     config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, runs_dir: Path, **flags: Any
 ) -> dict[str, Any] | None:
-    """Train across clients and record accuracy, bytes and everything needed to resume.
+    """Train across clients.
+
+    Records accuracy, bytes and everything needed to resume.
 
     \b
     Example: fedpriv train --method mpfedcon
@@ -50,7 +52,9 @@ def train(
 @click.argument("run_name", metavar="RUN")
 @_RUNS_DIR
 def resume(run_name: str, runs_dir: Path) -> dict[str, Any] | None:
-    """Continue a run that was killed or interrupted; bit for bit as if it had not been.
+    """Go on with a killed or interrupted run.
+
+    Its results are bit for bit those of a run that was not.
 
     RUN is a run folder, a run id, or a unique beginning of one.
 
@@ -75,7 +79,9 @@ def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:
 
 @command(main, "methods")
 def methods() -> dict[str, Any]:
-    """List the methods: what each shares, and its options.
+    """List the methods and their options.
+
+    Also what each shares and what stays with the client.
 
     \b
     Example: fedpriv methods
