@@ -5,7 +5,8 @@ sent (the server was away, the process was killed) is still in the folder, and :
 """
 
 from fedpriv.tracking.folder import Record, best, find_run, flatten, mean, read_records, read_run, worst_tenth
-from fedpriv.tracking.mirror import ServerAway, SyncReport, TrackingError, artifact_dir, default_uri, sqlite_path, sync
+from fedpriv.tracking.mirror import SyncReport, sync
+from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.tracker import Tracker
 
 __all__ = [

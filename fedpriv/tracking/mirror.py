@@ -7,49 +7,34 @@ request whose acknowledgement was lost is sent again; the SQL stores of MLflow k
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError
-from fedpriv.tracking.folder import Record, best, flatten, read_json, read_lines, read_records, read_run, worst_tenth
+from fedpriv.tracking.folder import flatten, read_json, read_lines, read_records, read_run
+from fedpriv.tracking.names import STATUS, as_points, dataset_name, param_value, point_values, summary_values
+from fedpriv.tracking.store import (
+    TrackingError,
+    artifact_dir,
+    create_store,
+    default_uri,
+    explained,
+    quiet_mlflow,
+    shown,
+    sqlite_path,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-MAX_CLIENTS = 200  # per-client curves beyond this many drown the dashboard; metrics.jsonl, an artifact, has them all
 ARTIFACTS = ("config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*")
-# The dashboard makes a section of charts of what stands before a slash, sorted by name, and the rest comes last: so what
-# is compared first comes first, and the many charts of the clients last.
-SECTIONS = {
-    "accuracy": "accuracy/mean",
-    "bytes_up": "bytes/up",
-    "bytes_down": "bytes/down",
-    "total_bytes_up": "bytes/total_up",
-    "total_bytes_down": "bytes/total_down",
-    "train_loss": "loss/train",
-}
-STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
-
-
-class TrackingError(FedprivError):
-    """MLflow did not take the record: the server is away, or it refused."""
-
-
-class ServerAway(TrackingError):
-    """The tracking server does not answer; later it may."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +79,6 @@ class Cursor:
         draft.replace(path)
 
 
-def default_uri(base: Path) -> str:
-    """``MLFLOW_TRACKING_URI`` where it is set, else the SQLite file ``mlflow.db`` in the runs folder ``base``."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{base.resolve() / 'mlflow.db'}"
-
-
-def sqlite_path(uri: str) -> Path | None:
-    """The file of an SQLite tracking URI; ``None`` for any other URI."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///").split("?")[0]).absolute()
-
-
-def artifact_dir(store: Path) -> Path:
-    """Where the artifacts of an SQLite store live: ``mlartifacts`` beside the file."""
-    return store.parent / "mlartifacts"
-
-
-def shown(uri: str) -> str:
-    """A tracking URI without the password it may carry."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=f"***@{parts.hostname}:{parts.port or ''}".rstrip(":"))) if parts.password else uri
-
-
 def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
     """Send to MLflow what it has not got yet of a run, live or finished. Calling it again sends nothing twice.
 
@@ -146,29 +108,12 @@ def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -
         cursor.save(cursor_path)
         try:
             if store is not None:
-                _create_store(store)
+                create_store(store)
             return _Copy(run_dir, facts, cursor).run()
         except FedprivError:
             raise
         except Exception as error:
-            raise _explained(error, uri) from error
-
-
-def quiet_mlflow() -> None:
-    """Make MLflow quick to give up, silent, and private; what the user has set in the environment stays."""
-    for name, value in {
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }.items():
-        os.environ.setdefault(name, value)
-    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
-        logger = logging.getLogger(name)
-        if logger.level in (logging.NOTSET, logging.INFO):
-            logger.setLevel(logging.CRITICAL)
+            raise explained(error, uri) from error
 
 
 class _Copy:
@@ -273,7 +218,7 @@ class _Copy:
             self.cursor.experiment_id or "",
             start_time=facts["created_ms"],
             # The dashboard shows some fifteen letters of it, so what tells runs apart comes first.
-            run_name=f"{facts['method']} s{facts['seed']} {_dataset(facts)} ({self.run_dir.resolve().name})",
+            run_name=f"{facts['method']} s{facts['seed']} {dataset_name(facts)} ({self.run_dir.resolve().name})",
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
         self._done(mlflow_run_id=run.info.run_id, status_sent="RUNNING")
@@ -283,12 +228,12 @@ class _Copy:
 
         config = read_yaml(self.run_dir / "config.yaml")
         # MLflow refuses to change a param, so one that is there stays (a resumed run may have another device).
-        params = [Param(key, _param(key, value)) for key, value in flatten(config) if key not in known]
+        params = [Param(key, param_value(key, value)) for key, value in flatten(config) if key not in known]
         for start in range(0, len(params), _PARAMS_PER_BATCH):
             batch = params[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
             self.params += len(batch)
-        name, digest = _dataset(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
+        name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
         self.client.log_inputs(self._id, [DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name})))])
         self._done(params_sent=True)
 
@@ -298,7 +243,7 @@ class _Copy:
         fresh = {record["round"]: record for record in records if record["round"] > self.cursor.last_round}
         batch: list[Metric] = []
         for number, record in sorted(fresh.items()):
-            points = _points(point_values(record), record["time_ms"], number)
+            points = as_points(point_values(record), record["time_ms"], number)
             if batch and len(batch) + len(points) > _METRICS_PER_BATCH:
                 self._log(batch)
                 self._done(last_round=batch[-1].step)
@@ -326,61 +271,12 @@ class _Copy:
             sent = self.cursor.artifacts_sent
 
     def _send_summary(self, summary: dict[str, Any]) -> None:
-        self._log(_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
+        self._log(as_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
 
     def _end_ms(self) -> int:
         """The time of the last record: a run that is sent a day later did not last a day longer."""
         records = read_records(self.run_dir)
         return int(records[-1]["time_ms"] if records else self.facts["created_ms"])
-
-
-def point_values(record: Record) -> dict[str, float]:
-    """What MLflow gets of one round: the numbers, each client's, and how the clients spread."""
-    values = _numbers(record["metrics"])
-    clients: dict[str, float] = {}
-    for name, per_client in (record.get("per_client") or {}).items():
-        _add_spread(values, name, per_client)
-        if len(per_client) <= MAX_CLIENTS:
-            width = len(str(len(per_client) - 1))  # zero-padded, because the dashboard sorts names as text
-            clients |= {f"per_client_{name}/{i:0{width}d}": float(v) for i, v in enumerate(per_client) if v is not None}
-    return {_section(key): value for key, value in values.items()} | clients
-
-
-def summary_values(summary: dict[str, Any]) -> dict[str, float]:
-    """What MLflow gets of ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
-    values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
-    _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
-    return {f"final/{key}": value for key, value in values.items()}
-
-
-def _section(key: str) -> str:
-    return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
-
-
-def _add_spread(values: dict[str, float], name: str, per_client: list[float | None]) -> None:
-    for statistic, value in (("worst_tenth", worst_tenth(per_client)), ("best", best(per_client))):
-        if value is not None:
-            values.setdefault(f"{name}_{statistic}", value)
-
-
-def _dataset(facts: dict[str, Any]) -> str:
-    return Path(facts["dataset"]).name  # it may be the path of a folder
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in values.items() if isinstance(value, int | float)}
-
-
-def _points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]:
-    from mlflow.entities import Metric
-
-    return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
-
-
-def _param(key: str, value: Any) -> str:
-    if key == "tracking.uri" and isinstance(value, str):
-        return shown(value)
-    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 @contextmanager
@@ -393,44 +289,3 @@ def _alone(run_dir: Path, uri: str) -> Iterator[None]:
             yield
     except Timeout:
         raise TrackingError(f"another process is sending {run_dir} to {shown(uri)}") from None
-
-
-def _create_store(path: Path) -> None:
-    """Make an SQLite store with MLflow's schema if there is none.
-
-    In a process of its own, because the migrations hold the interpreter for seconds and reconfigure logging; in a draft
-    that is moved into place, because a kill would leave half a schema that MLflow cannot open; under a lock, because
-    several runs may start at once.
-    """
-    if path.exists():
-        return
-    from filelock import FileLock
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        if path.exists():
-            return
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
-            draft = Path(folder) / path.name
-            command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{draft}"]
-            # A session of its own, so that Ctrl-C, which still lets the run be recorded, does not end it.
-            quiet = subprocess.DEVNULL
-            maker = subprocess.Popen(command, stdout=quiet, stderr=subprocess.PIPE, text=True, start_new_session=True)
-            import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
-
-            _, said = maker.communicate()
-            if maker.returncode:
-                raise TrackingError(f"cannot create {path}: {(said.strip().splitlines() or ['no message'])[-1]}")
-            draft.replace(path)
-
-
-def _explained(error: Exception, uri: str) -> TrackingError:
-    import requests
-
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, requests.RequestException):
-            return ServerAway(f"tracking server {shown(uri)} does not answer")
-        cause = cause.__cause__ or cause.__context__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return TrackingError(f"tracking at {shown(uri)} failed: {lines[0][:300]}")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpriv.errors import FedprivError
-from fedpriv.tracking.mirror import ServerAway, quiet_mlflow, shown, sync
+from fedpriv.tracking.mirror import sync
+from fedpriv.tracking.store import ServerAway, quiet_mlflow, shown
 
 
 class Tracker:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.tracking import mirror
+from fedpriv.tracking import store
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `fake_runs`, whatever import mode pytest uses
 
@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `fake_runs`, whatever impo
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite store with MLflow's schema and nothing in it, which two processes wanted at the same moment."""
     path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    code = "import sys, pathlib; from fedpriv.tracking import mirror; mirror._create_store(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib; from fedpriv.tracking import store; store.create_store(pathlib.Path(sys.argv[1]))"
     other = subprocess.Popen([sys.executable, "-c", code, str(path)])
-    mirror._create_store(path)
+    store.create_store(path)
     assert other.wait(60) == 0
     return path
 

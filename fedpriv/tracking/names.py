@@ -1,0 +1,76 @@
+"""What the values of a run are called in MLflow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.tracking.folder import Record, best, flatten, worst_tenth
+from fedpriv.tracking.store import shown
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+MAX_CLIENTS = 200  # per-client curves beyond this many drown the dashboard; metrics.jsonl, an artifact, has them all
+# The dashboard makes a section of charts of what stands before a slash, sorted by name, and the rest comes last: so what
+# is compared first comes first, and the many charts of the clients last.
+SECTIONS = {
+    "accuracy": "accuracy/mean",
+    "bytes_up": "bytes/up",
+    "bytes_down": "bytes/down",
+    "total_bytes_up": "bytes/total_up",
+    "total_bytes_down": "bytes/total_down",
+    "train_loss": "loss/train",
+}
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+
+
+def point_values(record: Record) -> dict[str, float]:
+    """What MLflow gets of one round: the numbers, each client's, and how the clients spread."""
+    values = _numbers(record["metrics"])
+    clients: dict[str, float] = {}
+    for name, per_client in (record.get("per_client") or {}).items():
+        _add_spread(values, name, per_client)
+        if len(per_client) <= MAX_CLIENTS:
+            width = len(str(len(per_client) - 1))  # zero-padded, because the dashboard sorts names as text
+            clients |= {f"per_client_{name}/{i:0{width}d}": float(v) for i, v in enumerate(per_client) if v is not None}
+    return {_section(key): value for key, value in values.items()} | clients
+
+
+def summary_values(summary: dict[str, Any]) -> dict[str, float]:
+    """What MLflow gets of ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
+    values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
+    _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
+    return {f"final/{key}": value for key, value in values.items()}
+
+
+def _section(key: str) -> str:
+    return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
+
+
+def _add_spread(values: dict[str, float], name: str, per_client: list[float | None]) -> None:
+    for statistic, value in (("worst_tenth", worst_tenth(per_client)), ("best", best(per_client))):
+        if value is not None:
+            values.setdefault(f"{name}_{statistic}", value)
+
+
+def dataset_name(facts: dict[str, Any]) -> str:
+    return Path(facts["dataset"]).name  # it may be the path of a folder
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items() if isinstance(value, int | float)}
+
+
+def as_points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
+
+
+def param_value(key: str, value: Any) -> str:
+    if key == "tracking.uri" and isinstance(value, str):
+        return shown(value)
+    return value if isinstance(value, str) and value else json.dumps(value)
