@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,28 @@ import numpy as np
 
 Records = Sequence[Mapping[str, Any]]
 """Lines of ``metrics.jsonl``, in order of rounds."""
+
+
+def _known(accuracies: Sequence[float | None]) -> list[float]:
+    return sorted(value for value in accuracies if value is not None and not math.isnan(value))
+
+
+def mean(accuracies: Sequence[float | None]) -> float | None:
+    """Mean over the clients that were evaluated; ``None`` where nobody was."""
+    known = _known(accuracies)
+    return math.fsum(known) / len(known) if known else None
+
+
+def worst_tenth(accuracies: Sequence[float | None]) -> float | None:
+    """Mean over the worst tenth of the evaluated clients (rounded down, but at least one client)."""
+    known = _known(accuracies)
+    return mean(known[: max(1, len(known) // 10)])
+
+
+def best(accuracies: Sequence[float | None]) -> float | None:
+    """The best client's accuracy."""
+    known = _known(accuracies)
+    return known[-1] if known else None
 
 
 def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float]:
@@ -23,11 +46,10 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
     """
     scored = [(accuracy, size) for accuracy, size in zip(accuracies, sizes, strict=True) if accuracy is not None]
     values, weights = (np.array(column, dtype=np.float64) for column in zip(*scored, strict=True))
-    tenth = max(1, len(values) // 10)
     return {
         "accuracy": float(values.mean()),
         "accuracy_weighted": float(np.average(values, weights=weights)),
-        "accuracy_worst_tenth": float(np.sort(values)[:tenth].mean()),
+        "accuracy_worst_tenth": worst_tenth(values.tolist()) or 0.0,
         "accuracy_best": float(values.max()),
         "accuracy_std": float(values.std()),
     }
@@ -50,6 +72,11 @@ def _mean(records: Records, last: int, metric: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
+def _std(accuracies: Sequence[float | None]) -> float | None:
+    known = _known(accuracies)
+    return float(np.std(known)) if known else None
+
+
 PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     # "average local accuracy of all users in the last 10 rounds" (MpFedcon 5.2, FedRep): every client counts the same
     "last_rounds_client_mean": lambda records, last: _mean(records, last, "accuracy"),
@@ -58,9 +85,9 @@ PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     # the server's model on the server's test set (FedAvg and its descendants)
     "global_test": lambda records, last: _mean(records, last, "global_accuracy"),
     "global_test_final": lambda records, last: _mean(records, 1, "global_accuracy"),
-    # fairness across clients
-    "worst_tenth": lambda records, last: _mean(records, last, "accuracy_worst_tenth"),
-    "best_client": lambda records, last: _mean(records, last, "accuracy_best"),
-    "client_std": lambda records, last: _mean(records, last, "accuracy_std"),
+    # fairness across clients, of each client's accuracy averaged over the rounds
+    "worst_tenth": lambda records, last: worst_tenth(mean_per_client(records, last)),
+    "best_client": lambda records, last: best(mean_per_client(records, last)),
+    "client_std": lambda records, last: _std(mean_per_client(records, last)),
 }
 """Evaluation protocols by name: records and the number of last rounds -> a share in [0, 1]; ``None``: does not apply."""

@@ -4,7 +4,7 @@ The round loop writes the folder and calls :meth:`Tracker.notify`; nothing here 
 sent (the server was away, the process was killed) is still in the folder, and :func:`sync` sends it later.
 """
 
-from fedpriv.tracking.folder import Record, best, find_run, flatten, mean, read_records, read_run, worst_tenth
+from fedpriv.tracking.folder import Record, find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.tracker import Tracker
@@ -16,14 +16,11 @@ __all__ = [
     "Tracker",
     "TrackingError",
     "artifact_dir",
-    "best",
     "default_uri",
     "find_run",
     "flatten",
-    "mean",
     "read_records",
     "read_run",
     "sqlite_path",
     "sync",
-    "worst_tenth",
 ]

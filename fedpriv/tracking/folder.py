@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,28 +71,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _known(accuracies: Sequence[float | None]) -> list[float]:
-    return sorted(value for value in accuracies if value is not None and not math.isnan(value))
-
-
-def mean(accuracies: Sequence[float | None]) -> float | None:
-    """Mean over the clients that were evaluated; ``None`` where nobody was."""
-    known = _known(accuracies)
-    return math.fsum(known) / len(known) if known else None
-
-
-def worst_tenth(accuracies: Sequence[float | None]) -> float | None:
-    """Mean over the worst tenth of the evaluated clients (rounded down, but at least one client)."""
-    known = _known(accuracies)
-    return mean(known[: max(1, len(known) // 10)])
-
-
-def best(accuracies: Sequence[float | None]) -> float | None:
-    """The best client's accuracy."""
-    known = _known(accuracies)
-    return known[-1] if known else None
 
 
 def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:

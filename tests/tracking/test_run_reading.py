@@ -9,7 +9,8 @@ import pytest
 from fake_runs import append, line, make_run
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.tracking import best, find_run, flatten, mean, read_records, worst_tenth
+from fedpriv.evaluation import best, mean, worst_tenth
+from fedpriv.tracking import find_run, flatten, read_records
 
 
 def test_records_of_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
