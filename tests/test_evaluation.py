@@ -1,0 +1,67 @@
+"""The evaluation protocols, against numbers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedpriv.evaluation import PROTOCOLS, best, client_summary, mean_per_client, scored_last, worst_tenth
+from fedpriv.simulation.loop import Simulation
+
+
+def record(
+    round: int, accuracies: list[float | None] | None = None, sizes: list[int] | None = None, **metrics: float
+) -> dict[str, Any]:
+    if accuracies is None:
+        return {"round": round, "metrics": {}, "per_client": {}}
+    summary = client_summary(accuracies, sizes or [1] * len(accuracies))
+    return {"round": round, "metrics": {**summary, **metrics}, "per_client": {"accuracy": accuracies}}
+
+
+def test_one_pass_over_the_clients() -> None:
+    accuracies = [0.5, 1.0, None, 0.0, 0.9]
+    summary = client_summary(accuracies, [10, 20, 0, 30, 40])
+    assert summary["accuracy"] == pytest.approx(2.4 / 4)
+    assert summary["accuracy_weighted"] == pytest.approx((5 + 20 + 0 + 36) / 100)
+    assert (summary["accuracy_worst_tenth"], summary["accuracy_best"]) == (0.0, 1.0)
+    assert summary["accuracy_std"] == pytest.approx((sum((a - 0.6) ** 2 for a in (0.5, 1, 0, 0.9)) / 4) ** 0.5)
+    assert worst_tenth([i / 100 for i in range(29)]) == pytest.approx(0.005) and best([None, 0.25]) == 0.25
+
+
+def test_protocols_average_the_last_rounds_that_were_evaluated() -> None:
+    records = [
+        record(0),
+        record(5, [0.0, 0.0], global_accuracy=0.9),
+        record(8, [0.2, 0.4], [1, 3], global_accuracy=0.1),
+        record(9),
+        record(10, [0.6, 0.4], [1, 3], global_accuracy=0.3),
+    ]
+    said = {name: protocol(records, 3) for name, protocol in PROTOCOLS.items()}
+    assert said["last_rounds_client_mean"] == pytest.approx(0.4)
+    assert said["last_rounds_weighted"] == pytest.approx((0.35 + 0.45) / 2)
+    assert (said["global_test"], said["global_test_final"]) == (pytest.approx(0.2), 0.3)
+    # Both clients are at 0.4 over the rounds: the worst of the means, not the mean of the worst (0.3).
+    assert mean_per_client(records, 3) == [pytest.approx(0.4), pytest.approx(0.4)]
+    assert (said["worst_tenth"], said["best_client"]) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert said["client_std"] == pytest.approx(0.0)
+
+
+def test_what_does_not_apply_is_none() -> None:
+    records = [record(1, [0.5, 0.7]), record(2, [0.5, None])]
+    assert PROTOCOLS["global_test"](records, 2) is None
+    assert mean_per_client(records, 2) == [0.5, None]
+    assert [r["round"] for r in scored_last(records, 1)] == [2]
+    assert PROTOCOLS["last_rounds_client_mean"]([record(1)], 1) is None
+
+
+@pytest.mark.parametrize(("when", "tuned"), [("final", [4]), ("last", [3, 4])])
+def test_fine_tuning_happens_in_the_rounds_that_count(simulate: Callable[..., Simulation], when: str, tuned: list[int]) -> None:
+    settings = {"train.rounds": 4, "eval.last": 2}
+    plain = simulate("fedavg", **settings).folder.records()
+    simulation = simulate("fedavg-ft", **settings, **{"method.ft_when": when, "method.ft_epochs": 2})
+    assert simulation.federation.method.averaged_rounds == len(tuned)
+    for before, after in zip(plain[1:], simulation.folder.records()[1:], strict=True):
+        assert (before["per_client"] != after["per_client"]) == (after["round"] in tuned)
+        assert before["metrics"]["global_accuracy"] == after["metrics"]["global_accuracy"]
