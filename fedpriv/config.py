@@ -183,9 +183,11 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where it is stored and tracked."""
-        body = self.model_dump(mode="json", exclude={"run_dir", "tracking"})
-        body["data"].pop("dir")
+        """SHA-256 (hex) of what decides the run's numbers: all but where it is stored and tracked.
+
+        Of what differs from the defaults only, so that a run outlives the arrival of a new option.
+        """
+        body = self.model_dump(mode="json", exclude={"run_dir": True, "tracking": True, "data": {"dir"}}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

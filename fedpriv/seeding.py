@@ -33,6 +33,6 @@ def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
     """Seed torch's global generator inside the block (layer initialisation, dropout) and restore it after."""
     import torch
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=None if torch.cuda.is_initialized() else []):  # type: ignore[no-untyped-call]
         torch.manual_seed(derive(seed, *labels))
         yield

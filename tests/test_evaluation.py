@@ -65,3 +65,27 @@ def test_fine_tuning_happens_in_the_rounds_that_count(simulate: Callable[..., Si
     for before, after in zip(plain[1:], simulation.folder.records()[1:], strict=True):
         assert (before["per_client"] != after["per_client"]) == (after["round"] in tuned)
         assert before["metrics"]["global_accuracy"] == after["metrics"]["global_accuracy"]
+
+
+@pytest.mark.parametrize("partition", ["iid", "lognormal"])
+def test_the_global_model_is_scored_on_the_server_s_test_set(simulate: Callable[..., Simulation], partition: str) -> None:
+    """Also where the clients' test images are held out of the training split."""
+    simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
+    fed, record = simulation.federation, simulation.progress.record
+    assert (fed.data.partition.test_split == "train") == (partition == "lognormal")
+    fed.resident.row.copy_(simulation.server.row)
+    images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
+    right = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1) == fed.dataset.test_labels
+    assert record["metrics"]["global_accuracy"] == pytest.approx(float(right.double().mean()))
+    for client, accuracy in enumerate(record["per_client"]["accuracy"]):
+        split = fed.data.split("test", client)
+        hits = fed.resident.from_features(fed.resident.features(split.images)).logits.argmax(1) == split.labels
+        weights = fed.data.weights("test", client)
+        expected = hits.double().mean() if weights is None else (hits.double() * weights).sum()
+        assert accuracy == pytest.approx(float(expected))
+
+
+def test_options_are_chosen_without_a_look_at_the_test_set(simulate: Callable[..., Simulation]) -> None:
+    simulation = simulate("fedavg", **{"eval.split": "validation", "data.validation_fraction": 0.2, "train.rounds": 1})
+    metrics = simulation.progress.record["metrics"]
+    assert "accuracy" in metrics and "global_accuracy" not in metrics and "test_loss" not in metrics

@@ -16,6 +16,8 @@ from fedpriv.data.partition import Partition
 from fedpriv.data.sources import Dataset
 
 Which = Literal["train", "validation", "test"]
+Pool = Literal["train", "validation", "test", "server"]
+"""``server``: the data set's own test split, whoever the clients' test images are taken from."""
 
 
 class Split(NamedTuple):
@@ -33,7 +35,8 @@ class FederatedData:
         self._train = (dataset.train_images.to(device), dataset.train_labels.to(device))
         # Where a data set has no test split of its own, clients are tested on images held out of the training split.
         held_out = partition.test_split == "train"
-        self._test = self._train if held_out else (dataset.test_images.to(device), dataset.test_labels.to(device))
+        self._server = (dataset.test_images.to(device), dataset.test_labels.to(device))
+        self._test = self._train if held_out else self._server
         shape = (1, -1, 1, 1)
         self._scale = (255 * torch.tensor(dataset.std)).reciprocal().view(shape).to(device)
         self._shift = (-torch.tensor(dataset.mean) / torch.tensor(dataset.std)).view(shape).to(device)
@@ -67,17 +70,22 @@ class FederatedData:
             return None
         return self._test_weights[client][self._test[1][self._indices["test"][client]]]
 
-    def labels(self, which: Which) -> Tensor:
+    def labels(self, which: Pool) -> Tensor:
         """Labels of the whole pool ``(N,)``."""
         return self._pool(which)[1]
 
-    def chunks(self, which: Which, size: int) -> Iterator[Tensor]:
+    def chunks(self, which: Pool, size: int) -> Iterator[Tensor]:
         """The whole pool's images, normalised, ``size`` at a time."""
         for part in torch.split(self._pool(which)[0], size):
             yield self._normalise(part)
 
-    def _pool(self, which: Which) -> tuple[Tensor, Tensor]:
-        return self._test if which == "test" else self._train
+    def _pool(self, which: Pool) -> tuple[Tensor, Tensor]:
+        return {"server": self._server, "test": self._test}.get(which, self._train)
+
+    @property
+    def clients_share_the_server_test_set(self) -> bool:
+        """Whether the clients' local test images are those of the server's test set."""
+        return self._test is self._server
 
     def _normalise(self, images: Tensor) -> Tensor:
         return torch.addcmul(self._shift, images.float(), self._scale)

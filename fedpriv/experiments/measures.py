@@ -50,6 +50,7 @@ class TargetRow:
 
     Attributes:
         speed_up: rounds of the target's own run over rounds of this one, mean over seeds.
+        rounds_saved: share of the target run's rounds to target, mean over seeds.
         bytes_saved: share of the target run's bytes to target, mean over seeds.
     """
 
@@ -57,6 +58,7 @@ class TargetRow:
     rounds: Mapping[int, int | None]
     bytes: Mapping[int, int | None]
     speed_up: float | None
+    rounds_saved: float | None
     bytes_saved: float | None
     tested_at_end: bool
 
@@ -183,6 +185,7 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
                 rounds={seed: hit and hit[0] for seed, hit in found.items()},
                 bytes={seed: hit and hit[1] for seed, hit in found.items()},
                 speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
+                rounds_saved=_mean([1 - mine[0] / its[0] for mine, its in pairs]),
                 bytes_saved=_mean([1 - mine[1] / its[1] if its[1] else None for mine, its in pairs]),
                 tested_at_end=of_label[seeds[0]].tested_at_end,
             )

@@ -151,7 +151,7 @@ def _to_target(comparison: Comparison) -> list[str]:
                 row.label,
                 "tested after the last round only" if row.tested_at_end else rounds,
                 "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
-                "–" if row.speed_up is None else f"{100 * (1 - 1 / row.speed_up):.1f} %",
+                "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:.1f} %",
                 "–" if not reached else _bytes(statistics.fmean(reached)),
                 "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
             )

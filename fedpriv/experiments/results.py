@@ -72,15 +72,15 @@ class Result:
     def tested(self) -> list[tuple[int, float]]:
         """(round, accuracy) of the evaluations that show the method as it is meant to be tested.
 
-        A method that fine-tunes after the last round only is evaluated before that without it: those do not count.
+        A method that fine-tunes in the last rounds only is evaluated before that without it: those do not count.
         """
-        points = list(zip(self.curve["round"], self.curve["accuracy"], strict=True))
-        return points[-1:] if self.tested_at_end else points
+        points = zip(self.curve["round"], self.curve["accuracy"], strict=True)
+        return [point for point in points if point[0] >= self.summary["tested_from"]]
 
     @property
     def tested_at_end(self) -> bool:
-        """Whether fewer rounds make up the accuracy than the config says: fine-tuning comes after the last round only."""
-        return bool(self.summary["averaged_rounds"] < min(self.config["eval"]["last"], self.config["train"]["rounds"]))
+        """Whether only the last rounds show the method as it is meant, so that it has no learning curve."""
+        return bool(self.summary["tested_from"] > 1)
 
     def records(self) -> list[Record]:
         """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""

@@ -123,8 +123,11 @@ class Method:
         space = context.space
         self.shared_names = space.select(self.shared, buffers=self.buffers == "average")
         self.private_names = tuple(name for name in space.names if name not in set(self.shared_names))
-        keep_all = self.private_names and context.config.eval.state == "local_encoder"
-        self.kept_names = space.names if keep_all else self.private_names
+        tests_own = self.private_names and context.config.eval.state == "local_encoder"
+        self.tested_names = space.names if tests_own else self.private_names
+        """What a client is tested with of its own; the rest is the server's."""
+        self.kept_names = self.tested_names
+        """What a client keeps between rounds; a method may keep more than it tests with."""
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
@@ -189,8 +192,9 @@ class Method:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
-        """The model that a client is tested with: the new server model and what the client keeps."""
-        return {**self.context.space.unpack(server.row), **private}
+        """The model that a client is tested with: the new server model and the client's own parts."""
+        own = {name: private[name] for name in self.tested_names}
+        return {**self.context.space.unpack(server.row), **own}
 
     def adaptation(self, round: int) -> Sequence[Phase]:
         """Training on a copy before a client is tested in this round; it changes no state. By default none."""
@@ -198,9 +202,14 @@ class Method:
 
     @property
     def averaged_rounds(self) -> int:
-        """How many of the last rounds make up the reported accuracy: those in which the method is tested as it is meant."""
+        """How many of the last rounds make up the reported accuracy."""
         config = self.context.config
         return min(config.eval.last, config.train.rounds)
+
+    @property
+    def tested_from(self) -> int:
+        """The first round in which the method is tested as it is meant; before that, fine-tuning may be left out."""
+        return 1
 
     @property
     def has_global_model(self) -> bool:

@@ -45,8 +45,12 @@ class FedAvgFineTuned(FedAvg):
     def averaged_rounds(self) -> int:
         return 1 if self.params.ft_when == "final" else super().averaged_rounds
 
+    @property
+    def tested_from(self) -> int:
+        return self.train.rounds - self.averaged_rounds + 1
+
     def adaptation(self, round: int) -> Sequence[Phase]:
-        if round <= self.train.rounds - self.averaged_rounds:
+        if round < self.tested_from:
             return ()
         roles = ROLES if self.params.ft_scope == "full" else ("projector", "predictor", "head")
         return [phase(*roles, epochs=self.params.ft_epochs)]

@@ -131,6 +131,8 @@ class MpFedcon(FedRep):
         weights = torch.zeros(len(sums), dtype=torch.float64)
         for upload in uploads:
             sent = upload.tensors()
+            if CLASSES not in sent or CENTERS not in sent:  # masked on the way: as if the client held no class
+                continue
             classes, centers = sent[CLASSES].long(), sent[CENTERS].double()
             if self.params.center_normalize:
                 centers = F.normalize(centers, dim=1)

@@ -17,8 +17,9 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make a method known by ``name``. Its docstring's first line is its title."""
 
     def add(method: type[Method]) -> type[Method]:
-        if name in _methods and _methods[name].__qualname__ != method.__qualname__:
-            raise ValueError(f"two methods are named {name!r}: {_methods[name]} and {method}")
+        known = _methods.get(name, method)
+        if (known.__module__, known.__qualname__) != (method.__module__, method.__qualname__):
+            raise ValueError(f"two methods are named {name!r}: {known} and {method}")
         method.name = name
         method.title = (method.__doc__ or name).strip().splitlines()[0]
         _methods[name] = method

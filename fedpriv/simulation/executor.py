@@ -49,8 +49,8 @@ class SequentialExecutor:
         fed = self.federation
         device = fed.resident.device
         received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
-        # What a client keeps never overrides what it receives.
-        start = fed.resident.space.pack(received, fed.resident.row.clone())
+        # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
+        start = fed.resident.space.pack(received, fed.initial.clone())
         for client in clients:
             if download:
                 fed.wire.download(download)

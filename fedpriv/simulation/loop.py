@@ -64,7 +64,7 @@ class Simulation:
         model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}
         memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
         row = self.federation.resident.space.pack(model, torch.empty_like(self.federation.initial))
-        self.server = ServerState(row, {name: tensor.to(row.device) for name, tensor in memory.items()})
+        self.server = ServerState(row, memory)
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend()
             self.folder.append(self.progress.record)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedpriv.config import TrainConfig
 from fedpriv.models.net import Net, Outputs
@@ -60,7 +60,6 @@ class Resident:
         space.bind(self.net, self.row, self.grad)
         self.views = space.unpack(self.row)
         self.parameters = dict(self.net.named_parameters())
-        self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         self._frozen: Resident | None = None
         self._trained: frozenset[str] | None = None
         self._flat: dict[frozenset[str], list[tuple[str, Tensor, Tensor]]] = {}

@@ -163,6 +163,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
             "averaged_rounds": last,
+            "tested_from": method.tested_from,
             "bytes_up": progress.total_bytes_up,
             "bytes_down": progress.total_bytes_down,
             "seconds": round(progress.seconds, 3),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
-from fedpriv.data.federated import FederatedData
+from fedpriv.data.federated import FederatedData, Pool
 from fedpriv.evaluation import client_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
 from fedpriv.simulation.resident import CHUNK, Resident
@@ -45,15 +45,16 @@ class Scorer:
         """Metrics of the pass, and each client's accuracy (``None``: no test data)."""
         phases = self.method.adaptation(round)
         metrics: dict[str, float] = {}
-        correct: Tensor | None = None
+        hits: Tensor | None = None  # of the global model, on all images of the pool that the clients are tested on
         if self.method.has_global_model:
             self.resident.row.copy_(server.row)
-            correct, metrics["test_loss"] = self._whole_split()
             if self.split == "test":
-                metrics["global_accuracy"] = float(correct.double().mean())
-        if self.method.has_global_model and not phases:
-            assert correct is not None
-            accuracies = [self._share(correct, client) for client in range(len(self.sizes))]
+                hits, metrics["test_loss"] = self._global("server")
+                metrics["global_accuracy"] = float(hits.double().mean())
+            if self.split != "test" or not self.data.clients_share_the_server_test_set:
+                hits = None if phases else self._global(self.split)[0]
+        if hits is not None and not phases:
+            accuracies = [self._share(hits, client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
@@ -65,7 +66,7 @@ class Scorer:
         encoder = set(space.select(["encoder"]))
         labels = self.data.labels(self.split)
         common: Tensor | None = None
-        if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.kept_names):
+        if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.tested_names):
             self.resident.row.copy_(server.row)
             common = torch.cat([self.resident.features(chunk) for chunk in self.data.chunks(self.split, CHUNK)])
         accuracies: list[float | None] = []
@@ -89,11 +90,10 @@ class Scorer:
             accuracies.append(_weighted(hits, self.data.weights(self.split, client)))
         return accuracies
 
-    def _whole_split(self) -> tuple[Tensor, float]:
-        labels = self.data.labels(self.split)
-        logits = [
-            self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(self.split, CHUNK)
-        ]
+    def _global(self, pool: Pool) -> tuple[Tensor, float]:
+        """Hits ``(N,)`` of the present row on all images of a pool, and its mean loss."""
+        labels = self.data.labels(pool)
+        logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(pool, CHUNK)]
         scores = torch.cat(logits)
         return scores.argmax(1) == labels, float(F.cross_entropy(scores, labels))
 

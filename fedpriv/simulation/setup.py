@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,6 +103,9 @@ def resolve(config: RunConfig, options: Any, usual_model: str | None) -> RunConf
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
         float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None

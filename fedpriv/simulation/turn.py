@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedpriv.config import RunConfig
 from fedpriv.data.augment import crop_flip
 from fedpriv.data.federated import Split
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Phase, Private
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.step import Loss, Step
@@ -82,8 +81,7 @@ class Turn:
     def train(self, phase: Phase, loss: Loss) -> None:
         self._phases += 1
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
-        stochastic = self.resident.stochastic or self._augments
-        with global_rng(*labels, "dropout") if stochastic else nullcontext():
+        with global_rng(*labels, "dropout"):
             self._train(phase, loss, generator(*labels, "shuffle"), generator(*labels, "augment") if self._augments else None)
         if "encoder" in phase.trains:
             self._encoder_version += 1
@@ -106,7 +104,7 @@ class Turn:
                     batch = crop_flip(batch, augment)
                 optimiser.zero_grad()
                 teacher = partial(self._teacher, index, batch)
-                value = loss(Step(targets, forward(batch), parameters, self.received, phase.trains, teacher))
+                value = loss(Step(targets, self._outputs(forward, batch), parameters, self.received, phase.trains, teacher))
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 losses.append((value.detach(), len(targets)))
@@ -115,6 +113,17 @@ class Turn:
             # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
             if not (math.isfinite(self.mean_loss) and math.isfinite(float(resident.row.sum()))):
                 raise ClientDiverged(self.client, self.round, train.lr)
+
+    def _outputs(self, forward: Callable[[Tensor], Outputs], batch: Tensor) -> Outputs:
+        try:
+            return forward(batch)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UsageError(
+                f"client {self.client} has a batch of {len(batch)}, and BatchNorm needs more to train on images this small; "
+                "another --batch-size, larger images or a net without BatchNorm would do"
+            ) from None
 
     def _present_features(self) -> Tensor:
         if self._encoder_version not in self._features:

@@ -62,6 +62,7 @@ def write_result(
             "rounds": rounds[-1],
             "accuracy": accuracy,
             "averaged_rounds": len(last),
+            "tested_from": rounds[-1] if config.method.name == "fedavg-ft" else 1,
             "bytes_up": round_bytes * rounds[-1] // 2,
             "bytes_down": round_bytes * rounds[-1] // 2 + round_zero,
             "bytes_round_zero": round_zero,

@@ -59,6 +59,18 @@ def test_rounds_and_bytes_to_target(yaml_file: Path) -> None:
     assert rows["fedavg-ft"].rounds == {0: None, 1: None} and rows["fedavg-ft"].tested_at_end
 
 
+def test_rounds_saved_are_averaged_as_bytes_saved_are(tmp_path: Path) -> None:
+    """Speed-ups of 1 and 4 save 0 and 75 % of the rounds: 37.5 % on average, and not 1 - 1/2.5."""
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1])
+    for seed in (0, 1):
+        write_result(path, "fedavg", seed, {5: 0.1, 10: 0.1, 15: 0.1, 20: 0.5})
+    write_result(path, "fedrep", 0, {5: 0.1, 10: 0.1, 15: 0.1, 20: 0.6})
+    write_result(path, "fedrep", 1, {5: 0.6, 10: 0.6, 15: 0.6, 20: 0.6})
+    rows = {row.label: row for row in Comparison.of(read(path)).to_target}
+    assert rows["fedrep"].rounds == {0: 20, 1: 5}
+    assert (rows["fedrep"].speed_up, rows["fedrep"].rounds_saved) == (pytest.approx(2.5), pytest.approx(0.375))
+
+
 def test_smoothing_is_over_rounds(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, runs=RUNS)
     result = Result.load(write_result(path, "fedrep", 0, {14: 0.9, 15: 0.2, 16: 0.2, 17: 0.2, 18: 0.5, 19: 0.5, 20: 0.6}))

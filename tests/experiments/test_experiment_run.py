@@ -142,6 +142,17 @@ def test_a_result_of_another_config_is_not_done(tmp_path: Path, in_process: Call
     assert outcome.error is not None and outcome.error.startswith("it did start")
 
 
+@pytest.mark.parametrize(("when", "last", "points"), [("final", 1, [4]), ("final", 2, [4]), ("last", 2, [3, 4])])
+def test_only_the_rounds_with_fine_tuning_show_the_method(tmp_path: Path, when: str, last: int, points: list[int]) -> None:
+    base = {**TINY, "train": {**TINY["train"], "rounds": 4}, "eval": {"every": 1, "last": last}}
+    method = {"name": "fedavg-ft", "ft_when": when, "ft_epochs": 1}
+    experiment = read(write_yaml(tmp_path, base=base, runs={"ft": {"method": method}}))
+    play(experiment, tmp_path / "runs", "ft", 0, lambda record: None)
+    run(experiment, tmp_path / "runs", workers=0)
+    result = Result.load(experiment.result_file("ft", 0))
+    assert [number for number, _ in result.tested()] == points and result.tested_at_end
+
+
 def test_what_another_process_runs_is_left_alone(tmp_path: Path) -> None:
     experiment = read(write_yaml(tmp_path, runs=RUNS))
     config = experiment.config("fedavg", 0)

@@ -13,6 +13,7 @@ from fedpriv.aggregation.mean import normalised, weighted_mean
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
+from fedpriv.wire import Sealed
 
 Simulate = Callable[..., Simulation]
 
@@ -121,13 +122,19 @@ def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(methods()))
-def test_permuting_the_clients_of_a_round_changes_nothing(simulate: Simulate, name: str) -> None:
-    simulation, shuffled = simulate(name, play=False), simulate(name, play=False)
-    original = shuffled._participants
-    shuffled._participants = lambda round: original(round)[::-1]  # type: ignore[method-assign]
-    for run in (simulation, shuffled):
-        run.play_round()
-    assert torch.equal(simulation.server.row, shuffled.server.row)
+def test_permuting_the_uploads_changes_nothing(simulate: Simulate, name: str) -> None:
+    simulation, uploads = simulate(name, play=False), list[Sealed]()
+    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    before = simulation.server
+    simulation.play_round()
+    if name == "local":
+        assert not uploads
+        return
+    assert len(uploads) == 3
+    one, other = (simulation.federation.method.aggregate(before, order) for order in (uploads, uploads[::-1]))
+    torch.testing.assert_close(one.row, other.row, rtol=1e-6, atol=1e-7)
+    for key in one.memory:
+        torch.testing.assert_close(one.memory[key], other.memory[key], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", sorted(methods()))
@@ -147,9 +154,18 @@ def test_mean_weights_sum_to_one_and_refuse_nonsense() -> None:
 
 
 def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> None:
-    simulation = simulate("fedavg", **{"model.name": "resnet18", "train.rounds": 1, "data.clients": 5, "train.participation": 0.4, "data.partition.name": "iid", "train.batch_size": 144})  # fmt: skip  # noqa: E501
+    options = {"model.name": "resnet18", "data.clients": 5, "data.partition.name": "lognormal", "data.partition.size_offset": 9}
+    simulation, uploads = (
+        simulate("fedavg", play=False, **options, **{"train.participation": 0.4, "train.batch_size": 999}),
+        list[Sealed](),
+    )
+    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    simulation.play_round()
     space = simulation.federation.resident.space
     name = next(e.name for e in space.entries if e.kind == "buffer" and e.name.endswith("running_mean"))
-    assert not torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
+    sizes = torch.tensor([float(upload.num_examples or 0) for upload in uploads])
+    assert sizes[0] != sizes[1]
+    sent = torch.stack([upload.tensors()[name] for upload in uploads])
+    torch.testing.assert_close(space.view(simulation.server.row, name), (sizes / sizes.sum()) @ sent, rtol=1e-5, atol=1e-6)
     download = simulation.federation.method.download(simulation.server, 2)
     assert download is not None and name in download.tensors and not any("num_batches" in n for n in download.tensors)

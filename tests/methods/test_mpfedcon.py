@@ -393,3 +393,22 @@ def test_negative_r2_keeps_the_clients_own_last_model(simulate: Simulate) -> Non
     simulation = simulate("mpfedcon", **QUICK, **{"method.negative": "R2"})
     client = next(iter(simulation.progress.clients))
     assert set(simulation._private(client)) == set(simulation.federation.resident.space.names)
+
+
+def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -> None:
+    """The client's last model is its teacher, not what it is tested with (card 1.8)."""
+    simulation = simulate("mpfedcon", **{**QUICK, "train.rounds": 3}, **{"method.negative": "R2"})
+    method, space = simulation.federation.method, simulation.federation.resident.space
+    for client in range(10):
+        own = simulation._private(client)
+        state = method.client_state(simulation.server, own)
+        for name in space.names:
+            source = space.view(simulation.server.row, name) if space[name].role == "encoder" else own[name]
+            assert torch.equal(state[name], source)
+
+
+@pytest.mark.parametrize("names", [["statistic.*"], ["statistic.centers"], ["statistic.classes"]])
+def test_centres_that_are_masked_leave_the_memory_as_it_was(simulate: Simulate, names: list[str]) -> None:
+    simulation = simulate("mpfedcon", **QUICK, **{"wire.transforms": [{"name": "mask", "names": names}]})
+    assert not simulation.server.memory[MASK].any()
+    assert not torch.equal(simulation.server.row, simulation.federation.initial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import ServerState
+from fedpriv.parameters import ParameterSpace
 from fedpriv.simulation.loop import Simulation
-from fedpriv.wire import seal
+from fedpriv.wire import Payload, seal
 from tests.simulation.small import computed, play, simulation
 
 CASES = pytest.mark.parametrize(
@@ -129,3 +133,31 @@ def test_caching_features_changes_nothing_but_rounding(tmp_path: Path, method: s
     assert float(moved) > 1e-2
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
     assert np.abs(np.array(accuracies[0]) - np.array(accuracies[1])).max() < 0.1
+
+
+def head_alone(space: ParameterSpace, server: ServerState, round: int) -> Payload:
+    return Payload(space.unpack(server.row, space.select(["head"])), round)
+
+
+def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method may send parts of the net in some rounds only: no client may then train on what another left behind."""
+    found = []
+    for again in (False, True):
+        run = simulation(tmp_path / str(again), "fedavg")
+        monkeypatch.setattr(run.federation.method, "download", partial(head_alone, run.federation.resident.space))
+        run.start()
+        run.play_round()
+        if again:  # what another client, or the scoring, may have left
+            run.federation.resident.row.normal_(generator=torch.Generator().manual_seed(0))
+        run.play_round()
+        found.append(run.server.row.clone())
+    assert torch.equal(*found)
+
+
+def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> None:
+    overrides = {"model.name": "resnet18", "data.partition.name": "iid", "train.batch_size": 143, "train.participation": 0.1}
+    run = simulation(tmp_path / "run", "fedavg", **overrides)
+    assert run.federation.data.size(run._participants(1)[0]) == 144
+    run.start()
+    with pytest.raises(UsageError, match="batch of 1, and BatchNorm needs more"):
+        run.play_round()
