@@ -33,6 +33,14 @@ def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
     """Seed torch's global generator inside the block (layer initialisation, dropout) and restore it after."""
     import torch
 
-    with torch.random.fork_rng(devices=None if torch.cuda.is_initialized() else []):  # type: ignore[no-untyped-call]
-        torch.manual_seed(derive(seed, *labels))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng():
+            torch.manual_seed(derive(seed, *labels))
+            yield
+        return
+    before = torch.get_rng_state()  # what fork_rng does, but for the looks at devices that are not there: a tenth of its time
+    torch.default_generator.manual_seed(derive(seed, *labels))
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)
