@@ -79,7 +79,12 @@ class ModelConfig(_Section):
     """The net: encoder -> projector -> predictor -> head."""
 
     name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
-    projection: PositiveInt | None = Field(128, description="width k of the projector's output; null: no projector")
+    projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
+
+    @field_validator("projection", mode="before")
+    @classmethod
+    def _none_by_name(cls, value: Any) -> Any:
+        return None if value == "none" else value
 
 
 class TrainConfig(_Section):
@@ -130,6 +135,14 @@ class TrackingConfig(_Section):
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
     )
     experiment: str = Field("fedpriv", description="MLflow experiment name")
+
+    @field_validator("uri")
+    @classmethod
+    def _of_a_kind_that_mlflow_knows(cls, uri: str | None) -> str | None:
+        known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
+        if uri not in (None, "none") and (uri or "").partition(":")[0].partition("+")[0] not in known:
+            raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
+        return uri
 
 
 class MethodConfig(BaseModel):
@@ -253,6 +266,8 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(inner, dict):
             raise UsageError(f"--set {dotted}: {section!r} is not a section")
         values[section] = inner = dict(inner)
+        if (section, key) == ("method", "name") and inner.get("name") not in (None, value):
+            inner.clear()  # another method: the options of the one before are not its own
         values = inner
     values[key] = value
 

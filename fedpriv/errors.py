@@ -16,11 +16,15 @@ class UsageError(FedprivError):
     exit_code = 2
 
 
+_SHOWN = 16  # names that an error lists
+
+
 class UnknownName(UsageError):
     """A name that is not among the known ones; the message offers the nearest."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.known = sorted(known)
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known) or 'none'}"
+        shown = [*self.known[:_SHOWN], f"... ({len(self.known)} in all)"] if len(self.known) > _SHOWN + 2 else self.known
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(shown) or 'none'}"
         super().__init__(f"unknown {what} {name!r}; {hint}")

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Register a function as ``fedpriv <name>`` with ``--json`` and ``--debug``.
 
-    The function returns its result as a mapping (or ``None``); with ``--json`` that mapping is the last line of
-    standard output, and whatever :func:`console` prints goes to standard error.
+    The function returns its result as a mapping (or ``None``); with ``--json`` that mapping, or ``{"error": ...}``, is the
+    last line of standard output, and whatever :func:`console` prints goes to standard error.
     """
 
     def register(function: Callable[..., Any]) -> click.Command:
@@ -35,6 +36,8 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 if debug:
                     traceback.print_exc()
                 click.echo(f"fedpriv: {error}", err=True)
+                if as_json:
+                    click.echo(json.dumps({"error": str(error)}))
                 sys.exit(error.exit_code)
             except KeyboardInterrupt:
                 click.echo("fedpriv: interrupted", err=True)
@@ -44,6 +47,8 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                     traceback.print_exc()
                 first_line, *_ = str(error).splitlines() or [""]
                 click.echo(f"fedpriv: {type(error).__name__}: {first_line}\n(--debug shows where)", err=True)
+                if as_json:
+                    click.echo(json.dumps({"error": f"{type(error).__name__}: {first_line}"}))
                 sys.exit(1)
             if as_json:
                 click.echo(json.dumps(result))
@@ -53,6 +58,13 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
         return group.command(name, **settings)(run)
 
     return register
+
+
+def png(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Callback of an ``--output`` that is a picture: refuse what would be a PNG under another name."""
+    if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
+        raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
+    return path
 
 
 def console() -> Console:

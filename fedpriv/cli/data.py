@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, png
 from fedpriv.cli.options import config_from, config_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,13 @@ def list_() -> dict[str, Any]:
 
 @command(data, "show")
 @config_options(run=False)
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw the counts as a PNG.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png",
+    callback=png,
+    help="Draw the counts as a PNG.",
+)
 def show(output: Path | None, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
     """Show how a partition deals a data set: its hash, the clients' sizes, and counts per client and class.
 
@@ -84,7 +90,9 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     out.print(f"[bold]{config.data.name}[/bold], {name}, {partition.clients} clients, {len(classes)} classes")
     out.print(f"partition {partition.hash()}", soft_wrap=True)
     empty = int((sizes == 0).sum())
-    out.print(f"training images per client: {_spread(sizes)}; {sizes.sum():,} in all, {empty} clients without")
+    out.print(
+        f"training images per client: {_spread(sizes)}; {sizes.sum():,} of {len(opened.train_labels):,}, {empty} clients without"
+    )
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
     if partition.test_split == "train":
         how = "held out of the training split"

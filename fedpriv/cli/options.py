@@ -59,4 +59,22 @@ def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: d
     known = {**_RUN_FLAGS, **_DATA_FLAGS}
     overrides = {known[name.replace("_", "-")][0]: value for name, value in flags.items() if value is not None}
     overrides |= dict(parse_assignment(text) for text in assignments)
-    return load_config(config_file, overrides)
+    config = load_config(config_file, overrides)
+    _check_partition_options(config, overrides)
+    return config
+
+
+def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
+    """Refuse an option that was asked for by hand and means nothing to the partition; a file may hold them all."""
+    prefix = "data.partition."
+    options = [key.removeprefix(prefix) for key in asked if key.startswith(prefix) and key != prefix + "name"]
+    if not options:
+        return
+    from fedpriv.data.partition import USES
+    from fedpriv.errors import UsageError
+
+    name = config.data.partition.name
+    for option in options:
+        if name in USES and option not in USES[name]:
+            users = ", ".join(other for other, used in USES.items() if option in used)
+            raise UsageError(f"{option} means nothing to the partition {name!r}; it is an option of: {users}")

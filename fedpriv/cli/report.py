@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from fedpriv.config import RunConfig
     from fedpriv.simulation.run import Outcome
     from fedpriv.simulation.run_folder import RunFolder
     from fedpriv.simulation.setup import Federation
@@ -50,12 +51,12 @@ class Reporter:
 
     def on_start(self, federation: Federation, folder: RunFolder) -> None:
         config, data = federation.config, federation.data
-        sizes = sorted(data.size(client) for client in data.nonempty)
+        sizes = sorted(data.size(client) for client in range(config.data.clients))
         model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
+        partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
             f"[bold]{config.method.name}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
-            f"{sizes[0]}-{sizes[-1]} samples, partition {config.data.partition.name} ({data.partition.hash()[:12]}), {model}, "
-            f"seed {config.seed}",
+            f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}",
             soft_wrap=True,
         )
         self._rounds = config.train.rounds
@@ -92,12 +93,15 @@ class Reporter:
         rounds = (
             f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
         )
-        rows = [(f"accuracy per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+        what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
+        rows = [(f"{what} per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
         if protocols["global_test"] is not None:
             rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))
         first = records[0]["metrics"]
         broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
         rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
+        if summary["turns_dropped"]:
+            rows.append(("turns left out, since they diverged", f"[bold]{summary['turns_dropped']} of {summary['turns']}[/]"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
@@ -106,9 +110,12 @@ class Reporter:
         for label, text in rows:
             self.out.print(f"{label:<{width}}  {text}", soft_wrap=True)
         other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
-        self.out.print(
-            f"\nNext: fedpriv train --method {other}, then fedpriv compare runs/*; fedpriv ui shows all runs.", soft_wrap=True
-        )
+        config, folder = outcome.folder.config(), escape(os.path.relpath(outcome.folder.path.parent))
+        again = "" if _is_usual(config) else f" --config {path}/config.yaml"
+        self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
+        self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
+        if outcome.folder.facts["tracking"]["uri"] != "none":
+            self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
 
     @staticmethod
     def _tracking(outcome: Outcome) -> str:
@@ -117,3 +124,26 @@ class Reporter:
             return "off"
         note = "" if outcome.tracked else f" (not all sent yet: fedpriv sync {os.path.relpath(outcome.folder.path)})"
         return f"experiment {outcome.folder.facts['tracking']['experiment']!r} at {uri}{note}"
+
+
+def _left_out(federation: Federation) -> str:
+    """What a user may not expect of the partition: images that nobody holds, clients that hold none."""
+    import numpy as np
+
+    partition, images = federation.data.partition, len(federation.dataset.train_labels)
+    held = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
+    dealt = len(np.unique(np.concatenate(held)))
+    said = []
+    if empty := federation.config.data.clients - len(federation.data.nonempty):
+        said.append(f"{empty} of them without any")
+    if dealt < images:
+        said.append(f"{images - dealt:,} of {images:,} images dealt to nobody")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _is_usual(config: RunConfig) -> bool:
+    """Whether the run has the defaults, but for its method: then a bare ``fedpriv train`` has the same clients."""
+    usual = type(config)()
+    partition = config.data.partition.model_copy(update={"seed": None})
+    same_data = config.data.model_copy(update={"partition": partition}) == usual.data
+    return same_data and config.eval == usual.eval and config.seed == usual.seed and config.train.rounds == usual.train.rounds

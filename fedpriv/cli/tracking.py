@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, png
 from fedpriv.errors import FedprivError, UsageError
 
 _PATH = click.Path(path_type=Path)
@@ -76,21 +76,27 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     \b
     Example: fedpriv sync --all
     """
-    from fedpriv.tracking import ServerAway, TrackingError, find_run, sync
+    from fedpriv.tracking import ServerAway, TrackingError, find_run, sync, target_uri
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or --all of them")
     folders = sorted(path.parent for path in runs_dir.glob("*/run.json")) if every else [find_run(run, runs_dir) for run in runs]
+    if not folders:
+        raise UsageError(f"{runs_dir} holds no runs; --runs-dir names another folder")
+    away: set[str] = set()  # those that wait for the same server would only wait as long again
     results: list[dict[str, Any]] = []
     failures: list[TrackingError] = []
     for folder in folders:
+        uri = target_uri(folder, tracking_uri)
+        if uri in away:
+            continue
         try:
             report = sync(folder, tracking_uri)
         except TrackingError as error:
             failures.append(error)
             console().print(f"{folder.name}: not sent: {error}", soft_wrap=True, markup=False)
             if isinstance(error, ServerAway):
-                break  # the others would wait for the same server
+                away.add(uri)
             continue
         if report.uri is None:
             said = "runs without tracking; --tracking-uri sends it nevertheless"
@@ -110,7 +116,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 @command(main, "compare")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @_runs_dir
-@click.option("--output", type=_PATH, default="compare.png", show_default=True, help="The plot.")
+@click.option("--output", type=_PATH, default="compare.png", show_default=True, callback=png, help="The plot, a PNG.")
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
@@ -128,7 +134,10 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     from fedpriv.plots import compare_curves
     from fedpriv.tracking import find_run, read_records
 
-    folders = [find_run(run, runs_dir) for run in runs]
+    found = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
+    folders = list({folder.resolve(): folder for folder in found}.values())
+    if not folders:
+        raise UsageError(f"no runs among {', '.join(runs)}")
     rows = [_row(folder) for folder in folders]
     groups: dict[str, list[int]] = {}
     for index, label in enumerate(_labels(folders, rows)):
@@ -159,13 +168,17 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
             out.print(f"{number} = {row['run']}", soft_wrap=True, markup=False)
     summaries = []
     for label, members in groups.items():
-        reached = [rows[index]["accuracy"] for index in members if rows[index]["accuracy"] is not None]
+        # One run a seed: the same run twice says nothing about the spread over seeds.
+        of_seed = {rows[index]["seed"]: rows[index]["accuracy"] for index in members if rows[index]["accuracy"] is not None}
+        reached = list(of_seed.values())
         average = statistics.fmean(reached) if reached else None
         spread = statistics.stdev(reached) if len(reached) > 1 else None
         names = [rows[index]["run"] for index in members]
         summaries.append({"label": label, "runs": names, "accuracy_mean": average, "accuracy_std": spread})
         if average is not None and spread is not None:
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} runs", soft_wrap=True, markup=False)
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds", soft_wrap=True, markup=False)
+    if len({row["split"] for row in rows}) > 1:
+        click.echo("warning: accuracies on validation and on test data do not compare", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         click.echo(f"warning: accuracies on different data sets ({', '.join(datasets)}) do not compare", err=True)
     compare_curves({label: [read_records(folders[index]) for index in members] for label, members in groups.items()}, output)
@@ -173,8 +186,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     return {"runs": rows, "groups": summaries, "plot": str(output)}
 
 
+def _is_store(path: Path) -> bool:
+    """Whether this is what tracking keeps beside the run folders, so that ``runs/*`` means the runs."""
+    return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments"))
+
+
 def _row(folder: Path) -> dict[str, Any]:
     """What the table shows of a run: its summary, or where there is none yet, its last records."""
+    from fedpriv.config import read_yaml
     from fedpriv.evaluation import best, worst_tenth
     from fedpriv.tracking import Record, read_records, read_run
     from fedpriv.tracking.folder import read_json
@@ -194,6 +213,7 @@ def _row(folder: Path) -> dict[str, Any]:
             "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
         }
     per_client = summary["accuracy_per_client"]
+    split = read_yaml(folder / "config.yaml").get("eval", {}).get("split", "test")
     return {
         "run": folder.resolve().name,
         "status": facts.get("status", "running"),
@@ -201,6 +221,7 @@ def _row(folder: Path) -> dict[str, Any]:
         **{key: summary[key] for key in ("rounds", "accuracy")},
         "worst_tenth": worst_tenth(per_client),
         "best": best(per_client),
+        "split": split,
         **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
     }
 

@@ -38,6 +38,9 @@ def train(
     """
     config = config_from(config_file, assignments, flags)
     if dump_config:
+        from fedpriv.methods import with_options
+
+        config = with_options(config)
         click.echo(config.to_yaml(), nl=False)
         return config.model_dump(mode="json")
     from fedpriv.cli.report import Reporter

@@ -16,7 +16,7 @@ def iid(deal: Deal) -> Dealt:
     return Dealt(np.array_split(deal.rng.permutation(len(deal.labels)), deal.clients))
 
 
-@dealer("classes")
+@dealer("classes", uses=["classes_per_client", "distinct"])
 def classes(deal: Deal) -> Dealt:
     """S classes per client: every class cut into S n / C equal shards, one shard per dealt class (FedRep's protocol).
 
@@ -102,7 +102,7 @@ def one_class(deal: Deal) -> Dealt:
     return Dealt(deal_with_flower(partitioner, deal))
 
 
-@dealer("shards")
+@dealer("shards", uses=["shards_per_client"])
 def shards(deal: Deal) -> Dealt:
     """Sorted by class and cut into equal shards, so many to a client (McMahan et al. 2017); a remainder is left out."""
     from flwr_datasets.partitioner import ShardPartitioner

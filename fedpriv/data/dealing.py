@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,13 +44,20 @@ class Dealt:
 
 Dealer: TypeAlias = Callable[[Deal], Dealt]
 DEALERS: dict[str, Dealer] = {}
+USES: dict[str, frozenset[str]] = {}
+"""Partition name -> the options of :class:`PartitionConfig` that mean something to it."""
 
 
-def dealer(*names: str) -> Callable[[Dealer], Dealer]:
-    """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows."""
+def dealer(*names: str, uses: Sequence[str] = ()) -> Callable[[Dealer], Dealer]:
+    """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows.
+
+    Args:
+        uses: the options it reads.
+    """
 
     def register(function: Dealer) -> Dealer:
         DEALERS.update(dict.fromkeys(names, function))
+        USES.update(dict.fromkeys(names, frozenset({"name", "seed", "test", *uses})))
         return function
 
     return register

@@ -9,7 +9,7 @@ from fedpriv.data.dealing import Deal, Dealt, Indices, at_least_one_each, deal_w
 from fedpriv.errors import UsageError
 
 
-@dealer("class_dir", "dirichlet")
+@dealer("class_dir", "dirichlet", uses=["alpha", "capacity", "min_samples"])
 def class_dir(deal: Deal) -> Dealt:
     """Per class, shares over the clients ~ Dir(alpha); disjoint, clients can stay empty (MOON, NIID-Bench).
 
@@ -37,7 +37,7 @@ def class_dir(deal: Deal) -> Dealt:
         ) from None
 
 
-@dealer("class_dir_min1")
+@dealer("class_dir_min1", uses=["alpha"])
 def class_dir_min1(deal: Deal) -> Dealt:
     """Per class Dir(alpha) over clients, floored, at least one of each class for all, drawn with overlap (FedDUAL's code)."""
     # No Flower partitioner lets clients hold the same sample.
@@ -51,7 +51,7 @@ def class_dir_min1(deal: Deal) -> Dealt:
     return Dealt([join(owned) for owned in parts])
 
 
-@dealer("hsu_client")
+@dealer("hsu_client", uses=["alpha"])
 def hsu_client(deal: Deal) -> Dealt:
     """Per client, class proportions ~ Dir(alpha x prior), equal sizes, drawn without replacement (Hsu et al. 2019).
 

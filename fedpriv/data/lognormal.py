@@ -10,7 +10,7 @@ from fedpriv.errors import UsageError
 TRAIN_SHARE = 0.9
 
 
-@dealer("lognormal")
+@dealer("lognormal", uses=["classes_per_client", "size_mean", "size_sigma", "size_offset", "reuse"])
 def lognormal(deal: Deal) -> Dealt:
     """Log-normal sizes, classes i .. i+S-1 mod C for client i, 90 / 10 train / test per client from the training split (FEMNIST).
 

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from fedpriv.config import DataConfig
 from fedpriv.data import by_class, dirichlet, lognormal  # noqa: F401 - they register their partitions
-from fedpriv.data.dealing import DEALERS, Deal, Indices, share_by_counts
+from fedpriv.data.dealing import DEALERS, USES, Deal, Indices, share_by_counts
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import load_tensors, save_tensors
+
+__all__ = ["PARTITIONS", "SMALLEST_SHARE", "USES", "Partition", "Split", "class_counts", "make_partition"]
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 

@@ -116,7 +116,8 @@ def _find(name: str) -> Source:
     if name in _SOURCES:  # without the look through installed packages
         return _SOURCES[name]
     path = Path(name).expanduser()
-    if path.suffix == ".parquet" or len(path.parts) > 1 or path.is_dir():
+    if path.suffix == ".parquet" or os.sep in name or path.is_dir():
+        path = path.absolute()  # a run that is resumed from another folder must find it
         return Source(str(path), "local files", lambda _: _open_local(path))
     known = sources()
     if name not in known:

@@ -1,5 +1,5 @@
 """The methods; one paper a file. ``register`` makes a class known by name."""
 
-from fedpriv.methods.registry import find_method, methods, register
+from fedpriv.methods.registry import find_method, methods, register, with_options
 
-__all__ = ["find_method", "methods", "register"]
+__all__ = ["find_method", "methods", "register", "with_options"]

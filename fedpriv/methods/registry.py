@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import entry_points
 
+from fedpriv.config import MethodConfig, RunConfig, parse
 from fedpriv.errors import UnknownName
 from fedpriv.methods.base import Method
 
@@ -44,3 +46,10 @@ def find_method(name: str) -> type[Method]:
     if name not in known:
         raise UnknownName("method", name, known)
     return known[name]
+
+
+def with_options(config: RunConfig) -> RunConfig:
+    """The config with all of its method's options, checked; :class:`UsageError` where one is wrong."""
+    name = config.method.name
+    options = parse(find_method(name).Params, config.method.params, f"method {name}")
+    return config.model_copy(update={"method": MethodConfig(name=name, **asdict(options))})

@@ -169,7 +169,10 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "seconds": round(progress.seconds, 3),
             "run_dir": str(folder.path),
             "protocols": protocols,
-            "clients_never_trained": config.data.clients - len(simulation.trained_clients()),
+            "split": config.eval.split,
+            "turns": sum(record["metrics"].get("participants", 0) for record in records),
+            "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
+            "clients_never_trained": len(set(federation.data.nonempty) - simulation.trained_clients()),
         }
         folder.write_summary(summary)
     return summary

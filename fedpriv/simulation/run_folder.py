@@ -52,6 +52,8 @@ class RunFolder:
             if folder.config_file.exists():
                 hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
                 raise UsageError(f"{path} holds a run already; {hint}")
+            if any(path.glob("*/config.yaml")):
+                raise UsageError(f"{path} holds other runs; --run-dir names the folder of this run alone, such as {path / 'new'}")
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             # Without its own place: the file can start another run.
             write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())

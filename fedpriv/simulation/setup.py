@@ -50,6 +50,8 @@ def build(config: RunConfig) -> Federation:
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)
     dataset = load_dataset(config.data.name, config.data.dir)
+    where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
+    config = config.model_copy(update={"data": config.data.model_copy(update=where)})
     config = resolve(config, options, dataset.default_model)
     partition = make_partition(
         dataset.train_labels.numpy(),

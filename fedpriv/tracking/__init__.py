@@ -5,7 +5,7 @@ sent (the server was away, the process was killed) is still in the folder, and :
 """
 
 from fedpriv.tracking.folder import Record, find_run, flatten, read_records, read_run
-from fedpriv.tracking.mirror import SyncReport, sync
+from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.tracker import Tracker
 
@@ -23,4 +23,5 @@ __all__ = [
     "read_run",
     "sqlite_path",
     "sync",
+    "target_uri",
 ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 ARTIFACTS = ("config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*")
+_CURSOR = "tracking.json"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 
 
@@ -79,6 +80,17 @@ class Cursor:
         draft.replace(path)
 
 
+def target_uri(run_dir: Path, uri: str | None = None) -> str:
+    """Where :func:`sync` sends a run: ``uri``, else where it was sent before, else what ``run.json`` says, else the default."""
+    wanted = read_run(run_dir).get("tracking") or {}
+    return uri or _read_cursor(run_dir).get("uri") or wanted.get("uri") or default_uri(run_dir.resolve().parent)
+
+
+def _read_cursor(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / _CURSOR
+    return read_json(path) if path.exists() else {}
+
+
 def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
     """Send to MLflow what it has not got yet of a run, live or finished. Calling it again sends nothing twice.
 
@@ -92,11 +104,9 @@ def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -
         UsageError: ``run_dir`` is not a run folder.
         TrackingError: the server does not answer or refuses; what it took before that is not sent again.
     """
-    facts = read_run(run_dir)
-    wanted = facts.get("tracking") or {}
-    cursor_path = run_dir / "tracking.json"
-    before = read_json(cursor_path) if cursor_path.exists() else {}
-    uri = uri or before.get("uri") or wanted.get("uri") or default_uri(run_dir.resolve().parent)
+    facts, before = read_run(run_dir), _read_cursor(run_dir)
+    wanted, cursor_path = facts.get("tracking") or {}, run_dir / _CURSOR
+    uri = target_uri(run_dir, uri)
     experiment = experiment or before.get("experiment") or wanted.get("experiment") or "fedpriv"
     if uri == "none":
         return SyncReport(None)

@@ -38,6 +38,11 @@ NAMES = [
     case("--set 'wire.transforms=[{name: mask, rolls: [head]}]'", "wire.transforms[0]", "did you mean 'roles'"),
     case("--set 'wire.transforms=[{name: mask, roles: [haed]}]'", "wire.transforms[0]", "unknown role 'haed'"),
     case("--set threads=2000", "threads"),
+    case("--alpha 0.3", "alpha means nothing to the partition 'classes'", "dirichlet"),
+    case("--partition iid --classes-per-client 3", "classes_per_client means nothing", "lognormal"),
+    case("--tracking-uri foo://bar", "tracking.uri", "not a tracking URI"),
+    case("--tracking-uri mlruns", "tracking.uri", "not a tracking URI"),
+    case("--dataset ./nowhere", "no file or folder", "nowhere"),
     case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, mask"),
 ]
 VALUES = [

@@ -72,7 +72,7 @@ def test_file_then_flags_then_set(fedpriv: Fedpriv) -> None:
 def test_a_method_by_name_alone_can_be_given_options(fedpriv: Fedpriv) -> None:
     Path("run.yaml").write_text("method: mpfedcon\n")
     found = dumped(fedpriv("train", "--config", "run.yaml", "--set", "method.mu=5", "--dump-config"))
-    assert found["method"] == {"name": "mpfedcon", "mu": 5}
+    assert (found["method"]["name"], found["method"]["mu"], found["method"]["tau"]) == ("mpfedcon", 5, 0.5)
 
 
 def test_an_empty_file_is_the_defaults(fedpriv: Fedpriv) -> None:

@@ -73,9 +73,11 @@ def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.Monkey
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_an_error_leaves_standard_output_empty(fedpriv: Fedpriv) -> None:
+def test_an_error_is_json_too(fedpriv: Fedpriv) -> None:
     result = fedpriv("train", "--json", "--method", "nothing")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"].startswith("unknown method 'nothing'")
+    assert fedpriv("train", "--method", "nothing").stdout == ""
 
 
 def test_methods(fedpriv: Fedpriv) -> None:

@@ -141,7 +141,7 @@ def test_a_run_in_which_everybody_is_always_dropped_still_ends(tmp_path: Path, f
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["bytes_up"] == 0 and 0 <= summary["accuracy"] <= 1
-    assert result.stderr.count("left out") == 6
+    assert result.stderr.count("what it trained is left out") == 6
 
 
 @pytest.mark.parametrize("policy", ["stop", "drop"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import PIL.Image
 import pytest
 from click.testing import Result
 
@@ -102,3 +104,31 @@ def test_a_line_of_metrics_is_on_the_disk_before_the_next_round(tmp_path: Path, 
     monkeypatch.setattr(os, "fsync", lambda number: synced.add(os.fstat(number).st_ino))
     folder.append({"round": 0})
     assert (tmp_path / "metrics.jsonl").stat().st_ino in synced
+
+
+def test_a_run_does_not_move_in_among_other_runs(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    assert fedpriv("train", *flags("fedavg"), "--run-dir", tmp_path / "runs" / "one").exit_code == 0
+    result = fedpriv("train", *flags("fedavg"), "--run-dir", tmp_path / "runs")
+    assert result.exit_code == 2 and "holds other runs" in result.stderr
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"one"}
+
+
+def test_a_relative_data_set_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = tmp_path / "here" / "photos"
+    for index in range(24):
+        file = photos / f"class{index % 2}" / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (8, 8), index * 9).save(file)
+    monkeypatch.chdir(tmp_path / "here")
+    overrides = {"data.name": "./photos", "data.clients": 2, "data.partition.name": "iid", "train.participation": 0.5}
+    simulation(tmp_path / "run", "fedavg", **overrides)
+    monkeypatch.chdir(tmp_path)
+    outcome = resume(tmp_path / "run")
+    assert outcome.summary is not None and outcome.summary["dataset"] == str(photos)
+
+
+def test_turns_that_were_left_out_are_said(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    hot = {"train.lr": 1e6, "train.on_nan": "drop"}
+    result = fedpriv("train", *flags("fedavg", **hot), "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0
+    assert re.search(r"turns left out, since they diverged +9 of 9", result.stdout)

@@ -24,7 +24,7 @@ def test_compare_shows_runs_and_writes_the_plot(tmp_path: Path) -> None:
     runs.append(make_run(tmp_path, "avg-0", method="fedavg", level=0.6))
     result = call("compare", *runs, "--output", tmp_path / "out.png")
     assert result.exit_code == 0, result.output
-    for word in ("mpfedcon", "fedavg", "digits", "1.6 MB", "1.7 MB", "40.0 s", "worst", "over 2 runs"):
+    for word in ("mpfedcon", "fedavg", "digits", "1.6 MB", "1.7 MB", "40.0 s", "worst", "over 2 seeds"):
         assert word in result.stdout
     assert result.stderr == ""
     assert (tmp_path / "out.png").stat().st_size > 10_000
@@ -120,3 +120,41 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("command", ["ui", "sync", "compare"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: fedpriv {command}" in call(command, "--help").output
+
+
+def test_compare_passes_over_what_tracking_keeps_beside_the_runs(tmp_path: Path) -> None:
+    """So that ``runs/*`` means the runs."""
+    make_run(tmp_path, "mp-0")
+    (tmp_path / "mlartifacts").mkdir()
+    (tmp_path / "mlflow.db").touch()
+    output = tmp_path / "out.png"
+    paths = sorted(path for path in tmp_path.iterdir())
+    assert call("compare", *paths, "--output", output).exit_code == 0
+    result = call("compare", tmp_path / "mlartifacts", "--output", output)
+    assert result.exit_code == 2 and "no runs among" in result.stderr
+
+
+def test_the_same_seed_twice_is_no_spread(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, seed=0) for name in ("a", "b")]
+    for paths in ([*runs, runs[0]], [runs[0], runs[0]]):
+        result = call("compare", *paths, "--output", tmp_path / "out.png")
+        assert result.exit_code == 0 and "±" not in result.stdout
+
+
+@pytest.mark.parametrize("output", [".", "plot.jpg"])
+def test_a_plot_is_a_png(tmp_path: Path, output: str) -> None:
+    result = call("compare", make_run(tmp_path, "a"), "--output", tmp_path / output)
+    assert result.exit_code == 2 and "PNG" in result.stderr
+
+
+def test_sync_of_a_folder_without_runs(tmp_path: Path) -> None:
+    result = call("sync", "--all", "--runs-dir", tmp_path / "nothing")
+    assert result.exit_code == 2 and "holds no runs" in result.stderr
+
+
+def test_a_server_that_is_away_does_not_keep_runs_from_another(runs_dir: Path) -> None:
+    make_run(runs_dir, "a", uri="http://127.0.0.1:9")
+    make_run(runs_dir, "b", uri=f"sqlite:///{runs_dir / 'mlflow.db'}")
+    result = call("sync", "--all", "--runs-dir", runs_dir)
+    assert result.exit_code == 1 and "1 of 2 runs not sent" in result.stderr
+    assert "b: sent" in result.stdout
