@@ -128,6 +128,31 @@ class WireConfig(_Section):
     transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
 
 
+class PrivacyConfig(_Section):
+    """Differential privacy; the summary of a run says what its epsilon means and what it does not cover."""
+
+    level: Literal["none", "client", "sample"] = Field(
+        "none",
+        description="what one neighbour has more: a client (the server adds noise) or a training sample (DP-SGD at clients)",
+    )
+    noise: PositiveFloat | None = Field(
+        None, description="noise multiplier: standard deviation of the noise over `clip`; null: found for target_epsilon"
+    )
+    clip: PositiveFloat = Field(1.0, description="bound on the L2 norm of a client's change, or of a sample's gradient")
+    delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
+    target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
+    accountant: Literal["rdp", "prv"] = Field("rdp", description="whose epsilon counts; the summary has both")
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> PrivacyConfig:
+        given = self.noise is not None or self.target_epsilon is not None
+        if self.level == "none" and given:
+            raise ValueError("a noise or a target_epsilon without a level; --dp client or --dp sample")
+        if self.level != "none" and not given:
+            raise ValueError(f"level {self.level} needs a noise multiplier (--noise 1.0) or a --target-epsilon")
+        return self
+
+
 class TrackingConfig(_Section):
     """Where MLflow keeps the record."""
 
@@ -165,6 +190,7 @@ class RunConfig(_Section):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     wire: WireConfig = WireConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     tracking: TrackingConfig = TrackingConfig()
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")

@@ -132,13 +132,18 @@ class TransformContext:
 
     Attributes:
         received: what the client was sent this round (the reference of a delta).
-        layers: the net's parameter names in forward order, so that "the last N" has a meaning.
+        layers: the net's parameter names in forward order.
         generator: a fresh generator for this client, round and transform.
+        linear: the names of the net's fully connected layers in forward order, so that "the last N" has a meaning.
+        report: told of a number that the user should see (``"snr_db/encoder.fc1"``); the round's record has its mean over the
+            clients.
     """
 
     received: Mapping[str, Tensor]
     layers: Sequence[str]
     generator: torch.Generator
+    linear: Sequence[str] = ()
+    report: Callable[[str, float], None] = lambda name, value: None
 
 
 class Transform(Protocol):

@@ -28,10 +28,17 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "local-epochs": ("train.local_epochs", int, "Local epochs (layered methods: of the encoder phase)."),
     "batch-size": ("train.batch_size", int, "Samples per SGD step."),
     "lr": ("train.lr", float, "Learning rate."),
+    "dp": ("privacy.level", str, "Differential privacy: client, sample or none."),
+    "noise": ("privacy.noise", float, "Noise multiplier of --dp: standard deviation of the noise over --clip."),
+    "clip": ("privacy.clip", float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
+    "delta": ("privacy.delta", float, "Delta of --dp."),
+    "target-epsilon": ("privacy.target_epsilon", float, "Epsilon that the whole run may spend; the noise is found for it."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": ("run_dir", Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),
 }
+
+_DEFENSE_FLAGS = ("defense", "variance", "mask_layers")
 
 Command = Callable[..., Any]
 
@@ -45,6 +52,8 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
         help_config = "YAML file, as a run writes it (config.yaml)."
         function = click.option("--config", "config_file", type=click.Path(path_type=Path), help=help_config)(function)
         flags = {**_RUN_FLAGS, **_DATA_FLAGS} if run else _DATA_FLAGS
+        if run:
+            function = _defense_options(function)
         for flag, (_, kind, text) in reversed(flags.items()):
             function = click.option("--" + flag, type=click.Path(path_type=Path) if kind is Path else kind, help=text)(function)
         return function
@@ -54,10 +63,15 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
 
 def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:
     """The config that the options of :func:`config_options` describe: file, then flags, then ``--set``."""
-    from fedpriv.config import load_config, parse_assignment
+    from fedpriv.config import load_config, parse_assignment, read_yaml
 
     known = {**_RUN_FLAGS, **_DATA_FLAGS}
-    overrides = {known[name.replace("_", "-")][0]: value for name, value in flags.items() if value is not None}
+    flags = dict(flags)
+    added = _transforms(*(flags.pop(name, None) for name in _DEFENSE_FLAGS))
+    overrides: dict[str, Any] = {known[name.replace("_", "-")][0]: value for name, value in flags.items() if value is not None}
+    if added:
+        wire = (read_yaml(config_file) if config_file else {}).get("wire") or {}
+        overrides["wire.transforms"] = [*(wire.get("transforms") or [] if isinstance(wire, dict) else []), *added]
     overrides |= dict(parse_assignment(text) for text in assignments)
     config = load_config(config_file, overrides)
     _check_partition_options(config, overrides)
@@ -78,3 +92,30 @@ def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
         if name in USES and option not in USES[name]:
             users = ", ".join(other for other, used in USES.items() if option in used)
             raise UsageError(f"{option} means nothing to the partition {name!r}; it is an option of: {users}")
+
+
+def _defense_options(function: Command) -> Command:
+    """``--defense``, ``--variance``, ``--mask-layers``: shorthands that append to the config's ``wire.transforms``."""
+    text = "Append a transform of `fedpriv defenses`, such as gaussian or prune:fraction=0.05; repeatable, in order."
+    function = click.option("--defense", multiple=True, metavar="NAME[:OPTION=VALUE,...]", help=text)(function)
+    text = "Variance of the noise of --defense gaussian or laplace."
+    function = click.option("--variance", type=float, help=text)(function)
+    text = "Do not send the net's last N fully connected layers."
+    return click.option("--mask-layers", type=int, metavar="N", help=text)(function)
+
+
+def _transforms(defenses: tuple[str, ...] | None, variance: float | None, mask_layers: int | None) -> list[dict[str, Any]]:
+    """The transforms that the shorthands stand for, the mask first."""
+    from fedpriv.config import parse_assignment
+    from fedpriv.errors import UsageError
+
+    found: list[dict[str, Any]] = [] if mask_layers is None else [{"name": "mask", "last": mask_layers}]
+    for text in defenses or ():
+        name, _, options = text.partition(":")
+        found.append({"name": name} | dict(parse_assignment(one) for one in options.split(",") if one))
+    if variance is not None:
+        noisy = [one for one in found if one["name"] in ("gaussian", "laplace")]
+        if len(noisy) != 1 or "variance" in noisy[0]:
+            raise UsageError("--variance is that of one --defense gaussian or laplace")
+        noisy[0]["variance"] = variance
+    return found

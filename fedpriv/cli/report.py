@@ -71,6 +71,8 @@ class Reporter:
         parts.append(self._said)
         if "train_loss" in metrics:
             parts.append(f"loss {metrics['train_loss']:.3f}")
+        if "epsilon" in metrics:
+            parts.append(f"epsilon {metrics['epsilon']:.2f}")
         parts.append(f"up {decimal(metrics['total_bytes_up'])}, down {decimal(metrics['total_bytes_down'])}")
         text = "  ".join(parts)
         self._bar.update(self._task, completed=record["round"], description=text)
@@ -100,8 +102,11 @@ class Reporter:
         first = records[0]["metrics"]
         broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
         rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
+        if snr := summary.get("snr_db"):
+            rows.append(("signal to noise of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())))
         if summary["turns_dropped"]:
             rows.append(("turns left out, since they diverged", f"[bold]{summary['turns_dropped']} of {summary['turns']}[/]"))
+        rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
@@ -116,6 +121,20 @@ class Reporter:
         self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
         if outcome.folder.facts["tracking"]["uri"] != "none":
             self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
+
+    @staticmethod
+    def _privacy(said: dict[str, Any] | None) -> list[tuple[str, str]]:
+        if said is None:
+            return []
+        prv = f"{said['epsilon_prv']:.3g} by PRV" if said["epsilon_prv"] is not None else "too large for PRV"
+        epsilon = f"epsilon [bold]{said['epsilon']:.3g}[/] at delta {said['delta']:g}"
+        how = f"{said['epsilon_rdp']:.3g} by RDP, {prv}; noise {said['noise']:.3g}, clip {said['clip']:g}"
+        return [
+            (f"{said['level']}-level DP", f"{epsilon} ({how})"),
+            ("  neighbours", escape(said["adjacency"])),
+            ("  holds if", escape(said["holds_if"])),
+            ("  not covered", escape("; ".join(said["not_covered"]))),
+        ]
 
     @staticmethod
     def _tracking(outcome: Outcome) -> str:

@@ -8,11 +8,25 @@ from typing import Any
 
 from fedpriv.config import parse
 from fedpriv.defenses.cast import Cast
+from fedpriv.defenses.clip import Clip
+from fedpriv.defenses.gaussian import Gaussian
+from fedpriv.defenses.laplace import Laplace
 from fedpriv.defenses.mask import Mask
+from fedpriv.defenses.prune import Prune
+from fedpriv.defenses.quantise import Quantise
+from fedpriv.defenses.stage import check_order
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.wire import Transform
 
-_BUILT_IN: dict[str, type[Any]] = {"mask": Mask, "cast": Cast}
+_BUILT_IN: dict[str, type[Any]] = {
+    "mask": Mask,
+    "clip": Clip,
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "prune": Prune,
+    "quantise": Quantise,
+    "cast": Cast,
+}
 
 
 def transforms() -> dict[str, type[Any]]:
@@ -24,7 +38,7 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
     """``[{name: mask, roles: [head]}, ...]`` -> the transforms, in that order.
 
     Raises:
-        UsageError: an unknown name or option.
+        UsageError: an unknown name or option, or an order that voids what one of them promises.
     """
     known, built = transforms(), []
     for index, options in enumerate(configured):
@@ -35,4 +49,20 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
         if name not in known:
             raise UnknownName(f"transform in {where}", name, known)
         built.append(parse(known[name], {key: value for key, value in options.items() if key != "name"}, f"{where} ({name})"))
+    check_order(built)
     return built
+
+
+def sent_names(names: Sequence[str], built: Sequence[Transform], linear: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``names`` (what a method shares) that the masks leave.
+
+    Args:
+        linear: the net's fully connected layers in forward order.
+
+    Raises:
+        UsageError: a mask leaves nothing of them, or wants more layers than there are.
+    """
+    for one in built:
+        if isinstance(one, Mask):
+            names = one.kept(names, linear)
+    return tuple(names)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Payload, TransformContext
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@transform
 class Cast:
     """Round every floating-point tensor to 16 bits; the server computes in float32 again."""
 
+    stage: ClassVar[Stage] = Stage.DIGITS
     dtype: Literal["float16", "bfloat16"] = Field("float16", description="what crosses the wire")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:

@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Self
 
-from pydantic import ConfigDict, Field, model_validator
-from pydantic.dataclasses import dataclass
+from pydantic import Field, model_validator
 
+from fedpriv.defenses.stage import transform
+from fedpriv.encoding import base_name, is_model
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
 from fedpriv.wire import Payload, TransformContext
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@transform
 class Mask:
-    """Drop the tensors of whole roles, or those whose name matches a pattern (``encoder.fc*``, ``statistic.*``).
+    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or those of the
+    last fully connected layers, weights and biases (MpFedcon sec. 5.10).
 
     Raises:
-        UsageError: a pattern fits nothing of the net or the upload. What masks nothing by mistake would pass for a defence.
+        UsageError: a pattern fits nothing of the net or the upload (what masks nothing by mistake would pass for a defence), the
+            net has fewer fully connected layers, or nothing of the net is left to send.
     """
 
     roles: tuple[str, ...] = Field((), description="roles whose tensors are dropped")
     names: tuple[str, ...] = Field((), description="shell patterns of tensor names to drop")
+    last: int = Field(0, ge=0, description="so many of the net's last fully connected layers, whatever is sent of them")
 
     @model_validator(mode="after")
     def _masks_something(self) -> Self:
         if unknown := sorted(set(self.roles) - set(ROLES)):
             raise ValueError(f"unknown role {unknown[0]!r}; roles: {', '.join(ROLES)}")
-        if not self.roles and not self.names:
-            raise ValueError("masks nothing; give it roles or names")
+        if not self.roles and not self.names and not self.last:
+            raise ValueError("masks nothing; give it roles, names or last")
         return self
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        known = {*payload.tensors, *context.layers}
+        known = {*map(base_name, payload.tensors), *context.layers}
         for pattern in self.names:
             if not any(fnmatch(name, pattern) for name in known):
                 raise UsageError(f"{self}: {pattern!r} fits no tensor; there are {', '.join(sorted(known))}")
-        kept = {name: tensor for name, tensor in payload.tensors.items() if not self._drops(name)}
-        return payload.with_tensors(kept, str(self))
+        names = self.kept(list(payload.tensors), context.linear)
+        return payload.with_tensors({name: payload.tensors[name] for name in names}, str(self))
 
-    def _drops(self, name: str) -> bool:
-        return name.split(".")[0] in self.roles or any(fnmatch(name, pattern) for pattern in self.names)
+    def kept(self, names: Sequence[str], linear: Sequence[str]) -> list[str]:
+        """Those of ``names`` that are not dropped.
+
+        Args:
+            linear: the net's fully connected layers in forward order.
+        """
+        if self.last > len(linear):
+            layers = f"{len(linear)} fully connected layers" + (f" ({', '.join(linear)})" if linear else "")
+            raise UsageError(f"{self}: the net has {layers}")
+        hidden = tuple(layer + "." for layer in linear[len(linear) - self.last :])
+        left = [name for name in names if not self._drops(base_name(name), hidden)]
+        if any(map(is_model, names)) and not any(map(is_model, left)):
+            sent = f"only {', '.join(left)} would be sent" if left else "nothing would be sent"
+            raise UsageError(f"{self} leaves nothing of the net to share: of {', '.join(names)}, {sent}")
+        return left
+
+    def _drops(self, name: str, hidden: tuple[str, ...]) -> bool:
+        return name.split(".")[0] in self.roles or name.startswith(hidden) or any(fnmatch(name, p) for p in self.names)
 
     def __str__(self) -> str:
-        return f"mask({', '.join(self.roles + self.names)})"
+        return f"mask({', '.join((*self.roles, *self.names, *([f'last {self.last}'] if self.last else [])))})"

@@ -35,6 +35,7 @@ class Progress:
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: since the start, in bytes.
         seconds: time spent in rounds since the start.
+        privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
     """
 
     round: int = 0
@@ -43,6 +44,7 @@ class Progress:
     total_bytes_up: int = 0
     total_bytes_down: int = 0
     seconds: float = 0.0
+    privacy: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 class Checkpoints:

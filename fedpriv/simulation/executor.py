@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor
 
 from fedpriv.methods.base import Private
+from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged, Turn
 from fedpriv.wire import Sealed, TransformContext
 
+Spend = Callable[[int, float, int], None]
+
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What comes out of a client's turn: what was sent, what the client keeps (views, valid until the next turn), its loss."""
+    """What comes out of a client's turn: what was sent, what the client keeps (views, valid until the next turn), its loss.
+
+    ``reported``: what the transforms reported, by name.
+    """
 
     client: int
     upload: Sealed | None
     kept: Mapping[str, Tensor]
     mean_loss: float
     num_examples: int
+    reported: Mapping[str, float] = field(default_factory=dict)
 
 
 class SequentialExecutor:
-    """Runs a round's clients one after another on the resident net."""
+    """Runs a round's clients one after another on the resident net.
 
-    def __init__(self, federation: Federation) -> None:
-        self.federation = federation
+    Args:
+        spend: told (client, sampling rate, steps) before a client trains with sample-level DP.
+    """
+
+    def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
+        self.federation, self.spend = federation, spend
 
     def run(
         self,
@@ -47,7 +58,7 @@ class SequentialExecutor:
             on_drop: told of a client that diverged; it may raise to stop the run, otherwise the client is left out.
         """
         fed = self.federation
-        device = fed.resident.device
+        device, private_level = fed.resident.device, fed.config.privacy.level
         received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
         # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
         start = fed.resident.space.pack(received, fed.initial.clone())
@@ -59,16 +70,26 @@ class SequentialExecutor:
             fed.resident.row.copy_(start)
             fed.resident.space.pack({name: tensor for name, tensor in kept.items() if name not in received}, fed.resident.row)
             turn = Turn(fed.resident, fed.data.train(client), fed.config, round, client, received, kept, stored is None)
+            if self.spend is not None and private_level == "sample":
+                turn.spend = partial(self.spend, client)
             try:
                 fed.method.local_update(turn)
             except ClientDiverged as error:
                 on_drop(error)
                 continue
             payload = fed.method.upload(turn)
-            contexts = partial(self._context, round, client, received)
+            if payload is not None and private_level == "client":
+                payload = replace(payload, num_examples=None)  # every client weighs the same
+            reported: dict[str, float] = {}
+            contexts = partial(self._context, round, client, received, reported)
             upload = None if payload is None else fed.wire.upload(payload, contexts)
-            yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples)
+            if upload is not None and private_level != "none":
+                check_upload(upload)
+            yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples, reported)
 
-    def _context(self, round: int, client: int, received: Mapping[str, Tensor], index: int) -> TransformContext:
-        seed = self.federation.config.seed
-        return TransformContext(received, self.federation.layers, generator(seed, round, client, "transform", index))
+    def _context(
+        self, round: int, client: int, received: Mapping[str, Tensor], reported: dict[str, float], index: int
+    ) -> TransformContext:
+        fed = self.federation
+        drawn = generator(fed.config.seed, round, client, "transform", index)
+        return TransformContext(received, fed.layers, drawn, fed.linear, reported.__setitem__)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedpriv.config import RunConfig
+from fedpriv.encoding import decoded
 from fedpriv.methods.base import Private, ServerState
+from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import SequentialExecutor
 from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
@@ -35,10 +40,11 @@ class Simulation:
         self.config: RunConfig = federation.config
         self.meter = ByteMeter()
         federation.wire.taps.append(self.meter)
-        self.executor = SequentialExecutor(federation)
+        self.executor = SequentialExecutor(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
         self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config, self._on_divergence)
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
+        self.private = self.config.privacy.level != "none"
         self.server = ServerState(federation.initial)
         self.stop_requested = False
 
@@ -80,27 +86,38 @@ class Simulation:
         round, method = self.progress.round + 1, self.federation.method
         draft = method.download(self.server, round)
         download = None if draft is None else seal(draft)
+        sent = {} if download is None else download.tensors()
         uploads, losses, samples, dropped = [], 0.0, 0, []
+        reported: dict[str, list[float]] = {}
 
         def drop(error: ClientDiverged) -> None:
             self._on_divergence(error)
             dropped.append(error.client)
 
-        participants = sorted(self._participants(round))
-        for result in self.executor.run(round, participants, download, self._stored, drop):
+        chosen = self._participants(round)
+        for result in self.executor.run(round, chosen, download, self._stored, drop):
             if result.kept:
                 with self.folder.writing(f"the checkpoint of round {round}"):
                     self.checkpoints.keep(result.client, round, result.kept)
                 self.progress.clients[result.client] = round
             if result.upload is not None:
-                uploads.append(result.upload)
-            losses += result.mean_loss * result.num_examples
-            samples += result.num_examples
-        if uploads:
+                uploads.append(decoded(result.upload, sent))
+            if math.isfinite(result.mean_loss):
+                losses += result.mean_loss * result.num_examples
+                samples += result.num_examples
+            for name, value in result.reported.items():
+                reported.setdefault(name, []).append(value)
+        if (noisy_mean := self.federation.noisy_mean) is not None:
+            self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
+            self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
+        elif uploads:
             self.server = method.aggregate(self.server, uploads)
-        metrics: dict[str, Any] = {"participants": len(participants), "dropped": len(dropped)}
+        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
         if samples:
             metrics["train_loss"] = losses / samples
+        metrics |= {name: fmean(values) for name, values in reported.items()}
+        if self.private:
+            metrics["epsilon"] = self.ledger.epsilon
         accuracies = None
         if self._is_scored(round):
             scores, accuracies = self.scorer.score(self.server, self._private, round)
@@ -111,6 +128,18 @@ class Simulation:
         """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
         return {client for round in range(1, self.progress.round + 1) for client in self._participants(round)}
 
+    @property
+    def ledger(self) -> Ledger:
+        """What the run has spent so far."""
+        return Ledger(self.config.privacy, self.progress.privacy)
+
+    def statement(self) -> dict[str, Any]:
+        """What may be said of the run's privacy."""
+        return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0)
+
+    def _spend(self, account: str, rate: float, steps: int) -> None:
+        self.ledger.spend(account, rate, steps)
+
     def _on_divergence(self, error: ClientDiverged) -> None:
         if self.config.train.on_nan == "stop":
             raise error
@@ -120,11 +149,7 @@ class Simulation:
         )
 
     def _participants(self, round: int) -> list[int]:
-        everyone = self.federation.data.nonempty
-        count = self.config.participants_of(len(everyone))
-        order = torch.randperm(len(everyone), generator=generator(self.config.seed, round, "participants"))
-        sampled = [everyone[i] for i in order[:count].tolist()]
-        return list(self.federation.method.participants(round, sampled, everyone))
+        return participants(self.config, self.federation.method, self.federation.data.nonempty, round)
 
     def _is_scored(self, round: int) -> bool:
         last_rounds = round > self.config.train.rounds - self.config.eval.last

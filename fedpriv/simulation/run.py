@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
+from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
 from fedpriv.evaluation import PROTOCOLS, mean_per_client
 from fedpriv.files import save_tensors
@@ -169,6 +171,8 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "seconds": round(progress.seconds, 3),
             "run_dir": str(folder.path),
             "protocols": protocols,
+            **_signal_to_noise(records),
+            **({"privacy": simulation.statement()} if simulation.private else {}),
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
@@ -176,3 +180,13 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
         }
         folder.write_summary(summary)
     return summary
+
+
+def _signal_to_noise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``snr_db``: layer -> mean over the rounds in dB, where noise was added to the uploads."""
+    layers: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith(SNR):
+                layers.setdefault(name.removeprefix(SNR), []).append(value)
+    return {"snr_db": {layer: fmean(values) for layer, values in layers.items()}} if layers else {}

@@ -7,22 +7,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.config import USUAL_PARTICIPANTS, MethodConfig, RunConfig, parse
 from fedpriv.data.federated import FederatedData
 from fedpriv.data.partition import make_partition
 from fedpriv.data.sources import Dataset, load_dataset
-from fedpriv.defenses import build_transforms
+from fedpriv.defenses import build_transforms, sent_names
+from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.methods import find_method
 from fedpriv.methods.base import Context, Method
 from fedpriv.models.net import Net
 from fedpriv.models.registry import build_model
 from fedpriv.parameters import ParameterSpace
+from fedpriv.privacy.client_level import NoisyMean
+from fedpriv.privacy.plan import check, with_noise
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.resident import Resident
-from fedpriv.wire import Wire
+from fedpriv.simulation.sampling import participants
+from fedpriv.simulation.turn import schedule
+from fedpriv.wire import Transform, Wire
 
 
 @dataclass
@@ -37,6 +42,9 @@ class Federation:
     wire: Wire
     initial: Tensor
     layers: tuple[str, ...]
+    linear: tuple[str, ...]
+    noisy_mean: NoisyMean | None = None
+    """How the server merges under client-level DP."""
 
 
 def build(config: RunConfig) -> Federation:
@@ -74,6 +82,7 @@ def build(config: RunConfig) -> Federation:
     net = new_net("initial")
     space = ParameterSpace.of(net)
     layers = tuple(name for name, _ in net.named_parameters())
+    linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     context = Context(
         config=config,
         space=space,
@@ -84,7 +93,38 @@ def build(config: RunConfig) -> Federation:
     )
     resident = Resident(net, space, device)
     method = method_class(options, context)
-    return Federation(config, dataset, data, resident, method, Wire(transforms), resident.row.clone(), layers)
+    sent = sent_names(method.shared_names, transforms, linear)  # refuses a mask that cannot be right
+    noisy_mean = None
+    if config.privacy.level != "none":
+        check(config, method, method.start(resident.row.clone()), net, transforms)
+        privacy = with_noise(config.privacy, _plans(config, method, data))
+        config = config.model_copy(update={"privacy": privacy})
+        if privacy.level == "client":
+            transforms = _clipped(transforms, privacy.clip)
+            expected = (config.train.participation or 0.0) * config.data.clients
+            noisy_mean = NoisyMean(space, sent, privacy.clip, privacy.noise or 0.0, expected)
+    initial = resident.row.clone()
+    return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, noisy_mean)
+
+
+def _plans(config: RunConfig, method: Method, data: FederatedData) -> list[tuple[float, int]]:
+    """(sampling rate, steps over the whole run) of every account of the ledger."""
+    rounds = range(1, config.train.rounds + 1)
+    if config.privacy.level == "client":
+        return [(config.train.participation or 0.0, config.train.rounds)]
+    epochs = dict.fromkeys(data.nonempty, 0)
+    for round in rounds:
+        a_turn = sum(phase.epochs for phase in method.phases(round))
+        for client in participants(config, method, data.nonempty, round):
+            epochs[client] += a_turn
+    schedules = {client: schedule(data.size(client), config.train.batch_size) for client in epochs}
+    return [(rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()]
+
+
+def _clipped(transforms: list[Transform], bound: float) -> list[Transform]:
+    """With the clients' clipping before whatever noises or shortens; masks first, so that what is sent is what is bounded."""
+    first = next((i for i, one in enumerate(transforms) if getattr(one, "stage", Stage.CLIP) > Stage.CLIP), len(transforms))
+    return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]
 
 
 def resolve(config: RunConfig, options: Any, usual_model: str | None) -> RunConfig:

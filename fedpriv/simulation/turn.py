@@ -16,6 +16,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Phase, Private
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.step import Loss, Step
+from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.resident import Resident, channels_last
 
@@ -29,6 +30,11 @@ class ClientDiverged(FedprivError):
             f"client {client} diverged in round {round}: its loss or its weights are not finite; "
             f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
         )
+
+
+def schedule(samples: int, batch_size: int) -> tuple[float, int]:
+    """Sampling rate and steps an epoch of DP-SGD: batches of ``batch_size`` in expectation, and as many as plain SGD takes."""
+    return min(1.0, batch_size / samples), math.ceil(samples / batch_size)
 
 
 class Turn:
@@ -55,6 +61,8 @@ class Turn:
         self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
         self.num_examples = len(self.labels)
         self.mean_loss = float("nan")
+        self.spend: Callable[[float, int], None] | None = None
+        """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
         self._purpose = purpose
         self._phases = 0
         self._augments = config.data.augment != "none"
@@ -81,8 +89,12 @@ class Turn:
     def train(self, phase: Phase, loss: Loss) -> None:
         self._phases += 1
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
+        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augments else None)
         with global_rng(*labels, "dropout"):
-            self._train(phase, loss, generator(*labels, "shuffle"), generator(*labels, "augment") if self._augments else None)
+            if self.spend is None:
+                self._train(phase, loss, *draws)
+            else:
+                self._train_privately(phase, loss, *draws, generator(*labels, "dp noise"))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 
@@ -110,9 +122,50 @@ class Turn:
                 losses.append((value.detach(), len(targets)))
         if phase.epochs:
             self.mean_loss = sum(float(value) * size for value, size in losses) / self.num_examples
-            # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
-            if not (math.isfinite(self.mean_loss) and math.isfinite(float(resident.row.sum()))):
-                raise ClientDiverged(self.client, self.round, train.lr)
+            self._check_finite()
+
+    def _train_privately(
+        self, phase: Phase, loss: Loss, draw: torch.Generator, augment: torch.Generator | None, noise: torch.Generator
+    ) -> None:
+        """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
+
+        ``g = (sum_i g_i min(1, C / ||g_i||) + N(0, (Z C)^2 I)) / (q n)``; momentum and weight decay only see ``g``.
+        """
+        train, privacy, resident, n = self.config.train, self.config.privacy, self.resident, self.num_examples
+        rate, steps = schedule(n, train.batch_size)
+        if self.spend is None or privacy.noise is None:
+            raise ValueError("no ledger or no noise")
+        self.spend(rate, phase.epochs * steps)
+        cached = self._caches and "encoder" not in phase.trains
+        inputs = self._present_features() if cached else self.images
+        resident.set_trained(phase.trains)
+        optimiser = resident.optimiser(phase.trains, train)
+        gradients = PerSampleGradients(
+            resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip
+        )
+        losses = [self.labels.new_zeros(0, dtype=inputs.dtype)]
+        for _ in range(phase.epochs * steps):
+            index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
+            batch = inputs.index_select(0, index)
+            if augment is not None and len(index):
+                batch = crop_flip(batch, augment)
+            teachers = {name: self._teacher(index, batch, name) for name in self._teachers} if len(index) else {}
+            total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
+            for name, part in total.items():
+                drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
+                resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
+            optimiser.step()
+            losses.append(values.to(inputs))
+        seen = torch.cat(losses)
+        if len(seen):  # small clients may draw nobody; then there is no loss to speak of
+            self.mean_loss = float(seen.mean())
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
+        spoiled = not math.isfinite(self.mean_loss) and self.spend is None
+        if spoiled or not math.isfinite(float(self.resident.row.sum())):
+            raise ClientDiverged(self.client, self.round, self.config.train.lr)
 
     def _outputs(self, forward: Callable[[Tensor], Outputs], batch: Tensor) -> Outputs:
         try:

@@ -24,6 +24,8 @@ SECTIONS = {
     "total_bytes_up": "bytes/total_up",
     "total_bytes_down": "bytes/total_down",
     "train_loss": "loss/train",
+    "epsilon": "privacy/epsilon",
+    "clipped": "privacy/clipped",
 }
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 

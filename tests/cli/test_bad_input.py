@@ -43,7 +43,7 @@ NAMES = [
     case("--tracking-uri foo://bar", "tracking.uri", "not a tracking URI"),
     case("--tracking-uri mlruns", "tracking.uri", "not a tracking URI"),
     case("--dataset ./nowhere", "no file or folder", "nowhere"),
-    case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, mask"),
+    case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, clip"),
 ]
 VALUES = [
     case("--lr 0", "train.lr", "greater than 0"),

@@ -1,0 +1,45 @@
+"""What guesses score that never saw a gradient: an attack that does no better has found nothing. All ``(n, C, H, W)``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def grey(true: Tensor) -> Tensor:
+    """A flat image of 0.5."""
+    return torch.full_like(true, 0.5)
+
+
+def mean_image(true: Tensor, reference: Tensor) -> Tensor:
+    """The mean of reference images ``(r, C, H, W)``, which the attacker may have."""
+    return reference.mean(0).expand_as(true).clone()
+
+
+def class_mean(true: Tensor, labels: Tensor, reference: Tensor, reference_labels: Tensor) -> Tensor:
+    """For each image the mean of the reference images of its class; of all of them where the class has none."""
+    found = mean_image(true, reference)
+    for label in torch.unique(labels):
+        members = reference[reference_labels == label]
+        if len(members):
+            found[labels == label] = members.mean(0)
+    return found
+
+
+def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
+    """For each image the nearest reference image: a bound on what copying could score, as it looks at the truth."""
+    flat = reference.flatten(1)
+    index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, chunk)])
+    return reference[index]
+
+
+def baselines(
+    true: Tensor, labels: Tensor | None = None, reference: Tensor | None = None, reference_labels: Tensor | None = None
+) -> dict[str, Tensor]:
+    """All that can be made of what there is, by name."""
+    found = {"grey image": grey(true)}
+    if reference is not None and len(reference):
+        found |= {"mean image": mean_image(true, reference), "nearest reference image": nearest(true, reference)}
+        if labels is not None and reference_labels is not None:
+            found["class mean"] = class_mean(true, labels, reference, reference_labels)
+    return found

@@ -1,0 +1,155 @@
+"""Attackers that put something in the place of hidden layers: what they know (A1, A2), their own (A0), or unknowns (A4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from attacks.distances import per_layer, relative, squared
+from attacks.dlg import Dlg, label_matching, normal, reconstruction, safe
+from attacks.head_free import adam_then_lbfgs, layer_calls
+from attacks.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.matching import Case, Data, Objective, case_of, gradient_by_labels
+from attacks.nets import WIDTHS, linear_layers, uniform_
+from attacks.observation import Observation, Split
+from attacks.reconstruction import Inapplicable, Reconstruction
+from attacks.registry import register
+from attacks.search import lbfgs, search
+from attacks.variables import Layout
+
+
+@register("known-head")
+@dataclass(frozen=True)
+class KnownHead(Dlg):
+    """Matches the shared layers through the hidden ones' weights, which the server broadcast (A1) or which are stale (A2).
+
+    The safe DLG, without the gradient of the hidden layers; image and soft labels are the unknowns.
+    """
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.registry.ImageAttack`."""
+        return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
+
+
+@register("random-head")
+@dataclass(frozen=True)
+class RandomHead:
+    """The paper's naive attacker (A0): DLG on the shared layers through a head of its own, drawn at random and wrong.
+
+    Attributes:
+        assumed: linear layers that it takes the head to have (``at`` in the paper), widths as in the reference nets.
+        published: unbounded image and no line search, as in the paper, where it drifts off; otherwise the safe settings.
+    """
+
+    assumed: int = 1
+    steps: int = 100
+    restarts: int = 1
+    published: bool = False
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.registry.ImageAttack`."""
+        case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
+        objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
+        how = LbfgsOptions() if self.published else LbfgsOptions(history=100, line_search=True)
+        draw = normal(objective.layout.size)
+        best = search(
+            objective,
+            draw,
+            lambda o, x: lbfgs(o, x, how, self.steps, scale=1.0 if self.published else SAFE_SCALE),
+            seed,
+            self.restarts,
+            failed=-1.0,
+        )
+        return reconstruction(case, objective.layout, best, case.labels)
+
+
+@register("joint-head")
+@dataclass(frozen=True)
+class JointHead:
+    """Optimises a head together with image and soft labels (A4): the hidden architecture, or ``assumed`` linear layers."""
+
+    assumed: int | None = None
+    adam_steps: int = 500
+    lr: float = 0.05
+    steps: int = 60
+    restarts: int = 1
+    enough: float = 1e-7
+    failed: float = 1e-4
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.registry.ImageAttack`."""
+        case = case_of(observations, bounded=True)
+        if self.assumed is not None:
+            case = with_own_top(case, self.assumed, seed)
+        objective = joint_matching(case)
+        how = LbfgsOptions(history=100, line_search=True)
+
+        def start(generator: torch.Generator) -> Tensor:
+            drawn: dict[str, Tensor] = {}
+            for name, shape in objective.layout.shapes.items():
+                uniform = name.startswith("top.")
+                drawn[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
+                    1, *shape, generator=generator
+                )  # fmt: skip
+            return objective.layout.pack(drawn)[0]
+
+        best = search(
+            objective,
+            start,
+            lambda o, x: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
+            seed,
+            self.restarts,
+            self.failed,
+        )
+        return reconstruction(case, objective.layout, best, case.labels)
+
+
+def with_own_top(case: Case, assumed: int, seed: int) -> Case:
+    """The case with ``assumed`` linear layers of the attacker's own as ``top``, U(-0.5, 0.5), and none that was seen.
+
+    Raises:
+        Inapplicable: nothing but ``top`` was shared, or no such head is defined.
+    """
+    if assumed not in WIDTHS:
+        raise Inapplicable(f"a head of {min(WIDTHS)} to {max(WIDTHS)} linear layers can be assumed, not {assumed}")
+    seen = _of_body(case.seen)
+    if not seen:
+        raise Inapplicable("none of the layers before the head is shared")
+    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(seen.values())).dtype)
+    uniform_(top, torch.Generator().manual_seed(seed))
+    own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
+    net = Split(case.net.body, top).requires_grad_(False).eval()
+    return replace(case, net=net, seen=seen, weights=_of_body(case.weights) | own, stacked=_of_body(case.stacked))
+
+
+def joint_matching(case: Case) -> Objective:
+    """Unknown images, soft labels (unless given) and all weights of ``top``.
+
+    Raises:
+        Inapplicable: none of the layers before the head is shared.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
+    data = {name: tensor for name, tensor in case.data().items() if not name.startswith(("seen:top.", "weight:top."))}
+    if case.labels is None:
+        shapes["label"] = (case.samples, case.classes)
+    else:
+        data["target"] = nn.functional.one_hot(case.labels, case.classes).to(next(iter(data.values())).dtype)
+    shapes |= {f"top.{name}": tuple(p.shape) for name, p in case.net.top.named_parameters()}
+    names = list(_of_body(case.seen))
+    if not names:
+        raise Inapplicable("none of the layers before the head is shared")
+
+    def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        target = data["target"] if "target" in data else unknown["label"].softmax(-1)
+        weights = _of_body(case.weights_of(data)) | {n: w for n, w in unknown.items() if n.startswith("top.")}
+        guess = gradient_by_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
+        return per_layer(guess, {name: data[f"seen:{name}"] for name in names})
+
+    return Objective(loss, Layout(shapes), data)
+
+
+def _of_body(tensors: Mapping[str, Tensor]) -> Data:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("body.")}

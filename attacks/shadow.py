@@ -1,0 +1,131 @@
+"""Shadow clients (A9): which labels a client holds, learned from clients whose labels the attacker chose itself.
+
+The server knows the weights and the schedule, has public data, and simulates clients with known label sets; a multi-label
+logistic regression then reads the label set off statistics of the weight change. No head is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+Message = Mapping[str, Tensor]
+ShadowClient = Callable[[Tensor, int], Message]
+"""Label set ``(C,)`` bool and a seed -> what a client with these labels would have sent, named as ``Observation.shared``."""
+
+
+@dataclass(frozen=True)
+class ShadowOptions:
+    """
+    Attributes:
+        features: ``statistics`` of every tensor; ``last``: sums over rows and columns of the last shared matrix, where the label
+            signal arrives first; or both.
+        strength: inverse regularisation of the logistic regression.
+    """
+
+    features: Literal["statistics", "last", "both"] = "both"
+    strength: float = 0.1
+
+
+@dataclass(frozen=True)
+class ShadowReport:
+    """
+    Attributes:
+        f1, auc: mean over the classes (macro); ``auc`` over the classes that some, not all, tested clients hold; NaN if none.
+        exact: share of clients whose whole set was found.
+        majority_f1, all_f1: of who says for each class what most shadow clients have, and of who says that everybody holds every
+            class. An F1 says nothing without the second: it is high where clients hold most classes. (The AUC of both is 0.5.)
+        clients: number of tested clients.
+    """
+
+    f1: float
+    auc: float
+    exact: float
+    majority_f1: float
+    all_f1: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class ShadowClassifier:
+    """A regression for each class, or its constant where the shadows were all alike."""
+
+    options: ShadowOptions
+    models: tuple[Any, ...]
+    prior: Array
+
+    def probabilities(self, messages: Sequence[Message]) -> Array:
+        """``(n, C)``: that client i holds class c."""
+        x = np.stack([features(message, self.options) for message in messages])
+        columns = [
+            np.full(len(x), prior) if model is None else model.predict_proba(x)[:, 1]
+            for model, prior in zip(self.models, self.prior, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+
+def features(message: Message, options: ShadowOptions) -> Array:
+    """One row of numbers for one message; its length depends on the shapes only."""
+    parts: list[Tensor] = []
+    if options.features != "last":
+        for tensor in message.values():
+            flat = tensor.double().flatten()
+            spread = flat.std(correction=0)
+            parts.append(torch.stack([flat.mean(), spread, flat.min(), flat.max(), flat.abs().mean(), flat.norm()]))
+    if options.features != "statistics":
+        matrix = [tensor for tensor in message.values() if tensor.ndim == 2][-1:]
+        last = matrix[0] if matrix else list(message.values())[-1].flatten(1)
+        parts += [last.double().sum(dim=1), last.double().sum(dim=0)]
+        parts += [tensor.double() for tensor in message.values() if tensor.ndim == 1][-1:]
+    joined: Array = torch.cat(parts).cpu().numpy()
+    return joined
+
+
+def shadow_messages(client: ShadowClient, label_sets: Tensor, seed: int = 0) -> list[Message]:
+    """One message for each row of ``(n, C)`` bool."""
+    return [client(labels, seed + i) for i, labels in enumerate(label_sets)]
+
+
+def fit_shadows(messages: Sequence[Message], label_sets: Tensor, options: ShadowOptions | None = None) -> ShadowClassifier:
+    """Train on shadow messages and their label sets ``(n, C)`` bool."""
+    options = options or ShadowOptions()
+    x, y = np.stack([features(message, options) for message in messages]), label_sets.cpu().numpy().astype(bool)
+    models: list[Any] = []
+    for column in y.T:
+        if column.all() or not column.any():
+            models.append(None)
+            continue
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=options.strength, max_iter=1000))
+        models.append(model.fit(x, column))
+    return ShadowClassifier(options, tuple(models), y.mean(axis=0))
+
+
+def score_shadows(classifier: ShadowClassifier, messages: Sequence[Message], label_sets: Tensor) -> ShadowReport:
+    """How well label sets ``(n, C)`` of clients that were not shadows are found; a class is found from probability 0.5 on."""
+    y, probabilities = label_sets.cpu().numpy().astype(bool), classifier.probabilities(messages)
+    found = probabilities >= 0.5
+    mixed = [c for c in range(y.shape[1]) if 0 < y[:, c].sum() < len(y)]
+    areas = [roc_auc_score(y[:, c], probabilities[:, c]) for c in mixed]
+
+    def f1(said: npt.NDArray[np.bool_]) -> float:
+        return float(f1_score(y, said, average="macro", zero_division=0))
+
+    return ShadowReport(
+        f1=f1(found),
+        auc=float(np.mean(areas)) if areas else float("nan"),
+        exact=float((found == y).all(axis=1).mean()),
+        majority_f1=f1(np.broadcast_to(classifier.prior >= 0.5, y.shape)),
+        all_f1=f1(np.ones_like(y)),
+        clients=len(y),
+    )

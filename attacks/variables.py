@@ -1,0 +1,57 @@
+"""The unknowns of an attack in one row ``(p,)``, and how a row becomes images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Layout:
+    """Names and shapes of the unknowns, one after the other in a row of ``size`` entries."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = dict(shapes)
+        self.lengths = [math.prod(shape) for shape in self.shapes.values()]
+        self.size = sum(self.lengths)
+
+    def unpack(self, row: Tensor) -> dict[str, Tensor]:
+        """``(..., p)`` -> tensors by name ``(..., *shape)``; works within ``vmap``."""
+        parts = torch.split(row, self.lengths, dim=-1)
+        return {
+            name: part.reshape(*row.shape[:-1], *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Tensors ``(n, *shape)`` -> ``(n, p)``."""
+        return torch.cat([parts[name].flatten(1) for name in self.shapes], 1)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """From the unknown to the image: itself, as published, or through a sigmoid, which keeps the image in [0, 1].
+
+    The unbounded unknown is what the net gets, ``(image - mean) / std``.
+    """
+
+    mean: Tensor
+    std: Tensor
+    bounded: bool
+
+    def image(self, unknown: Tensor) -> Tensor:
+        """``(..., C, H, W)`` -> pixels in [0, 1] where the attack is right."""
+        return unknown.sigmoid() if self.bounded else unknown * self.std + self.mean
+
+    def input(self, unknown: Tensor) -> Tensor:
+        """What the net gets."""
+        return (unknown.sigmoid() - self.mean) / self.std if self.bounded else unknown
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbours ``(..., C, H, W) -> ()``, as in Inverting Gradients."""
+    across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    return across + down

@@ -1,0 +1,221 @@
+"""What a recovered image costs: our batched iDLG and DLG, the published form, and ``breaching``, side by side in one process.
+
+The figure is CPU seconds per recovered image (MSE below 1e-3 after clipping), which counts failures and not only speed; success
+rates at three thresholds stand beside it. One thread; CPU time, as the machine may have other work.
+
+* ``published``: one image at a time, ``torch.optim.LBFGS(lr=1)`` without line search, 300 outer steps, dummy N(0, 1): a plain
+  loop, ``tests/oracles/dlg.py``, that shares nothing with ours.
+* ``ours``: the attacks ``dlg`` and ``idlg`` with their defaults, all images as one batch; ``ours, one at a time``: the same in
+  batches of one.
+* ``ours, published settings``: ``dlg-published`` and ``idlg-published``, as one batch.
+* ``breaching``: its ``deepleakage`` (which is DLG) with 300 steps; left out where it is not installed
+  (``uv run --with breaching``).
+
+Same images, net (the sigmoid LeNet of DLG, U(-0.5, 0.5), drawn anew for every image), gradients and machine for all.
+
+ours is to cost at most a third of the published form per recovered image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+import torch
+from machine import facts
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracle
+
+from attacks.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg
+from attacks.images import default_images
+from attacks.nets import observe, reference_victim
+from attacks.observation import Observation, Split
+from attacks.scores import THRESHOLDS, mse, wilson
+from tests.oracles.dlg import dlg as plain_dlg
+
+LIMIT = 1 / 3
+"""ours over published, CPU seconds per recovered image."""
+RECOVERED = 1e-3
+PACKAGES = ("torch", "scipy", "breaching")
+
+Contender = Callable[[], tuple[Tensor, Tensor]]
+"""Images ``(n, 3, 32, 32)`` and labels ``(n,)``."""
+
+
+class Victims:
+    """``n`` images, each with a net and a gradient of its own."""
+
+    def __init__(self, n: int, cifar: Path | None, seed: int) -> None:
+        self.images, self.labels = cifar_images(cifar, n) if cifar else default_images(n, seed)
+        self.nets = [reference_victim(seed + i) for i in range(n)]
+        self.seed = seed
+
+    @property
+    def observations(self) -> list[Observation]:
+        return [observe(net, x, y) for net, x, y in self]
+
+    def __iter__(self) -> Any:
+        pairs = zip(self.nets, torch.split(self.images, 1), torch.split(self.labels, 1), strict=True)
+        yield from pairs
+
+
+def cifar_images(file: Path, n: int) -> tuple[Tensor, Tensor]:
+    """The first ``n`` of a parquet file with the columns ``img`` (PNG bytes) and ``label``."""
+    import numpy as np
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    table = pq.read_table(file, columns=["img", "label"]).slice(0, n).to_pydict()
+    pixels = [np.array(Image.open(io.BytesIO(image["bytes"])).convert("RGB")) for image in table["img"]]
+    return torch.stack([torch.from_numpy(p).permute(2, 0, 1).float() / 255 for p in pixels]), torch.tensor(table["label"])
+
+
+def published(victims: Victims, improved: bool, steps: int) -> tuple[Tensor, Tensor]:
+    """The plain loop."""
+    draw = torch.Generator().manual_seed(victims.seed)
+    found = []
+    for net, x, y in victims:
+        gradient = list(observe(net, x, y).shared.values())
+        start, label = torch.randn(1, 3, 32, 32, generator=draw), torch.randn(1, 10, generator=draw)
+        found.append(plain_dlg(net, gradient, start, label, steps, improved))
+    return torch.cat([f.image for f in found]), torch.tensor([f.label for f in found])
+
+
+def ours(attack: Any, victims: Victims, at_once: int | None = None) -> tuple[Tensor, Tensor]:
+    """Our attack on all images at once, or on so many."""
+    observations = victims.observations
+    size = at_once or len(observations)
+    made = [attack.run(observations[i : i + size], victims.seed) for i in range(0, len(observations), size)]
+    return torch.cat([m.images for m in made]), torch.cat([m.labels for m in made])
+
+
+def breaching_attack(victims: Victims, steps: int) -> tuple[Tensor, Tensor]:
+    """``deepleakage`` of breaching, one image at a time."""
+    import breaching
+
+    config = breaching.get_attack_config("deepleakage")
+    config.optim.max_iterations, config.optim.callback = steps, steps
+    setup = {"device": torch.device("cpu"), "dtype": torch.float}
+    images, labels = [], []
+    for net, x, y in victims:
+        sent = {"parameters": [p.detach() for p in net.parameters()], "buffers": []}
+        data = Metadata(shape=(3, 32, 32), classes=10, mean=(0.0,) * 3, std=(1.0,) * 3)
+        metadata = {"num_data_points": 1, "labels": None, "local_hyperparams": None, "data_key": "inputs"}
+        shared = {"gradients": list(observe(net, x, y).shared.values()), "buffers": None, "metadata": metadata}
+        attacker = breaching.attacks.prepare_attack(net, torch.nn.CrossEntropyLoss(), config, setup)
+        made, _ = attacker.reconstruct([{**sent, "metadata": data}], [shared], {}, dryrun=False)
+        images.append(made["data"].detach())
+        labels.append(made["labels"].view(-1)[:1])
+    return torch.cat(images), torch.cat(labels)
+
+
+class Metadata(dict[str, Any]):
+    """What breaching reads of a data set, by attribute or by name."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(values, task="classification", modality="vision")
+        self.__dict__ = self
+
+
+def contenders(victims: Victims, steps: int, one_at_a_time: bool) -> dict[str, Contender]:
+    """By name, in the order in which they run."""
+    found: dict[str, Contender] = {}
+    for name, improved, safe, as_published in (
+        ("idlg", True, Idlg(), PublishedIdlg(steps)),
+        ("dlg", False, Dlg(), PublishedDlg(steps)),
+    ):
+        found[f"{name}: published"] = lambda improved=improved: published(victims, improved, steps)  # type: ignore[misc]
+        found[f"{name}: ours"] = lambda safe=safe: ours(safe, victims)  # type: ignore[misc]
+        if one_at_a_time:
+            found[f"{name}: ours, one at a time"] = lambda safe=safe: ours(safe, victims, 1)  # type: ignore[misc]
+        found[f"{name}: ours, published settings"] = lambda attack=as_published: ours(attack, victims)  # type: ignore[misc]
+    try:
+        import breaching  # noqa: F401
+
+        found["dlg: breaching"] = lambda: breaching_attack(victims, steps)
+    except ImportError as error:
+        print(f"breaching is left out: {error}")
+    return found
+
+
+def measure(contender: Contender, victims: Victims) -> dict[str, Any]:
+    """CPU and wall seconds, success rates, labels."""
+    began, began_wall = time.process_time(), time.perf_counter()
+    images, labels = contender()
+    cpu, wall = time.process_time() - began, time.perf_counter() - began_wall
+    error, n = mse(images, victims.images), len(victims.images)
+    recovered = int((error < RECOVERED).sum())
+    rates = {f"{limit:g}": wilson(int((error < limit).sum()), n) for limit in THRESHOLDS}
+    return {
+        "cpu_seconds": round(cpu, 2),
+        "wall_seconds": round(wall, 2),
+        "images_per_cpu_second": round(n / cpu, 4),
+        "cpu_seconds_per_recovered": round(cpu / recovered, 3) if recovered else None,
+        "recovered": {limit: [rate.successes, round(rate.low, 3), round(rate.high, 3)] for limit, rate in rates.items()},
+        "labels_right": int((labels == victims.labels).sum()),
+        "median_mse": float(f"{float(error.median()):.2g}"),
+    }
+
+
+def parameters(net: Split) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=300, help="outer steps of the published form (default: 300)")
+    parser.add_argument("--cifar", type=Path, metavar="FILE", help="CIFAR-10 parquet; default: crops of two photographs")
+    parser.add_argument("--only", help="contenders whose name contains this")
+    parser.add_argument("--one-at-a-time", action="store_true", help="also ours in batches of one")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    victims = Victims(options.images, options.cifar, options.seed)
+    results: dict[str, Any] = {
+        "benchmark": "attack_throughput",
+        **facts(PACKAGES),
+        "threads": 1,
+        "images": options.images,
+        "data": "cifar10 test" if options.cifar else "crops of two photographs",
+        "parameters": parameters(victims.nets[0]),
+        "published_steps": options.steps,
+        "contenders": {},
+    }
+    for name, contender in contenders(victims, options.steps, options.one_at_a_time).items():
+        if options.only and options.only not in name:
+            continue
+        found = results["contenders"][name] = measure(contender, victims)
+        cost = found["cpu_seconds_per_recovered"]
+        rates = ", ".join(f"{r[0]} < {limit}" for limit, r in found["recovered"].items())
+        said = f"{cost:.2f} CPU s per recovered image" if cost else "none recovered"
+        print(f"{name}: {said}; {found['cpu_seconds']:.0f} CPU s for {options.images} images ({rates})", flush=True)
+    missed = []
+    for name in ("idlg", "dlg"):
+        costs = [
+            results["contenders"].get(f"{name}: {who}", {}).get("cpu_seconds_per_recovered") for who in ("ours", "published")
+        ]
+        if all(costs):
+            ratio = results[f"{name}_ours_to_published"] = round(costs[0] / costs[1], 3)
+            print(f"{name}: ours costs {ratio:.3f} times the published form")
+            missed += [name] * (ratio > LIMIT)
+    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if missed:
+        sys.exit(f"above the limit of {LIMIT:.2f}: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""``fedpriv defenses``: what an upload can go through on its way to the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+
+
+@command(main, "defenses")
+def defenses() -> dict[str, Any]:
+    """List the defences and their options.
+
+    In the order in which they may be combined; a mask may stand anywhere.
+
+    \b
+    Example: fedpriv defenses
+             fedpriv train --mask-layers 2 --defense clip:norm=1 --defense gaussian --variance 1e-4
+    """
+    from dataclasses import fields
+
+    from rich import box
+    from rich.table import Table
+
+    from fedpriv.defenses import transforms
+
+    rows: list[dict[str, Any]] = []
+    for name, transform in transforms().items():
+        options = [
+            {
+                "name": f.name,
+                "default": getattr(f.default, "default", f.default),
+                "description": getattr(f.default, "description", "") or "",
+            }
+            for f in fields(transform)
+        ]
+        about = " ".join((transform.__doc__ or name).partition("\n\n")[0].split())
+        rows.append({"name": name, "about": about, "options": options})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "what it does", "options (default)"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["about"], "\n".join(f"[bold]{o['name']}[/] = {o['default']}" for o in row["options"]))
+    console().print(table)
+    console().print(
+        "[dim]With --defense NAME[:OPTION=VALUE,...], or wire.transforms in a config; --json describes the options.[/]"
+    )
+    return {"defenses": rows}

@@ -1,0 +1,29 @@
+"""The change: what a client learned in its turn, its weights minus what it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedpriv.encoding import is_model
+from fedpriv.wire import Payload
+
+
+def model_tensors(payload: Payload) -> dict[str, Tensor]:
+    """The payload's floating-point tensors that are part of the net."""
+    return {name: tensor for name, tensor in payload.tensors.items() if is_model(name) and tensor.is_floating_point()}
+
+
+def changes(payload: Payload, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name, of the model tensors. What a client was not sent counts from zero: all of it is news."""
+    found = model_tensors(payload)
+    if payload.kind != "weights":  # they are changes already
+        return found
+    return {name: tensor - received[name] if name in received else tensor for name, tensor in found.items()}
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm of all entries together, summed in float64."""
+    return float(torch.stack([tensor.double().square().sum().cpu() for tensor in tensors] or [torch.zeros(())]).sum().sqrt())

@@ -1,0 +1,29 @@
+"""Gaussian noise."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from fedpriv.defenses.noise import add_noise
+from fedpriv.defenses.stage import Stage, transform
+from fedpriv.wire import Payload, TransformContext
+
+
+@transform
+class Gaussian:
+    """Add N(0, variance) to every entry of the model tensors (Zhu et al. 2019; MpFedcon, Table 4). No epsilon: see `clip`."""
+
+    stage: ClassVar[Stage] = Stage.NOISE
+    variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload:
+        def draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        return add_noise(payload, context, self.variance, draw, str(self))
+
+    def __str__(self) -> str:
+        return f"gaussian({self.variance:g})"

@@ -1,0 +1,31 @@
+"""Laplace noise."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from fedpriv.defenses.noise import add_noise
+from fedpriv.defenses.stage import Stage, transform
+from fedpriv.wire import Payload, TransformContext
+
+
+@transform
+class Laplace:
+    """Add Lap(0, b), b = sqrt(variance / 2), to every entry of the model tensors (Zhu et al. 2019; MpFedcon, Table 4)."""
+
+    stage: ClassVar[Stage] = Stage.NOISE
+    variance: float = Field(1e-3, ge=0, description="variance of the noise per entry, 2 b^2; 0 adds none")
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload:
+        def draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+            # The difference of two Exp(1) is Lap(0, 1), of variance 2; unlike the inverse of its distribution, never infinite.
+            one, other = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
+            return (one - other) / 2**0.5
+
+        return add_noise(payload, context, self.variance, draw, str(self))
+
+    def __str__(self) -> str:
+        return f"laplace({self.variance:g})"

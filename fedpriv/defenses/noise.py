@@ -1,0 +1,50 @@
+"""What additive noises have in common: what they are added to, and the signal-to-noise ratio per layer.
+
+The model tensors of an upload are weights, and their reference (what the server sent) is known to both sides: noise on the
+weights is the same noise on the change. How much a variance hides depends on the size of that change, so the ratio is
+reported; it is a fact about the run and no guarantee: without a bound on the change (``clip``) no noise has an epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedpriv.defenses.change import changes, model_tensors
+from fedpriv.wire import Payload, TransformContext
+
+Draw = Callable[[torch.Size, torch.Generator], Tensor]
+"""Noise of variance one."""
+
+SNR = "snr_db/"
+"""Prefix of the reported ratios."""
+_SILENCE = 1e-30  # stands for the power of a change that is exactly zero, whose ratio has no logarithm
+
+
+def add_noise(payload: Payload, context: TransformContext, variance: float, draw: Draw, said: str) -> Payload:
+    """Add ``sqrt(variance) * draw`` to every entry of the model tensors and report the ratio per layer."""
+    if not variance:
+        return payload.with_tensors(payload.tensors, said)
+    report_snr(payload, context, variance)
+    noisy = dict(payload.tensors)
+    for name, tensor in model_tensors(payload).items():
+        noise = math.sqrt(variance) * draw(tensor.shape, context.generator)
+        noisy[name] = tensor + noise.to(tensor)
+        if name.endswith("running_var"):
+            noisy[name].clamp_(min=0)  # a variance below zero makes every later output NaN
+    return payload.with_tensors(noisy, said)
+
+
+def report_snr(payload: Payload, context: TransformContext, variance: float) -> None:
+    """``10 log10(mean square of the layer's change / variance)`` in dB, weight and bias of a layer together."""
+    power: dict[str, list[float]] = {}
+    for name, change in changes(payload, context.received).items():
+        of_layer = power.setdefault(name.rpartition(".")[0] or name, [0.0, 0])
+        of_layer[0] += float(change.double().square().sum())
+        of_layer[1] += change.numel()
+    for layer, (total, count) in power.items():
+        if count:
+            context.report(SNR + layer, 10 * math.log10(max(total / count, _SILENCE) / variance))

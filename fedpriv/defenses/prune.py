@@ -1,0 +1,46 @@
+"""Pruning: only the largest entries of the change are sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.defenses.change import changes
+from fedpriv.defenses.stage import Stage, transform
+from fedpriv.encoding import INDICES, VALUES
+from fedpriv.wire import Payload, TransformContext
+
+
+@transform
+class Prune:
+    """Send the largest entries of the change, by magnitude over all model tensors, as (index, value); the rest stays as the
+    server sent it (gradient sparsification, Aji and Heafield 2017; as a defence, Zhu et al. 2019).
+
+    An entry costs 8 bytes instead of 4, so this saves bytes below ``fraction`` 1/2. What the client was not sent has no
+    change and is sent whole.
+    """
+
+    stage: ClassVar[Stage] = Stage.SPARSE
+    fraction: float = Field(0.1, gt=0, le=1, description="share of the entries that is kept (at least one entry)")
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload:
+        found = {name: change for name, change in changes(payload, context.received).items() if name in context.received}
+        sent: dict[str, Tensor] = {name: tensor for name, tensor in payload.tensors.items() if name not in found}
+        if found:
+            flat = torch.cat([change.reshape(-1) for change in found.values()])
+            kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+            kept[flat.abs().topk(max(1, round(self.fraction * len(flat)))).indices] = True
+            start = 0
+            for name, change in found.items():
+                indices = kept[start : start + change.numel()].nonzero().squeeze(1)
+                sent[name + INDICES] = indices.to(torch.int32)
+                sent[name + VALUES] = change.reshape(-1)[indices].float()
+                start += change.numel()
+        return replace(payload, kind="delta").with_tensors(sent, str(self))
+
+    def __str__(self) -> str:
+        return f"prune({self.fraction:g})"

@@ -1,0 +1,84 @@
+"""Compressed uploads: what a tensor is called when it crosses the wire in another form, and the way back.
+
+A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus what it was sent. The
+forms are told by a suffix of the name, so that a message is readable on its own:
+
+* ``encoder.fc.weight~indices`` (int32) and ``encoder.fc.weight~values``: the entries of a sparse change, flat;
+* ``encoder.fc.weight~int8`` (or ``~int4``, packed) and ``encoder.fc.weight~scale``: a change is ``codes * scale``.
+
+The second may follow the first: ``encoder.fc.weight~values~int8``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.wire import STATISTIC, Payload, Sealed, seal
+
+INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
+_CODES = re.compile(r"(.*)~int([2-8])")
+
+
+def base_name(name: str) -> str:
+    """The tensor that a wire name is a form or a part of."""
+    return name.split("~")[0]
+
+
+def is_model(name: str) -> bool:
+    """Whether the tensor is part of the net, not a statistic."""
+    return not name.startswith(STATISTIC)
+
+
+def codes_name(name: str, bits: int) -> str:
+    """What the codes of a tensor are called."""
+    return f"{name}~int{bits}"
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes in ``[-L, L]``, ``L = 2^(bits-1) - 1``, for the wire: int8 of the same shape, or packed, ``bits`` bits a code."""
+    if bits == 8:
+        return codes.to(torch.int8)
+    shifted = (codes.reshape(-1).cpu().to(torch.int16) + 2 ** (bits - 1) - 1).to(torch.uint8).numpy()
+    planes = np.unpackbits(shifted[:, None], axis=1, count=8)[:, 8 - bits :]
+    return torch.from_numpy(np.packbits(planes.reshape(-1)))
+
+
+def unpack_codes(packed: Tensor, bits: int, shape: torch.Size) -> Tensor:
+    """The codes as float32 of ``shape``."""
+    if bits == 8:
+        return packed.float().view(shape)
+    planes = np.unpackbits(packed.cpu().numpy(), count=shape.numel() * bits).reshape(-1, bits)
+    padded = np.pad(planes, ((0, 0), (8 - bits, 0)))
+    return torch.from_numpy(np.packbits(padded, axis=1)[:, 0]).float().sub_(2 ** (bits - 1) - 1).view(shape)
+
+
+def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Sealed:
+    """The upload with whole weights in place of compressed changes; itself where nothing is compressed.
+
+    Args:
+        received: what the sender had been sent, by name: the changes count from there, and shapes are those.
+    """
+    if upload.kind != "delta":
+        return upload
+    tensors = upload.tensors()
+    for name in list(tensors):
+        if found := _CODES.fullmatch(name):
+            inner, bits = found[1], int(found[2])
+            sparse = inner.endswith(VALUES)
+            shape = tensors[inner.removesuffix(VALUES) + INDICES].shape if sparse else received[inner].shape
+            tensors[inner] = unpack_codes(tensors.pop(name), bits, shape) * tensors.pop(inner + SCALE)
+    for name in [name for name in tensors if name.endswith(INDICES)]:
+        whole = name.removesuffix(INDICES)
+        change = torch.zeros(received[whole].numel())
+        change[tensors.pop(name).long()] = tensors.pop(whole + VALUES).float()
+        tensors[whole] = change.view(received[whole].shape)
+    for name, tensor in tensors.items():
+        if is_model(name) and name in received:
+            tensors[name] = received[name].cpu() + tensor.float()
+    facts = (upload.round, upload.client, "weights", upload.num_examples, upload.transforms)
+    return seal(Payload(tensors, *facts))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Differential privacy: what is bounded and noised at which level, and one ledger of what it spends."""

@@ -1,0 +1,98 @@
+"""Per-sample gradients of any loss, clipped and summed: the one step of DP-SGD that looks at the data (Abadi et al. 2016).
+
+``torch.func`` computes them, not Opacus' ``GradSampleModule``: its hooks see what flows through layers, and a loss of this
+library may also look at the parameters (a proximal term) or at frozen teachers. Here a sample's gradient is by construction
+that of the loss of this sample alone; on plain losses the two agree (tested). A net that mixes samples, with BatchNorm, would
+not be the same net then: it is refused at set-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedpriv.methods.base import Phase
+from fedpriv.models.net import Net, Outputs
+from fedpriv.objectives.step import Loss, Step
+
+_ENTRIES = 2**24
+"""Entries of per-sample gradients that are held at a time (64 MB)."""
+
+Fields = dict[str, Tensor]
+"""The tensors of an ``Outputs`` by name, which ``vmap`` can cut into samples."""
+
+
+class _Entrance(nn.Module):
+    """The net, entered with inputs or with features."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, from_features: bool) -> Outputs:
+        return self.net.from_features(x) if from_features else self.net(x)
+
+
+class PerSampleGradients:
+    """Clipped sums for one phase.
+
+    Args:
+        parameters: of the net, by name; the trained ones are those of the phase's roles.
+        received: what the server sent.
+        from_features: whether samples are features ``(d,)`` of a frozen encoder.
+        clip: C.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        parameters: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        phase: Phase,
+        loss: Loss,
+        from_features: bool,
+        clip: float,
+    ) -> None:
+        self._net, self._clip = _Entrance(net), clip
+        self._constant = {name: tensor.detach() for name, tensor in parameters.items()}
+        self._names = [name for name in parameters if name.split(".")[0] in phase.trains]
+        self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
+        size = sum(parameters[name].numel() for name in self._names)
+        self._chunk = max(1, _ENTRIES // max(1, size))
+        self._gradients: Callable[..., tuple[dict[str, Tensor], Tensor]] = vmap(
+            grad_and_value(self._of_one), in_dims=(None, 0, 0, 0), randomness="different"
+        )
+
+    def _of_one(self, trained: dict[str, Tensor], sample: Tensor, label: Tensor, teachers: dict[str, Fields]) -> Tensor:
+        own = {"net." + name: tensor for name, tensor in trained.items()}
+        outputs = functional_call(self._net, own, (sample[None], self._from_features))
+        frozen = {
+            name: Outputs(**{"prediction": None, **{field: tensor[None] for field, tensor in fields.items()}})  # type: ignore[arg-type]
+            for name, fields in teachers.items()
+        }
+        parameters = {**self._constant, **trained}
+        return self._loss(Step(label[None], outputs, parameters, self._received, self._phase.trains, frozen.__getitem__))
+
+    def __call__(
+        self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
+        trained = {name: self._constant[name] for name in self._names}
+        total = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
+        fields = {name: {f: t for f, t in vars(out).items() if t is not None} for name, out in teachers.items()}
+        losses, lengths = [], []
+        for part in torch.split(torch.arange(len(labels), device=labels.device), self._chunk):
+            if not len(part):
+                continue
+            of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}
+            gradients, values = self._gradients(trained, samples[part], labels[part], of_part)
+            norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+            factors = (self._clip / norms).clamp(max=1.0)
+            for name, gradient in gradients.items():
+                total[name] += torch.tensordot(factors, gradient, dims=1)
+            losses.append(values.detach())
+            lengths.append(norms)
+        return total, torch.cat(losses) if losses else labels.new_zeros(0), torch.cat(lengths) if lengths else labels.new_zeros(0)

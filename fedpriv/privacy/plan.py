@@ -1,0 +1,85 @@
+"""Before a private run: what cannot be private is refused, and the noise is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.config import PrivacyConfig, RunConfig
+from fedpriv.defenses import sent_names
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import Method, ServerState
+from fedpriv.privacy.accountant import epsilon, noise_for
+from fedpriv.wire import STATISTIC, Sealed, Transform
+
+
+def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module, transforms: Sequence[Transform]) -> None:
+    """Refuse what the ledger's epsilon would not be true of.
+
+    Args:
+        server: the state that the method starts with; its tables are what clients upload statistics for.
+
+    Raises:
+        UsageError: with what to change.
+    """
+    level, name, kind = config.privacy.level, config.method.name, type(method)
+    if not method.shared_names:
+        raise UsageError(f"privacy.level {level}: method {name} sends nothing, so there is nothing to protect")
+    norms = [where for where, module in net.named_modules() if isinstance(module, _BatchNorm)]
+    if norms:
+        why = "mixes the samples of a batch" if level == "sample" else "keeps running variances, which noise would ruin"
+        raise UsageError(
+            f"privacy.level {level}: BatchNorm ({norms[0]}{', ...' if len(norms) > 1 else ''}) {why}; "
+            "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
+        )
+    if level == "client" and (kind.aggregate is not Method.aggregate or kind.participants is not Method.participants):
+        raise UsageError(
+            f"privacy.level client replaces how the server draws and averages, and method {name} has its own way; "
+            "fedavg, fedper and fedrep have not"
+        )
+    if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
+        raise UsageError(
+            f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
+            """with --defense 'mask:names=["statistic.*"]', or use fedrep"""
+        )
+    if level == "sample" and config.data.partition.reuse:
+        raise UsageError(
+            "privacy.level sample: with data.partition.reuse clients hold the same samples, which epsilon leaves out"
+        )
+    if config.privacy.delta >= 1 / config.data.clients:
+        raise UsageError(
+            f"privacy.delta {config.privacy.delta:g} for {config.data.clients} clients: giving one away at random would pass; "
+            f"it must be below {1 / config.data.clients:g}"
+        )
+
+
+def check_upload(upload: Sealed) -> None:
+    """No statistic may leave under DP, whatever a method declares."""
+    if names := [name for name in upload.schema if name.startswith(STATISTIC)]:
+        raise UsageError(f"{names[0]} would be sent, which no noise covers; mask 'statistic.*'")
+
+
+def with_noise(privacy: PrivacyConfig, plans: Sequence[tuple[float, int]]) -> PrivacyConfig:
+    """The config with the noise filled in where only an epsilon was given.
+
+    Args:
+        plans: (sampling rate, steps over the whole run) of every account.
+
+    Raises:
+        UsageError: no noise reaches the epsilon, or the given noise spends more.
+    """
+    target = privacy.target_epsilon
+    if privacy.noise is None:
+        if target is None:
+            raise ValueError("neither a noise nor an epsilon")
+        return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, plans, privacy.accountant)})
+    if target is not None:
+        spends = max(epsilon([(privacy.noise, *plan)], privacy.delta, privacy.accountant) for plan in set(plans) if plan[1])
+        if spends > target * (1 + 1e-9):
+            raise UsageError(
+                f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "
+                "leave the noise out and it is found"
+            )
+    return privacy

@@ -1,0 +1,72 @@
+"""Clients to attack: what they send is made by torch's own SGD, an oracle that shares no code with the attacks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.observation import Observation, Schedule, Split, ThreatModel
+
+SHAPE = (1, 6, 6)
+CLASSES = 5
+
+
+def linear_net(seed: int = 0, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Split:
+    torch.manual_seed(seed)
+    return Split(nn.Flatten(), nn.Linear(int(torch.tensor(shape).prod()), classes)).double()
+
+
+def mlp(hidden: int = 40, act: type[nn.Module] = nn.ReLU, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Split:
+    torch.manual_seed(0)
+    pixels = int(torch.tensor(shape).prod())
+    body = nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), act(), nn.Linear(hidden, 16), act())
+    return Split(body, nn.Linear(16, classes)).double()
+
+
+def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    """Random images in [0, 1], ``(n, *shape)``, double."""
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def observe(net: Split, shared: dict[str, Tensor], **known: Any) -> Observation:
+    """With the weights of ``net`` known, unless ``known`` says otherwise."""
+    fields: dict[str, Any] = {
+        "kind": "gradient",
+        "weights": {name: p.detach().clone() for name, p in net.named_parameters()},
+        "net": net,
+        "input_shape": SHAPE,
+        "classes": CLASSES,
+        "threat": ThreatModel(),
+        **known,
+    }
+    return Observation(shared=shared, **fields)
+
+
+def gradient(net: Split, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Of the mean cross-entropy, by parameter name."""
+    loss = F.cross_entropy(net(x), labels)
+    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+
+
+def change(net: Split, x: Tensor, labels: Tensor, schedule: Schedule) -> dict[str, Tensor]:
+    """After minus before, of ``schedule.steps`` steps over consecutive batches of ``(n, C, H, W)``, round and round."""
+    trained = copy.deepcopy(net)
+    weights = [p for p in trained.parameters() if p.ndim > 1]
+    biases = [p for p in trained.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": weights, "weight_decay": schedule.weight_decay},
+        {"params": biases, "weight_decay": schedule.weight_decay_bias},
+    ]
+    optimiser = torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum)
+    batches = list(zip(x.split(schedule.batch_size), labels.split(schedule.batch_size), strict=True))
+    for step in range(schedule.steps):
+        inputs, targets = batches[step % len(batches)]
+        optimiser.zero_grad()
+        F.cross_entropy(trained(inputs), targets).backward()
+        optimiser.step()
+    before = dict(net.named_parameters())
+    return {name: (p - before[name]).detach() for name, p in trained.named_parameters()}

@@ -1,0 +1,84 @@
+"""The weight-by-bias quotient, against the images that made the gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attacks.analytic import row_ratios, single_sample
+from attacks.observation import Schedule, Split
+from attacks.reconstruction import Inapplicable
+from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
+
+
+def test_one_sample_is_exact_with_the_head_hidden_and_normalised_input() -> None:
+    net, image = mlp(), pictures(1)
+    mean, std = (0.4,), (0.3,)
+    sent = gradient(net, (image - 0.4) / 0.3, torch.tensor([2]))
+    hidden = {name: g for name, g in sent.items() if name.startswith("body")}
+    first, second = row_ratios(observe(net, hidden, mean=mean, std=std))
+    assert first.is_image and first.values.shape == (1, *SHAPE)
+    torch.testing.assert_close(first.values[0], image[0], rtol=1e-7, atol=1e-7)
+    assert first.support[0] > 1 and first.plausible[0] and first.in_range[0] == 1
+    # The second layer gives its input: the features behind the first ReLU.
+    features = net.body[:3]((image - 0.4) / 0.3)  # type: ignore[index]
+    assert not second.is_image and second.layer == "body.3"
+    torch.testing.assert_close(second.values[0], features[0], rtol=1e-7, atol=1e-7)
+    for candidate, left in single_sample(observe(net, hidden, mean=mean, std=std)):
+        assert left < 1e-12 and candidate.plausible[0]
+
+
+def test_a_batch_gives_single_images_by_neurons_that_only_they_activate() -> None:
+    net, images = mlp(hidden=400), pictures(4)
+    with torch.no_grad():  # rarely active neurons, as a trained first layer has
+        net.body[1].bias -= 0.45  # type: ignore[index, union-attr, operator]
+    found = row_ratios(observe(net, gradient(net, images, torch.arange(4)), num_examples=4))[0]
+    sure = found.values[found.support > 1]
+    distance = torch.cdist(sure.flatten(1), images.flatten(1))
+    assert len(sure) >= 3  # each once, without duplicates ...
+    assert (distance.min(dim=1).values < 1e-6).all()  # ... and what two neurons agree on is an image, not a mixture
+    assert len(distance.argmin(dim=1).unique()) == len(sure)
+    assert found.plausible[: len(sure)].all() and (found.support[: len(sure)] > 1).all()  # the sure ones come first
+
+
+def test_least_squares_over_all_rows_withstands_noise_better_than_one_row() -> None:
+    net, image = mlp(), pictures(1)
+    sent = gradient(net, image, torch.tensor([1]))
+    torch.manual_seed(1)
+    noisy = {name: g + 1e-4 * torch.randn_like(g) for name, g in sent.items()}
+    row = row_ratios(observe(net, noisy))[0]
+    strongest = row.values[row.strength.argmax()]
+    together, left = single_sample(observe(net, noisy))[0]
+    error = (together.values[0] - image[0]).norm()
+    assert error < (strongest - image[0]).norm() and left > 1e-12
+
+
+def test_random_numbers_give_nothing() -> None:
+    net = mlp()
+    torch.manual_seed(0)
+    noise = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    for found in row_ratios(observe(net, noise)):
+        assert not found.plausible.any()
+    for candidate, left in single_sample(observe(net, noise)):
+        assert left > 0.5 and not candidate.plausible[0]
+
+
+def test_works_on_weight_changes_of_a_batch() -> None:
+    schedule = Schedule(lr=0.01, steps=6, batch_size=2, momentum=0.5, weight_decay=1e-4)
+    net, images = mlp(hidden=400), pictures(4)
+    with torch.no_grad():
+        net.body[1].bias -= 0.45  # type: ignore[index, union-attr, operator]
+    sent = change(net, images, torch.arange(4), schedule)
+    found = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=4))[0]
+    sure = found.values[found.support > 1]
+    assert len(sure) >= 2
+    assert (torch.cdist(sure.flatten(1), images.flatten(1)).min(dim=1).values < 0.05).all()
+
+
+def test_a_net_without_a_leaky_layer_is_refused() -> None:
+    torch.manual_seed(0)
+    net = Split(nn.Sequential(nn.Flatten(), nn.Linear(36, 8, bias=False), nn.ReLU()), nn.Linear(8, 5)).double()
+    sent = gradient(net, pictures(1), torch.tensor([0]))
+    with pytest.raises(Inapplicable, match="bias"):
+        row_ratios(observe(net, {name: g for name, g in sent.items() if name.startswith("body")}))

@@ -1,0 +1,95 @@
+"""Class centres: what they say in clear, and what inverting them gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attacks.centers import CenterOptions, embedding, invert_centers, random_centers, read_label_set, uploaded_body
+from attacks.observation import Observation, Schedule, Split
+from attacks.reconstruction import Inapplicable
+from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
+
+MEAN, STD = (0.5,), (0.25,)
+
+
+def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, torch.Tensor, nn.Module]:
+    """A client of MpFedcon with one layer of projection: the message, its images, and its projector."""
+    torch.manual_seed(0)
+    projector = nn.Sequential(nn.Tanh(), nn.Linear(80, 60))
+    top = nn.Sequential(projector, nn.Linear(60, CLASSES))
+    net = Split(nn.Sequential(nn.Flatten(), nn.Linear(36, 80)), top).double()
+    images, y = pictures(len(labels)), torch.tensor(labels)
+    schedule = Schedule(lr=0.05, steps=4, batch_size=2, momentum=0.5)
+    x = (images - 0.5) / 0.25
+    sent = change(net, x, y, schedule)
+    body = {name: t for name, t in sent.items() if name.startswith("body")}
+    with torch.no_grad():
+        features = nn.functional.linear(
+            x.flatten(1), *(net.body[1].get_parameter(n) + body[f"body.1.{n}"] for n in ("weight", "bias"))
+        )  # type: ignore[index, union-attr]
+        z = projector(features)
+        held, counts = y.unique(return_counts=True)
+        statistics = {
+            "statistic.centers": torch.stack([z[y == c].mean(dim=0) for c in held]),
+            "statistic.classes": held.to(torch.int16),
+        }
+    if with_counts:
+        statistics["statistic.counts"] = counts.to(torch.int32)
+    known = {"mean": MEAN, "std": STD, "schedule": schedule, "num_examples": len(labels), "statistics": statistics}
+    weights = {name: p.detach() for name, p in net.named_parameters() if name.startswith("body")}
+    return observe(net, body, kind="change", weights=weights, **known), images, projector
+
+
+def test_the_label_set_is_read_exactly() -> None:
+    observation, _, _ = client([4, 0, 4, 2], with_counts=True)
+    found = read_label_set(observation)
+    assert found.present.tolist() == [True, False, True, False, True]
+    assert found.counts is not None and found.counts.tolist() == [1, 0, 1, 0, 2]
+    assert found.centers.shape == (3, 60)
+    assert read_label_set(client([4, 0])[0]).counts is None
+
+
+def test_a_dense_table_gives_it_away_too_and_no_centres_give_nothing() -> None:
+    observation, _, _ = client([1, 3])
+    table = torch.zeros(CLASSES, 60, dtype=torch.float64)
+    table[[1, 3]] = observation.statistics["statistic.centers"]
+    dense = observe(observation.net, {}, statistics={"statistic.centers": table})
+    assert read_label_set(dense).present.tolist() == [False, True, False, True, False]
+    with pytest.raises(Inapplicable, match="centres"):
+        read_label_set(observe(observation.net, {}))
+
+
+@pytest.mark.parametrize("distance", ["cosine", "relative"])
+def test_the_centre_of_one_sample_is_that_sample(distance: str) -> None:
+    observation, images, projector = client([3, 1])
+    held = read_label_set(observation)
+    options = CenterOptions(distance=distance, steps=1000, lr=0.1, tv=0.0, restarts=2)  # type: ignore[arg-type]
+    found = invert_centers(observation, embedding(observation, projector), held.centers, options)
+    assert found.images.shape == (2, *SHAPE) and (found.distance < 1e-3).all()
+    assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 4e-3).all()  # grey: 0.08
+
+
+def test_the_uploaded_weights_are_used_not_the_downloaded() -> None:
+    observation, images, projector = client([3])
+    x = (images - 0.5) / 0.25
+    center = observation.statistics["statistic.centers"]
+    torch.testing.assert_close(projector(uploaded_body(observation)(x)), center)
+    stale = observe(observation.net, {}, kind="change")
+    assert not torch.allclose(projector(uploaded_body(stale)(x)), center)
+
+
+def test_random_centres_and_a_wrong_projector_give_no_image() -> None:
+    observation, images, projector = client([3, 1])
+    options = CenterOptions(steps=100, lr=0.1, tv=0.0, restarts=1)
+    held = read_label_set(observation)
+    torch.manual_seed(5)
+    wrong = nn.Sequential(nn.Tanh(), nn.Linear(80, 60)).double()
+    for embed, centers in (
+        (embedding(observation, projector), random_centers(held.centers)),
+        (embedding(observation, wrong), held.centers),
+    ):
+        found = invert_centers(observation, embed, centers, options)
+        assert (found.distance > 0.05).all()
+        assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) > 0.03).all()

@@ -1,0 +1,75 @@
+"""The direct attacks by name, and the inversion of features, against the images that made the messages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attacks.direct import Analytic, AnalyticFeatures, Unrolled
+from attacks.observation import Observation, Schedule, Split
+from attacks.reconstruction import Inapplicable
+from tests.attacks.client import CLASSES, change, gradient, linear_net, mlp, observe, pictures
+
+
+def convolutional() -> Split:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(216, 20), nn.Sigmoid())
+    return Split(body, nn.Linear(20, CLASSES)).double()
+
+
+def hidden_head(net: Split, seed: int = 0, noise: bool = False) -> tuple[Observation, torch.Tensor]:
+    """One sample's gradient of the body; the attacker knows nothing of the head."""
+    x = pictures(1, seed)
+    sent = {name: g for name, g in gradient(net, x, torch.tensor([2])).items() if name.startswith("body")}
+    if noise:
+        torch.manual_seed(seed)
+        sent = {name: g.std() * torch.randn_like(g) for name, g in sent.items()}
+    weights = {name: p.detach() for name, p in net.named_parameters() if name.startswith("body")}
+    return observe(net, sent, weights=weights), x
+
+
+def test_analytic_takes_many_messages_and_keeps_their_order() -> None:
+    messages = [hidden_head(mlp(), seed) for seed in range(3)]
+    found = Analytic().run([observation for observation, _ in messages])
+    torch.testing.assert_close(found.images, torch.cat([x for _, x in messages]))
+    assert found.labels.tolist() == [-1] * 3 and found.loss.shape == (3,) and (found.loss < 1e-9).all()
+
+
+def test_analytic_gives_as_many_images_as_there_are_samples() -> None:
+    net, x = mlp(), pictures(4)
+    found = Analytic().run([observe(net, gradient(net, x, torch.arange(4)), num_examples=4)])
+    assert found.raw.shape == x.shape and found.curve.shape == (1, 1)
+
+
+def test_analytic_says_when_the_layer_is_not_fed_the_image() -> None:
+    with pytest.raises(Inapplicable, match="analytic-features"):
+        Analytic().run([hidden_head(convolutional())[0]])
+
+
+def test_features_of_a_convolutional_body_give_the_image_with_the_head_hidden() -> None:
+    observation, x = hidden_head(convolutional())
+    found = AnalyticFeatures(adam=200, lbfgs=10, lr=0.1).run([observation])
+    assert float(found.loss[0]) < 1e-4
+    assert (found.images - x).square().mean() < 1e-2
+
+
+def test_noise_gives_no_features() -> None:
+    observation, x = hidden_head(convolutional(), noise=True)
+    found = AnalyticFeatures(adam=50, lbfgs=2).run([observation])
+    assert float(found.loss[0]) > 0.1 and (found.images - x).square().mean() > 0.05
+
+
+def test_features_of_a_batch_are_refused() -> None:
+    net = convolutional()
+    batch = observe(net, gradient(net, pictures(2), torch.tensor([0, 1])), num_examples=2)
+    with pytest.raises(Inapplicable, match="one sample"):
+        AnalyticFeatures().run([batch])
+
+
+def test_unrolled_by_name() -> None:
+    net, x, schedule = linear_net(), pictures(1), Schedule(lr=0.1, steps=2, momentum=0.5)
+    sent = change(net, x, torch.tensor([3]), schedule)
+    found = Unrolled(iterations=20, restarts=2).run([observe(net, sent, kind="change", schedule=schedule)])
+    assert found.labels.tolist() == [3] and (found.images - x).square().mean() < 1e-3
+    assert found.curve.shape[1] == 1 and int(found.restart[0]) in (0, 1)

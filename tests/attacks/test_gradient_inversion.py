@@ -1,0 +1,237 @@
+"""DLG, iDLG and the head-free attack: against a plain one-image implementation, and on the reference nets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.controls import Setting, negative_control, positive_control
+from attacks.distances import squared
+from attacks.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
+from attacks.head_free import HeadFree
+from attacks.heads import JointHead, KnownHead, RandomHead
+from attacks.images import default_images
+from attacks.inverting_gradients import InvertingGradients
+from attacks.lbfgs import BatchedLbfgs
+from attacks.matching import case_of
+from attacks.nets import observe, reference_victim
+from attacks.observation import Observation, Split, ThreatModel
+from attacks.projection import convolution_signal, determined
+from attacks.reconstruction import Inapplicable
+from attacks.registry import image_attack, image_attacks
+from attacks.scores import match, mse
+from tests.oracles.dlg import dlg
+
+
+def observed(
+    n: int, layers: int = 1, masked: int = 0, threat: ThreatModel | None = None
+) -> tuple[Tensor, Tensor, list[Observation]]:
+    images, labels = default_images(n)
+    net = reference_victim(0, layers=layers, masked=masked)
+    pairs = zip(images.split(1), labels.split(1), strict=True)
+    return images, labels, [observe(net, x, y, threat, hidden=masked > 0) for x, y in pairs]
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
+    """In float64, as without a line search float32 parts ways within a few steps."""
+    images, labels = default_images(2)
+    images = images.double()
+    net = reference_victim(0).double()
+    observations = [observe(net, images[i : i + 1], labels[i : i + 1]) for i in range(2)]
+    case = case_of(observations, bounded=False)
+    objective = label_matching(case, squared, sign_rule(case) if improved else None)
+    start = torch.randn(2, objective.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    ours = BatchedLbfgs(objective, start)
+    ours.step()  # twenty iterations; later ones of a start that diverges amplify rounding
+    unknown, begun = objective.layout.unpack(ours.x), objective.layout.unpack(start)
+    for i in range(2):
+        label = None if improved else begun["label"][i]
+        theirs = dlg(net, list(observations[i].shared.values()), begun["image"][i], label, steps=1, improved=improved)
+        torch.testing.assert_close(unknown["image"][i], theirs.image, rtol=1e-5, atol=1e-6)
+        if improved:
+            assert int(sign_rule(case)[i]) == theirs.label
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_sign_rule_finds_every_label(bias: bool) -> None:
+    _, labels, observations = observed(20)
+    if not bias:
+        observations = [replace(o, shared={n: g for n, g in o.shared.items() if n != "top.0.bias"}) for o in observations]
+        net = observations[0].net
+        net = Split(net.body, nn.Sequential(nn.Linear(768, 10, bias=False)))
+        observations = [replace(o, net=net) for o in observations]
+    assert sign_rule(case_of(observations, bounded=True)).flatten().tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("attack", [Dlg(steps=25), Idlg(steps=25)])
+def test_positive_control(attack: Dlg) -> None:
+    found = positive_control(attack, n=3)
+    assert found.passed, found.sentence
+
+
+def test_negative_control_and_one_that_must_fail() -> None:
+    found = negative_control(Idlg(steps=8, restarts=0), n=3)
+    assert found.passed and "random gradients" in found.sentence
+    assert not positive_control(Idlg(steps=1, restarts=0), n=2).passed
+
+
+def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
+    images, _, observations = observed(2, layers=2, masked=1)
+    found = HeadFree(steps=25, restarts=0).run(observations)
+    assert (mse(found.images, images) < 1e-2).all()
+    assert found.labels.tolist() == [-1, -1]
+
+
+def test_images_do_not_depend_on_what_else_is_attacked() -> None:
+    _, _, observations = observed(3)
+    observations = [replace(o, shared={n: g.double() for n, g in o.shared.items()}) for o in observations]
+    observations = [replace(o, weights={n: w.double() for n, w in o.weights.items()}) for o in observations]
+    attack = Idlg(steps=1, restarts=0)
+    together, alone = attack.run(observations), attack.run(observations[:1])
+    torch.testing.assert_close(together.images[0], alone.images[0], atol=1e-6, rtol=0)
+
+
+def test_nets_with_different_weights_are_attacked_together() -> None:
+    images, labels = default_images(2)
+    observations = [observe(reference_victim(i), images[i : i + 1], labels[i : i + 1]) for i in range(2)]
+    case = case_of(observations, bounded=True)
+    assert case.stacked and not case.weights
+    assert sign_rule(case).flatten().tolist() == labels.tolist()
+    single = label_matching(case_of(observations[1:], bounded=True), squared, labels[1:, None])
+    both = label_matching(case, squared, labels[:, None])
+    point = torch.randn(2, single.layout.size)
+    value, gradient = both(torch.arange(2), point)
+    value_alone, gradient_alone = single(torch.arange(1), point[1:])
+    torch.testing.assert_close(value[1:], value_alone, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(gradient[1:], gradient_alone, rtol=1e-2, atol=1e-4)
+
+
+def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
+    images, labels = default_images(2)
+    net = reference_victim(0)
+    labels = torch.tensor([1, 4])
+    found = Idlg(steps=3, restarts=0).run([observe(net, images, labels)])
+    assert found.images.shape == images.shape and sorted(found.labels.tolist()) == [1, 4]
+    assert sorted(match(found.images, images).tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        PublishedDlg(steps=1),
+        PublishedIdlg(steps=1),
+        InvertingGradients(steps=3),
+        JointHead(adam_steps=2, steps=1, restarts=0),
+        RandomHead(assumed=2, steps=1),
+        RandomHead(assumed=1, steps=1, published=True),
+        KnownHead(steps=1, restarts=0),
+        HeadFree(adam_steps=2, steps=1, restarts=0, closed_form=False),
+    ],
+    ids=lambda attack: type(attack).__name__,
+)
+def test_every_attack_returns_images_in_range(attack) -> None:
+    _, _, observations = observed(2)
+    found = attack.run(observations)
+    assert found.images.shape == (2, 3, 32, 32) and found.images.min() >= 0 and found.images.max() <= 1
+    assert found.loss.shape == (2,) and found.curve.shape[1] == 2 and found.iterations.min() >= 1
+
+
+def test_known_head_needs_to_know_it() -> None:
+    _, _, hidden = observed(1, masked=1)
+    for attack in (KnownHead(), Dlg(), Idlg(), InvertingGradients()):
+        with pytest.raises(Inapplicable, match=r"hidden|not shared"):
+            attack.run(hidden)
+    _, _, known = observed(1, masked=1, threat=ThreatModel(top="current"))
+    assert KnownHead(steps=1, restarts=0).run(known).images.shape == (1, 3, 32, 32)
+
+
+def test_what_cannot_be_attacked_says_why() -> None:
+    _, _, observations = observed(1)
+    nothing = replace(observations[0], shared={})
+    with pytest.raises(Inapplicable, match="no layer is shared"):
+        HeadFree().run([nothing])
+    change = replace(observations[0], kind="change")
+    with pytest.raises(Inapplicable, match="schedule"):
+        Dlg().run([change])
+    only_top = replace(observations[0], shared={n: g for n, g in observations[0].shared.items() if n.startswith("top.")})
+    with pytest.raises(Inapplicable, match="before the hidden"):
+        HeadFree().run([only_top])
+
+
+class OnceOnly(nn.Module):
+    """An operation without a second derivative."""
+
+    class Function(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x.sigmoid()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output) -> None:
+            ctx.save_for_backward(output)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad: Tensor) -> Tensor:
+            (output,) = ctx.saved_tensors
+            return grad * output * (1 - output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Function.apply(x)
+
+
+def test_a_net_without_second_derivatives_is_named() -> None:
+    images, labels = default_images(1)
+    net = reference_victim(0)
+    net.body[1] = OnceOnly()
+    with pytest.raises(Inapplicable, match="cannot be differentiated twice"):
+        Dlg().run([observe(net, images, labels)])
+
+
+def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
+    names = {"dlg", "idlg", "dlg-published", "idlg-published", "inverting-gradients", "head-free"}
+    assert names | {"joint-head", "known-head", "random-head"} <= set(image_attacks())
+    assert all((attack.__doc__ or "").strip() for attack in image_attacks().values())
+    with pytest.raises(KeyError, match="head-free"):
+        image_attack("dig")
+
+
+def test_default_images_are_distinct_and_the_same_each_time() -> None:
+    images, labels = default_images(50)
+    again, labels_again = default_images(50)
+    assert torch.equal(images, again) and torch.equal(labels, labels_again)
+    assert len(images.flatten(1).unique(dim=0)) == 50 and images.min() >= 0 and images.max() <= 1
+    assert torch.equal(default_images(20)[0], images[:20])
+    assert not torch.equal(default_images(50, seed=1)[0], images)
+    with pytest.raises(ValueError, match="places"):
+        default_images(10**6)
+
+
+def test_setting_of_the_controls_can_hide_layers() -> None:
+    images, labels = default_images(1)
+    (observation,) = Setting(layers=2, masked=1).observations(images, labels, 0)
+    assert not any(name.startswith("top.") for name in observation.shared | dict(observation.weights))
+
+
+def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
+    """Least squares on the true input give back the true dL/d(output)."""
+    torch.manual_seed(0)
+    layer, inputs = nn.Conv2d(3, 4, 5, stride=2, padding=2), torch.rand(1, 3, 16, 16)
+    out = layer(inputs)
+    signal = torch.randn_like(out)
+    weight, bias = torch.autograd.grad((out * signal).sum(), [layer.weight, layer.bias])
+    torch.testing.assert_close(convolution_signal(layer, inputs, weight, bias), signal, rtol=1e-3, atol=1e-3)
+    assert determined(layer, 64) and not determined(layer, 75) and not determined(nn.Linear(100, 3), 1)
+
+
+def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
+    """No linear layer is shared: the signal comes by projection."""
+    images, _, observations = observed(1, masked=1)
+    found = HeadFree(steps=25, restarts=0).run(observations)
+    assert (mse(found.images, images) < 1e-2).any()

@@ -1,0 +1,128 @@
+"""The ledger's numbers are Opacus', and both lie where the closed form of the Gaussian mechanism says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedpriv.config import PrivacyConfig
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.privacy.accountant import epsilon, epsilon_prv, epsilon_rdp, noise_for
+from fedpriv.privacy.ledger import EVERYBODY, Ledger
+
+HISTORY = [(1.0, 0.1, 30), (1.5, 0.25, 7), (1.0, 0.1, 2)]
+DELTA = 1e-5
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """The Gaussian mechanism with sensitivity 1, exactly (Balle and Wang 2018, theorem 8)."""
+
+    def excess(eps: float) -> float:
+        return norm.cdf(0.5 / sigma - eps * sigma) - math.exp(eps) * norm.cdf(-0.5 / sigma - eps * sigma) - delta
+
+    return float(brentq(excess, 0, 50))
+
+
+def test_rdp_is_opacus_stepped_one_by_one() -> None:
+    oracle = RDPAccountant()
+    for noise, rate, steps in HISTORY:
+        for _ in range(steps):
+            oracle.step(noise_multiplier=noise, sample_rate=rate)
+    assert epsilon_rdp(HISTORY, DELTA) == pytest.approx(oracle.get_epsilon(DELTA), rel=1e-9)
+
+
+def test_prv_is_opacus_and_tighter() -> None:
+    oracle = PRVAccountant()
+    oracle.history = list(HISTORY)
+    assert epsilon_prv(HISTORY, DELTA) == oracle.get_epsilon(DELTA)
+    assert epsilon(HISTORY, DELTA, "prv") < epsilon(HISTORY, DELTA, "rdp")
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(1.0, 1), (4.0, 16), (2.0, 3)])
+def test_everybody_in_every_step_is_the_gaussian_mechanism(noise: float, steps: int) -> None:
+    exact = gaussian_epsilon(noise / math.sqrt(steps), DELTA)
+    prv = epsilon_prv([(noise, 1.0, steps)], DELTA)
+    assert prv is not None and exact <= prv < exact + 0.03
+    assert exact <= epsilon_rdp([(noise, 1.0, steps)], DELTA) < exact * 1.15
+
+
+def test_higher_orders_only_tighten() -> None:
+    oracle = RDPAccountant()
+    oracle.history = [(30.0, 0.01, 5)]
+    assert epsilon_rdp([(30.0, 0.01, 5)], DELTA) <= oracle.get_epsilon(DELTA)
+
+
+def test_nothing_spent_is_nothing() -> None:
+    assert epsilon_rdp([], DELTA) == epsilon_prv([], DELTA) == 0
+
+
+def test_where_prv_cannot_tell_rdp_does() -> None:
+    tiny = [(0.05, 1.0, 10)]
+    assert epsilon_prv(tiny, DELTA) is None
+    assert epsilon(tiny, DELTA, "prv") == epsilon_rdp(tiny, DELTA) > 100
+
+
+@pytest.mark.parametrize(("accountant", "target"), [("rdp", 8.0), ("rdp", 1.0), ("prv", 3.0)])
+def test_the_noise_for_an_epsilon(accountant: str, target: float) -> None:
+    """Of the plan that needs most; a plan without steps needs none."""
+    plans = [(0.1, 40), (0.1, 20), (0.05, 30), (0.9, 0)]
+    noise = noise_for(target, DELTA, plans, accountant)  # type: ignore[arg-type]
+    assert target - 0.011 <= epsilon([(noise, 0.1, 40)], DELTA, accountant) <= target  # type: ignore[arg-type]
+
+
+def test_no_noise_for_nothing() -> None:
+    with pytest.raises(UsageError, match="nobody trains"):
+        noise_for(1.0, DELTA, [(0.1, 0)], "rdp")
+
+
+def ledger(level: str = "sample", **facts: object) -> Ledger:
+    return Ledger(PrivacyConfig(level=level, noise=1.0, **facts), {})  # type: ignore[arg-type]
+
+
+def test_accounts_compose_over_rounds_and_in_parallel() -> None:
+    book = ledger()
+    for account, rate, steps in (("3", 0.1, 5), ("12", 0.2, 4), ("3", 0.1, 5), ("3", 0.3, 1)):
+        book.spend(account, rate, steps)
+    assert book.accounts == {"3": [[1.0, 0.1, 10], [1.0, 0.3, 1]], "12": [[1.0, 0.2, 4]]}
+    assert book.spent("3") == epsilon_rdp([(1.0, 0.1, 10), (1.0, 0.3, 1)], DELTA)
+    each = book.per_client(13)
+    assert each[3] == book.spent("3") and each[12] == book.spent("12") and each[0] == 0
+    assert book.epsilon == max(each)
+
+
+def test_its_state_is_json() -> None:
+    book = ledger(delta=1e-6)
+    book.spend("4", 10 / 71, 8)
+    again = Ledger(book.privacy, json.loads(json.dumps(book.accounts)))
+    again.spend("4", 10 / 71, 8)
+    book.spend("4", 10 / 71, 8)
+    assert again.accounts == book.accounts and again.epsilon == book.epsilon
+
+
+def test_client_level_spends_for_everybody() -> None:
+    book = ledger("client")
+    book.spend(EVERYBODY, 0.2, 3)
+    assert book.per_client(2) == [book.epsilon] * 2 and book.epsilon == epsilon_rdp([(1.0, 0.2, 3)], DELTA)
+
+
+def test_more_than_the_target_is_not_spent() -> None:
+    book = ledger(target_epsilon=4.0)
+    book.spend("0", 0.3, 1)
+    with pytest.raises(FedprivError, match="over target_epsilon 4"):
+        book.spend("0", 0.3, 100)
+
+
+def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
+    for level in ("client", "sample"):
+        book = ledger(level)
+        book.spend(EVERYBODY if level == "client" else "0", 0.3, 2)
+        said = book.statement(3, 0.3)
+        assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
+        assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]
+        assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 3
+        json.dumps(said)

@@ -1,0 +1,149 @@
+"""Whole private runs: the epsilon is the one the oracle gets from who took part, and survives a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from opacus.accountants import RDPAccountant
+
+from fedpriv.cli import main
+from fedpriv.config import load_config
+from fedpriv.errors import UsageError
+from fedpriv.simulation import run
+from fedpriv.simulation.setup import build
+from tests.simulation.conftest import Stopped
+from tests.simulation.small import SILENT, computed, config, flags, play, resume, settings
+
+pytestmark = pytest.mark.usefixtures("quick_plots")
+CLIENT = {"privacy.level": "client", "privacy.noise": 1.1, "privacy.clip": 0.5}
+SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.1}
+
+
+def oracle(*histories: tuple[float, float, int]) -> float:
+    engine = RDPAccountant()
+    for noise, rate, steps in histories:
+        for _ in range(steps):
+            engine.step(noise_multiplier=noise, sample_rate=rate)
+    return float(engine.get_epsilon(1e-5))
+
+
+def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
+    outcome = play(tmp_path / "run", "fedavg", **CLIENT)
+    records = outcome.folder.records()[1:]
+    assert [r["metrics"]["epsilon"] for r in records] == pytest.approx([oracle((1.1, 0.3, t)) for t in (1, 2, 3)])
+    assert outcome.summary is not None
+    said = outcome.summary["privacy"]
+    assert said["epsilon"] == records[-1]["metrics"]["epsilon"] and said["epsilon_per_client"] == [said["epsilon"]] * 10
+    assert "trusted" in said["holds_if"] and said["epsilon_prv"] <= said["epsilon"]
+
+
+def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
+    """fedrep has two phases a turn: both look at the data, so both count, on the account of whoever took part."""
+    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
+    simulation, uploads = seen
+    turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
+    said = simulation.statement()
+    for client in range(10):
+        n = simulation.federation.data.size(client)
+        steps = turns.get(client, 0) * 2 * math.ceil(n / 50)
+        expected = oracle((1.1, min(1.0, 50 / n), steps)) if steps else 0.0
+        assert said["epsilon_per_client"][client] == pytest.approx(expected)
+    assert said["epsilon"] == max(said["epsilon_per_client"]) > 0
+
+
+def run_with_taps(folder: Path, method: str, **overrides: Any) -> tuple[Any, list[tuple[int, Any]]]:
+    from tests.simulation.small import simulation as prepare
+
+    simulation = prepare(folder, method, **overrides)
+    uploads: list[tuple[int, Any]] = []
+    simulation.federation.wire.taps.append(lambda way, s: uploads.append((s.round, s.client)) if way == "up" else None)
+    simulation.start()
+    list(simulation.rounds())
+    return simulation, uploads
+
+
+@pytest.mark.parametrize(("method", "private"), [("fedavg", CLIENT), ("fedrep", SAMPLE)], ids=["client", "sample"])
+def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, private: dict[str, Any]) -> None:
+    play(tmp_path / "whole", method, **private)
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise Stopped
+
+    halfway = tmp_path / "halfway"
+    with pytest.raises(Stopped):
+        run.start(config(method, **private, run_dir=str(halfway)), tmp_path, SILENT[0], stop, SILENT[2])
+    resume(halfway)
+    whole, again = computed(tmp_path / "whole"), computed(halfway)
+    assert whole["progress"]["privacy"] and again == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "private"),
+    [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample"})],
+    ids=["client", "sample"],
+)
+def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private: dict[str, Any]) -> None:
+    outcome = play(tmp_path / "run", method, **private, **{"privacy.target_epsilon": 6.0})
+    assert outcome.summary is not None
+    said = outcome.summary["privacy"]
+    assert 5.98 < said["epsilon"] <= 6.0
+    stored = load_config(outcome.folder.config_file).privacy
+    assert (stored.noise, stored.target_epsilon) == (said["noise"], 6.0)
+    build(load_config(outcome.folder.config_file))  # as a resumed run does
+
+
+def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path) -> None:
+    from tests.simulation.small import simulation as prepare
+
+    simulation = prepare(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
+    seen: list[Any] = []
+    simulation.federation.wire.taps.append(lambda way, sealed: seen.append(sealed) if way == "up" else None)
+    simulation.start()
+    list(simulation.rounds())
+    assert seen and all(one.transforms == ("clip(0.5)", "quantise(8)") for one in seen)
+    assert all(one.num_examples is None for one in seen)
+
+
+def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None:
+    mask = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}], "method.center_init": "random_unit"}
+    outcome = play(tmp_path / "run", "mpfedcon", **SAMPLE, **mask, **{"train.rounds": 1})
+    assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "said"),
+    [
+        ("mpfedcon", SAMPLE, "class centres"),
+        ("mpfedcon", CLIENT, "has its own way"),
+        ("local", SAMPLE, "sends nothing"),
+        ("fedavg", {**SAMPLE, "model.name": "resnet18"}, "BatchNorm.*GroupNorm"),
+        ("fedavg", {**CLIENT, "privacy.delta": 0.1}, "below 0.1"),
+        ("fedavg", {"privacy.level": "client"}, "--noise"),
+        ("fedavg", {"privacy.noise": 1.0}, "--dp client"),
+        ("fedavg", {**CLIENT, "privacy.noise": 0}, "privacy.noise"),
+        ("fedavg", {**CLIENT, "privacy.clip": -1}, "privacy.clip"),
+        ("fedavg", {**CLIENT, "privacy.target_epsilon": 0.5}, "leave the noise out"),
+        ("fedavg", {**SAMPLE, "data.partition.name": "lognormal", "data.partition.reuse": True}, "reuse"),
+        ("fedavg", {"privacy.level": "server", "privacy.noise": 1}, "privacy.level"),
+    ],
+)
+def test_what_would_have_a_wrong_epsilon_is_refused(method: str, overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build(load_config(None, settings(method, **overrides)))
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    arguments = ["train", *flags("fedavg", **{"train.rounds": 1}), "--dp", "client", "--noise", "1.0", "--clip", "1.0"]
+    result = CliRunner().invoke(main, [*arguments, "--delta", "1e-5", "--runs-dir", str(tmp_path / "runs")])
+    assert result.exit_code == 0, result.output
+    assert "epsilon" in result.stderr
+    for part in ("client-level DP", "at delta 1e-05", "neighbours", "holds if", "not covered"):
+        assert part in result.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["privacy"]["noise"] == 1.0
