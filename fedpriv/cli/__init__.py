@@ -15,5 +15,5 @@ def main() -> None:
     """
 
 
-for _module in ("train", "defenses", "models", "data", "tracking", "experiment"):
+for _module in ("train", "defenses", "models", "data", "tracking", "experiment", "attack"):
     importlib.import_module(f"fedpriv.cli.{_module}")

@@ -1,0 +1,103 @@
+"""One step of the reference victim on chosen images, and the attackers that a choice of masked layers calls for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.controls import Control, Setting, negative_control, positive_control
+from attacks.nets import observe, reference_victim
+from attacks.observation import Observation, ThreatModel
+from attacks.reconstruction import Inapplicable, Reconstruction
+from attacks.registry import ImageAttack, image_attack
+from attacks.scores import Scores, score
+
+NEEDS_THE_LAST_LAYER = ("dlg", "idlg", "dlg-published", "idlg-published")
+"""Attacks that say nothing of masked layers themselves: with a mask, the attackers of :func:`attackers` stand for them."""
+_WHOLE, _HIDDEN = Setting(), Setting(layers=1, masked=1)
+_MUST_WORK = {
+    **dict.fromkeys(("dlg", "idlg"), _WHOLE),
+    "head-free": _HIDDEN,
+    "known-head": replace(_HIDDEN, threat=ThreatModel(top="initial")),
+}
+"""Where an attack must recover images, or it is broken. Others have no such setting in the literature, so no positive control."""
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """An attack with its options, and what it is assumed to know."""
+
+    attack: ImageAttack
+    threat: ThreatModel
+
+    @property
+    def name(self) -> str:
+        return self.attack.name
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one attacker made of the observations; ``inapplicable`` says why it could not be mounted."""
+
+    attacker: Attacker
+    found: Reconstruction | None = None
+    scores: Scores | None = None
+    inapplicable: str | None = None
+
+
+def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
+    """The attackers to report for an attack by name: itself, or where it cannot see the last layer, all that can be tried.
+
+    With ``masked`` linear layers DLG becomes the paper's naive attacker with a head of its own (``random-head``), the one that
+    knows the head which the server broadcast in round 0 (``known-head``), the one that optimises a head (``joint-head``), and
+    the one that needs none (``head-free``): a defence is as good as the best of them.
+
+    Args:
+        options: of the attack; with several attackers, of those that have them.
+
+    Raises:
+        KeyError: no attack has that name, or none of them that option.
+    """
+    chosen = {name: options or {}}
+    if masked and name in NEEDS_THE_LAST_LAYER:
+        naive = {"assumed": masked, "published": name.endswith("published")}
+        chosen = {"random-head": naive, "known-head": {}, "joint-head": {}, "head-free": {}}
+    made = []
+    known = {one: {f.name for f in fields(image_attack(one))} for one in chosen}  # type: ignore[arg-type]
+    for option in options or {}:
+        if not any(option in names for names in known.values()):
+            raise KeyError(f"{name} has no option {option!r}; it has {', '.join(sorted(set().union(*known.values())))}")
+    for one, own in chosen.items():
+        given = {option: value for option, value in (options or {}).items() if option in known[one]}
+        threat = ThreatModel(top="initial") if one == "known-head" else ThreatModel()
+        made.append(Attacker(image_attack(one)(**own | given), threat))
+    return made
+
+
+def run_controls(attacker: Attacker, seed: int) -> list[Control]:
+    """Positive and negative control, where the literature says that the attack must work; else none."""
+    setting = _MUST_WORK.get(attacker.name)
+    if setting is None:
+        return []
+    return [positive_control(attacker.attack, setting, seed=seed), negative_control(attacker.attack, setting, seed=seed)]
+
+
+def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:
+    """One gradient step of the reference victim on each image ``(n, C, H, W)``, its last ``masked`` linear layers hidden."""
+    channels, height, width = images.shape[1:]
+    net = reference_victim(seed, classes, max(1, masked), masked, channels, height, width)
+    return [observe(net, images[i : i + 1], labels[i : i + 1], threat, hidden=masked > 0) for i in range(len(images))]
+
+
+def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+    """Mount the attack and score it against what it was kept from seeing."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = attacker.attack.run(observed, seed)
+    except Inapplicable as error:
+        return Attempt(attacker, inapplicable=str(error))
+    return Attempt(attacker, found, score(found.images, images, found.labels, labels))
