@@ -126,6 +126,22 @@ class WireConfig(_Section):
     """What happens to an upload between the client and the wire."""
 
     transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
+    keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
+        "default",
+        description="sealed payloads that the run folder keeps: of the first, middle and last round for three clients "
+        "(`default`), of all rounds and clients, of none, or of all clients in these rounds",
+    )
+
+    @field_validator("keep_payloads", mode="before")
+    @classmethod
+    def _rounds_as_on_the_command_line(cls, value: Any) -> Any:
+        if value in ("none", "default", "all"):
+            return value
+        given = value if isinstance(value, list | tuple) else str(value).split(",")
+        rounds = {int(text) for one in given if (text := str(one).strip()).isdecimal()}
+        if not rounds or 0 in rounds or len(rounds) < len(given):
+            raise ValueError("should be none, default, all, or rounds, each once, such as 1,5,10")
+        return tuple(sorted(rounds))
 
 
 class PrivacyConfig(_Section):
@@ -212,6 +228,13 @@ class RunConfig(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _keeps_payloads_of_rounds_that_are_played(self) -> RunConfig:
+        kept = self.wire.keep_payloads
+        if isinstance(kept, tuple) and kept[-1] > self.train.rounds:
+            raise ValueError(f"wire.keep_payloads names round {kept[-1]}, and the run has {self.train.rounds} (train.rounds)")
+        return self
+
     def participants_of(self, available: int) -> int:
         """How many of so many clients take part in a round."""
         share = self.train.participation
@@ -222,11 +245,13 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where it is stored and tracked.
+        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked.
 
         Of what differs from the defaults only, so that a run outlives the arrival of a new option.
         """
-        body = self.model_dump(mode="json", exclude={"run_dir": True, "tracking": True, "data": {"dir"}}, exclude_defaults=True)
+        stored: Any = {"run_dir": True, "tracking": True, "data": {"dir"}, "wire": {"keep_payloads"}}
+        body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
+        body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -126,6 +126,24 @@ def seal(payload: Payload) -> Sealed:
     return Sealed(data, payload.round, payload.client, payload.kind, payload.num_examples, payload.transforms)
 
 
+def unseal(data: bytes) -> Sealed:
+    """The message of which :func:`seal` made these bytes.
+
+    Raises:
+        ValueError: in one line; they are not a sealed payload, or not all of one.
+    """
+    try:
+        _views(data)
+        length = int.from_bytes(data[:8], "little")
+        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedpriv"])
+        transforms = tuple(facts["transforms"])
+        return Sealed(data, facts["round"], facts["client"], facts["kind"], facts["num_examples"], transforms)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"not whole safetensors bytes ({error})") from None
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("safetensors bytes without the facts of a sealed payload") from None
+
+
 @dataclass(frozen=True)
 class TransformContext:
     """What a transform may use besides the payload.

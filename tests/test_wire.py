@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -10,7 +11,7 @@ import torch
 
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.wire import ByteMeter, Payload, Sealed, TransformContext, Wire, seal
+from fedpriv.wire import ByteMeter, Payload, Sealed, TransformContext, Wire, seal, unseal
 
 
 def draft(**facts: object) -> Payload:
@@ -39,6 +40,35 @@ def test_a_view_of_a_row_is_sealed_as_its_own_values() -> None:
     sealed = seal(Payload({"a": row[2:8].view(2, 3), "b": row[8:]}, round=1))
     row.zero_()
     assert torch.equal(sealed.tensors()["a"], torch.arange(2.0, 8.0).view(2, 3))
+
+
+def test_unsealed_bytes_are_the_message_again() -> None:
+    payload = replace(draft(num_examples=12, kind="delta"), transforms=("cast(float16)",))
+    for sealed in (seal(payload), seal(Payload({}, round=0))):
+        again = unseal(bytes(sealed.data))
+        assert again == sealed and again.digest == sealed.digest and again.schema == sealed.schema
+        assert all(torch.equal(tensor, sealed.tensors()[name]) for name, tensor in again.tensors().items())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        b"\xff" * 64,
+        seal(draft()).data[:-1],
+        seal(draft()).data + b"\0",
+        safetensors.torch.save({"x": torch.ones(2)}),
+        safetensors.torch.save({"x": torch.ones(2)}, {"fedpriv": "{}"}),
+        safetensors.torch.save({"x": torch.ones(2)}, {"fedpriv": "[1"}),
+        safetensors.torch.save({"x": torch.ones(2)}, {"fedpriv": "3"}),
+    ],
+    ids=["empty", "text", "noise", "short", "long", "no facts", "no round", "no JSON", "no mapping"],
+)
+def test_what_is_no_sealed_payload_is_refused_in_a_line(data: bytes) -> None:
+    with pytest.raises(ValueError, match="safetensors bytes") as caught:
+        unseal(data)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_sealed_is_immutable() -> None:

@@ -33,6 +33,11 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "clip": ("privacy.clip", float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": ("privacy.delta", float, "Delta of --dp."),
     "target-epsilon": ("privacy.target_epsilon", float, "Epsilon that the whole run may spend; the noise is found for it."),
+    "keep-payloads": (
+        "wire.keep_payloads",
+        str,
+        "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
+    ),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": ("run_dir", Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),

@@ -110,6 +110,9 @@ class Reporter:
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
+        if (kept := summary["payloads"])["files"]:
+            said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; --keep-payloads says how much)"
+            rows.append(("sealed payloads kept", said))
         rows += [("run folder", path), ("MLflow", escape(self._tracking(outcome)))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:

@@ -231,7 +231,8 @@ def _labels(folders: list[Path], rows: list[dict[str, Any]]) -> list[str]:
     from fedpriv.config import read_yaml
     from fedpriv.tracking import flatten
 
-    ignored = ("seed", "run_dir", "device", "threads", "method.name", "data.dir", "tracking.", "data.partition.seed")
+    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
+    ignored = ("seed", "device", "threads", "method.name", "data.partition.seed", *storage)
     configs: list[dict[str, str]] = []
     for folder in folders:
         settings = flatten(read_yaml(folder / "config.yaml"))

@@ -27,13 +27,16 @@ _CURVE = {
     "bytes_down": "total_bytes_down",
 }
 
+_NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
+"""Of a run's summary: what is about its folder, and what the result has elsewhere."""
+
 
 @dataclass(frozen=True)
 class Result:
     """What one run came to.
 
     Attributes:
-        config: as resolved, without where things are stored and tracked.
+        config: as resolved, without where, and how much of it, is stored and tracked.
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, all
             protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
             upload in one round), seconds.
@@ -121,7 +124,7 @@ def collect(folder: RunFolder, label: str) -> Result:
         git_commit=facts.get("git_commit"),
         device=facts["device"],
         summary={
-            **{key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "accuracy_per_client")},
+            **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,
             "bytes_per_upload": round(summary["bytes_up"] / turns) if turns else 0,
             "accuracy_per_client": summary["accuracy_per_client"],
@@ -158,6 +161,7 @@ def _rounded(value: Any) -> Any:
 def _portable(config: RunConfig) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude={"run_dir", "tracking"})
     values["data"].pop("dir")
+    values["wire"].pop("keep_payloads")
     return values
 
 

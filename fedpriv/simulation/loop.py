@@ -18,6 +18,7 @@ from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import SequentialExecutor
+from fedpriv.simulation.payloads import PayloadKeeper
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
@@ -39,7 +40,7 @@ class Simulation:
         self.federation, self.folder, self.warn = federation, folder, warn
         self.config: RunConfig = federation.config
         self.meter = ByteMeter()
-        federation.wire.taps.append(self.meter)
+        federation.wire.taps += [self.meter, PayloadKeeper(folder, self.config)]
         self.executor = SequentialExecutor(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
         self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config, self._on_divergence)
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())

@@ -19,6 +19,7 @@ from fedpriv.errors import UsageError
 from fedpriv.evaluation import PROTOCOLS, mean_per_client
 from fedpriv.files import save_tensors
 from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder, first_facts
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.tracking import Tracker, default_uri
@@ -146,6 +147,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     per_client = mean_per_client(records, last)
+    kept = PayloadStore(folder.payloads)
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
@@ -170,6 +172,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "bytes_down": progress.total_bytes_down,
             "seconds": round(progress.seconds, 3),
             "run_dir": str(folder.path),
+            "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
             "protocols": protocols,
             **_signal_to_noise(records),
             **({"privacy": simulation.statement()} if simulation.private else {}),

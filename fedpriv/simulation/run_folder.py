@@ -23,7 +23,8 @@ class RunFolder:
     """Paths and records of one run.
 
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
-    round), ``checkpoints/``, and at the end ``summary.json``, ``weights/``, ``plots/``.
+    round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
+    end ``summary.json``, ``weights/``, ``plots/``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,6 +32,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.partition_file = path / "partition.safetensors"
         self.checkpoints = path / "checkpoints"
+        self.payloads = path / "payloads"
         self.weights = path / "weights"
         self.plots = path / "plots"
         self._facts_file = path / "run.json"

@@ -134,6 +134,21 @@ def test_a_folder_with_another_config_is_refused(tmp_path: Path) -> None:
     assert not experiment.result_file("fedavg", 0).exists()
 
 
+def test_what_a_run_keeps_of_its_payloads_decides_nothing(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    """Nor do results that were stored before runs kept any have to be made again."""
+    stored = write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
+    assert "keep_payloads" not in stored.read_text()
+    in_process("raise SystemExit('fedpriv: it did start')")
+    for kept in ({}, {"wire": {"keep_payloads": "all"}}):
+        experiment = read(write_yaml(tmp_path, base=kept, runs=RUNS))
+        assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done"]
+    base = {**TINY, "wire": {"keep_payloads": "none"}}
+    play(read(write_yaml(tmp_path / "new", base=base, runs=RUNS)), tmp_path / "runs", "fedavg", 0, lambda record: None)
+    experiment = read(write_yaml(tmp_path / "new", base=TINY, runs=RUNS))
+    assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["collected"]
+    assert "payloads" not in experiment.result_file("fedavg", 0).read_text()
+
+
 def test_a_result_of_another_config_is_not_done(tmp_path: Path, in_process: Callable[[str], None]) -> None:
     write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
     experiment = read(write_yaml(tmp_path, base={**TINY, "train": {**TINY["train"], "rounds": 30}}, runs=RUNS))

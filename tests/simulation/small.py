@@ -62,9 +62,11 @@ SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text
 def computed(folder: Path) -> dict[str, Any]:
     """All that a run's folder says but when and where: two runs of one config agree on it, bit for bit."""
     checkpoints = folder / "checkpoints"
+    tensors = ("checkpoints/*.safetensors", "payloads/*/*", "weights/*", "partition.safetensors")
     found: dict[str, Any] = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in [*checkpoints.glob("*.safetensors"), *folder.glob("weights/*"), folder / "partition.safetensors"]
+        for pattern in tensors
+        for path in folder.glob(pattern)
     }
     found["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
     progress = json.loads((checkpoints / found["rounds"][-1]).read_text())["progress"]

@@ -53,10 +53,14 @@ def test_killed_at_random_moments(tmp_path: Path, reference: Callable[..., Path]
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..., Path], after: bool) -> None:
-    """Process n dies at its n-th file: config, partition, run.json, server, round; then run.json, clients, server, round."""
+    """Process n dies at its n-th file.
+
+    Config, partition, run.json, broadcast, server, round; then run.json, payloads and clients, server, round.
+    """
     sabotages = (partial(die_at, "replace", number, after) for number in count(1))
     folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 6})
     assert deaths >= 10
+    assert len(list(folder.glob("payloads/*/*"))) == 1 + 3 * (1 + 3)
     assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
 
 

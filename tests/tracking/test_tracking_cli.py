@@ -56,7 +56,9 @@ def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
 
 def test_compare_names_what_differs(tmp_path: Path) -> None:
     one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
-    (two / "config.yaml").write_text((two / "config.yaml").read_text().replace("mu: 5", "mu: 1"))
+    (two / "config.yaml").write_text(
+        (two / "config.yaml").read_text().replace("mu: 5", "mu: 1").replace("wire:", "wire:\n  keep_payloads: all")
+    )
     found = json.loads(call("compare", one, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
     assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu=5", "mpfedcon, mu=1"]
 

@@ -1,0 +1,183 @@
+"""A run keeps what crossed its wire, as much of it as was asked for, and computes the same whatever it keeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
+from fedpriv.simulation.payloads import PayloadStore, rounds_to_keep
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.tracking.mirror import ARTIFACTS
+from fedpriv.wire import Sealed
+from tests.simulation.small import computed, config, flags, play, resume, simulation
+
+ALL = {"wire.keep_payloads": "all"}
+MASK = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
+PRIVATE = {"privacy.level": "client", "privacy.noise": 1.0, "seed": 3}
+
+Crossed = dict[tuple[int, int | None], Sealed]
+
+
+def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadStore, Crossed]:
+    """What the run kept, and what a tap of our own saw cross: (round, client or ``None`` for the way down) -> message."""
+    played, crossed = simulation(folder, method, **overrides), Crossed()
+    played.federation.wire.taps.append(lambda _, sealed: crossed.__setitem__((sealed.round, sealed.client), sealed))
+    played.start()
+    for _ in played.rounds():
+        pass
+    return PayloadStore(folder / "payloads"), crossed
+
+
+def kept(store: PayloadStore) -> Crossed:
+    found: Crossed = {(round, client): store.upload(round, client) for round in store.rounds() for client in store.clients(round)}
+    down = {round: store.download(round) for round in store.rounds()} | {0: store.broadcast()}
+    return found | {(round, None): sealed for round, sealed in down.items() if sealed is not None}
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [("mpfedcon", {}), ("fedavg", MASK), ("fedavg", PRIVATE), ("fedrep", {"wire.transforms": [{"name": "cast"}]})],
+    ids=["mpfedcon", "masked", "private", "cast"],
+)
+def test_what_is_kept_is_what_crossed(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
+    """Under client-level DP, too: the server's noise comes after the wire."""
+    store, crossed = play_tapped(tmp_path / "run", method, **ALL, **overrides)
+    assert len({round for round, client in crossed if client is not None}) == 3
+    found = kept(store)
+    assert found == crossed  # data and facts
+    assert {key: sealed.digest for key, sealed in found.items()} == {key: sealed.digest for key, sealed in crossed.items()}
+    assert store.nbytes == sum(len(sealed.data) for sealed in crossed.values())
+    assert all(len(file.read_bytes()) == file.stat().st_size for file in store.files()) and len(store.files()) == len(crossed)
+
+
+def test_what_was_masked_is_not_kept(tmp_path: Path) -> None:
+    store, _ = play_tapped(tmp_path / "run", "fedavg", **ALL, **MASK)
+    heads = {way: [name for name in sealed.schema if name.startswith("head")] for way, sealed in kept(store).items()}
+    assert all(bool(names) == (client is None) for (_, client), names in heads.items())
+    assert not any(b"head." in store.upload(1, client).data for client in store.clients(1))
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, {1}), (2, {1, 2}), (3, {1, 2, 3}), (6, {1, 3, 6}), (7, {1, 4, 7})])
+def test_first_middle_and_last(rounds: int, expected: set[int]) -> None:
+    assert set(rounds_to_keep(config("fedavg", **{"train.rounds": rounds}))) == expected
+
+
+def test_the_default_keeps_three_clients_of_three_rounds(tmp_path: Path) -> None:
+    store, crossed = play_tapped(tmp_path / "run", "mpfedcon", **{"train.rounds": 5, "train.participation": 0.5})
+    assert store.rounds() == [1, 3, 5]
+    for round in store.rounds():
+        participants = [client for number, client in crossed if number == round and client is not None]
+        assert len(participants) == 5 and store.clients(round) == sorted(participants[:3])
+        assert store.download(round) == crossed[round, None]
+    assert store.broadcast() == crossed[0, None]
+    assert len(store.files()) == 3 * (3 + 1) + 1
+    assert store.download(2) is None
+
+
+@pytest.mark.parametrize("asked", [[2], "2", 2])
+def test_rounds_keep_all_their_participants(tmp_path: Path, asked: object) -> None:
+    store, crossed = play_tapped(tmp_path / "run", "fedrep", **{"train.participation": 0.5, "wire.keep_payloads": asked})
+    assert set(kept(store)) == {key for key in crossed if key[0] in (0, 2)}
+    assert len(store.clients(2)) == 5
+
+
+@pytest.mark.parametrize(("method", "overrides"), [("fedavg", {"wire.keep_payloads": "none"}), ("local", ALL)])
+def test_nothing_is_kept(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
+    outcome = play(tmp_path / "run", method, **overrides)
+    assert not (tmp_path / "run" / "payloads").exists()
+    assert outcome.summary is not None and outcome.summary["payloads"] == {"bytes": 0, "files": 0}
+    store = PayloadStore(tmp_path / "run" / "payloads")
+    assert (store.rounds(), store.clients(1), store.broadcast(), store.download(1), store.nbytes) == ([], [], None, None, 0)
+    with pytest.raises(UsageError, match=r"kept no uploads; .*--keep-payloads"):
+        store.upload(1, 0)
+
+
+def test_what_was_not_kept_is_said(reference: Callable[..., Path]) -> None:
+    store = PayloadStore(reference("mpfedcon", **{"train.rounds": 5}) / "payloads")
+    with pytest.raises(UsageError, match=r"no uploads of round 2, but of rounds 1, 3, 5$"):
+        store.upload(2, 0)
+    clients = store.clients(3)
+    other = next(client for client in range(10) if client not in clients)
+    with pytest.raises(UsageError, match=rf"client {other} in round 3, but of clients {', '.join(map(str, clients))}$"):
+        store.upload(3, other)
+
+
+def test_the_numbers_do_not_depend_on_what_is_kept(tmp_path: Path, reference: Callable[..., Path]) -> None:
+    usual, more = reference("mpfedcon"), tmp_path / "more"
+    play(more, "mpfedcon", **ALL)
+    assert RunFolder(usual).config().fingerprint() == RunFolder(more).config().fingerprint()
+    assert config("fedavg").fingerprint() == config("fedavg", **{"wire.keep_payloads": [1]}).fingerprint()
+    assert config("fedavg", **MASK).fingerprint() == config("fedavg", **MASK, **ALL).fingerprint()
+    assert config("fedavg").fingerprint() != config("fedavg", **MASK).fingerprint()
+
+    def numbers(folder: Path) -> dict[str, Any]:
+        found = {name: value for name, value in computed(folder).items() if not name.startswith("payloads/")}
+        return {**found, "summary": {name: value for name, value in found["summary"].items() if name != "payloads"}}
+
+    assert numbers(more) == numbers(usual)
+
+
+def test_a_resumed_run_may_be_told_to_keep_more(halfway: Path) -> None:
+    file = halfway / "config.yaml"
+    file.write_text(file.read_text().replace("keep_payloads: default", "keep_payloads: all"))
+    resume(halfway)
+    assert PayloadStore(halfway / "payloads").rounds() == [1, 3, 4, 5]
+
+
+def test_a_run_begun_before_payloads_were_kept(halfway: Path) -> None:
+    shutil.rmtree(halfway / "payloads")
+    file = halfway / "config.yaml"
+    file.write_text(file.read_text().replace("  keep_payloads: default\n", ""))
+    assert "keep_payloads" not in file.read_text()
+    resume(halfway)
+    store = PayloadStore(halfway / "payloads")
+    assert (store.rounds(), store.broadcast()) == ([5], None)
+
+
+def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    result = fedpriv("train", *flags("fedrep", **{"train.rounds": 1}), "--keep-payloads", "1", "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    sizes = [path.stat().st_size for path in (tmp_path / "run" / "payloads").rglob("*") if path.is_file()]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["payloads"] == {"bytes": sum(sizes), "files": 5} and len(sizes) == 5
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("sealed payloads kept")]
+    assert f"{sum(sizes) / 1e6:.1f} MB in 5 files" in line
+
+
+def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:
+    folder = reference("mpfedcon")
+    sent = {path for pattern in ARTIFACTS for path in folder.glob(pattern)}
+    assert folder / "summary.json" in sent
+    assert not sent & set((folder / "payloads").rglob("*"))
+
+
+@pytest.mark.parametrize("how", ["torn", "empty", "foreign", "another client's", "another round's", "the way down", "a folder"])
+def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path], how: str) -> None:
+    store = PayloadStore(Path(shutil.copytree(reference("mpfedcon") / "payloads", tmp_path / "payloads")))
+    client, other = store.clients(2)[:2]
+    folder = tmp_path / "payloads" / "round-0002"
+    file = folder / f"client-{client:04d}.safetensors"
+    sources = {
+        "another client's": folder / f"client-{other:04d}.safetensors",
+        "another round's": tmp_path / "payloads" / "round-0003" / f"client-{store.clients(3)[0]:04d}.safetensors",
+        "the way down": folder / "download.safetensors",
+        "foreign": reference("mpfedcon") / "weights" / "server.safetensors",
+    }
+    data = sources[how].read_bytes() if how in sources else file.read_bytes()
+    file.unlink()
+    if how == "a folder":
+        file.mkdir()
+    else:
+        file.write_bytes({"torn": data[: len(data) * 2 // 3], "empty": b""}.get(how, data))
+    with pytest.raises(Damaged, match=file.name) as caught:
+        store.upload(2, client)
+    assert len(str(caught.value).splitlines()) == 1
+    store.upload(2, other)
