@@ -1,0 +1,134 @@
+"""What an attack that worked says about epsilon: a lower bound, which holds with a confidence. The accountant's is the upper one.
+
+Thresholds are chosen on one random half of the samples and counted on the other, so that looking for the best one does not
+spoil the confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.stats import beta, binom
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+CONFIDENCE = 0.95
+_TRIED = 64  # thresholds, at most
+_MOST = 50.0  # epsilon that no number of samples in memory could show
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """With this confidence the mechanism is not (e, delta)-DP for any e below ``epsilon``.
+
+    Attributes:
+        epsilon: 0 where the attack shows nothing.
+        counted: samples that the bound was counted on.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    counted: int
+
+
+def epsilon_from_rates(
+    scores: Array, members: Mask, delta: float = 0.0, confidence: float = CONFIDENCE, seed: int = 0
+) -> LowerBound:
+    """``ln((TPR - delta) / FPR)`` or ``ln((TNR - delta) / FNR)``, each rate at the worse end of its Clopper-Pearson interval.
+
+    For (e, delta)-DP, ``TPR <= e^e FPR + delta`` (Kairouz et al., ICML 2015). The samples must be independent trials, such as one
+    of each of many models; for many samples of one model see :func:`epsilon_from_one_run`.
+
+    Args:
+        scores, members: ``(n,)`` each; higher scores for likelier members.
+    """
+    search, count = _halves(members, int(members.sum()), int((~members).sum()), seed)
+    thresholds = _thresholds(scores[search])
+    alpha = (1 - confidence) / 2  # two intervals
+
+    def bounds(part: Mask, at: Array) -> Array:
+        found, alarms = scores[part & members][:, None] >= at, scores[part & ~members][:, None] >= at
+        forms = ((found, alarms), (~alarms, ~found))
+        return np.stack([np.log(np.maximum((_low(hits, alpha) - delta) / _high(misses, alpha), 1)) for hits, misses in forms])
+
+    form, best = np.unravel_index(bounds(search, thresholds).argmax(), (2, len(thresholds)))
+    return LowerBound(float(bounds(count, thresholds[[best]])[form, 0]), delta, confidence, int(count.sum()))
+
+
+def epsilon_from_one_run(
+    scores: Array, members: Mask, delta: float = 0.0, confidence: float = CONFIDENCE, seed: int = 0
+) -> LowerBound:
+    """From many samples of a single training, which need not be independent (Steinke, Nasr & Jagielski, NeurIPS 2023, thm. 5.2).
+
+    Whoever scores above one threshold is said to be a member, whoever scores below another is said not to be, of the rest nothing
+    is said; epsilon bounds how many of these guesses can be right. A sample must have been as likely to be a member as not, so as
+    many of both are taken (by ``seed``), and neighbours differ by one sample more or less.
+
+    Args:
+        scores, members: ``(n,)`` each; higher scores for likelier members.
+    """
+    of_each = min(int(members.sum()), int((~members).sum()))
+    search, count = _halves(members, of_each, of_each, seed)
+    thresholds = np.array([-np.inf, *_thresholds(scores[search]), np.inf])
+    alpha = 1 - confidence
+
+    def guesses(part: Mask) -> tuple[Array, Array]:
+        """(right, made) for every pair of lower and upper threshold ``(T, T)``."""
+        above, inside = scores[part][:, None] >= thresholds, members[part][:, None]
+        yes, no = (above & inside).sum(0), (~above & ~inside).sum(0)
+        return no[:, None] + yes, (~above).sum(0)[:, None] + above.sum(0)
+
+    right, made = guesses(search)
+    ordered = np.triu(np.ones_like(right, dtype=np.bool_))  # a lower threshold above the upper one would guess twice
+    lower, upper = np.unravel_index(np.where(ordered, _low_share(right, made, alpha), -1).argmax(), right.shape)
+    right, made = guesses(count)
+    size, v, r = int(count.sum()), int(right[lower, upper]), int(made[lower, upper])
+    return LowerBound(one_run_epsilon(size, r, v, delta, confidence), delta, confidence, size)
+
+
+def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """The largest epsilon at which so many right guesses, of so many, are rarer than ``1 - confidence``; 0 if there is none."""
+    steps = np.arange(1, right + 1)
+
+    def surprise(epsilon: float) -> float:
+        share = 1 / (1 + math.exp(-epsilon))
+        # What delta adds: it may turn i wrong guesses into right ones with a probability of at most 2 m delta / i.
+        missed = np.cumsum(binom.pmf(right - steps, guesses, share)) / steps
+        return float(binom.sf(right - 1, guesses, share) + 2 * samples * delta * missed.max(initial=0.0))
+
+    alpha = 1 - confidence
+    return float(brentq(lambda e: surprise(e) - alpha, 0.0, _MOST)) if surprise(0.0) < alpha else 0.0
+
+
+def _halves(members: Mask, inside: int, outside: int, seed: int) -> tuple[Mask, Mask]:
+    """Two disjoint random halves, each with half of so many members and non-members."""
+    draw = np.random.default_rng(seed)
+    first, second = np.zeros((2, len(members)), dtype=np.bool_)
+    for group, size in ((members, inside), (~members, outside)):
+        drawn = draw.permutation(np.flatnonzero(group))[:size]
+        first[drawn[: size // 2]] = second[drawn[size // 2 :]] = True
+    return first, second
+
+
+def _thresholds(scores: Array) -> Array:
+    found = np.unique(scores)
+    return found[np.unique(np.linspace(0, len(found) - 1, _TRIED).round().astype(int))] if len(found) else found
+
+
+def _low(trials: Mask, alpha: float) -> Array:
+    """The lower Clopper-Pearson bound of each column's share ``(n, T) -> (T,)``."""
+    return _low_share(trials.sum(0), np.full(trials.shape[1], len(trials)), alpha)
+
+
+def _low_share(right: Array, made: Array, alpha: float) -> Array:
+    return np.where(right > 0, beta.ppf(alpha, np.maximum(right, 1), made - right + 1), 0.0)
+
+
+def _high(trials: Mask, alpha: float) -> Array:
+    return 1 - _low(~trials, alpha)

@@ -1,0 +1,142 @@
+"""Membership inference: closed forms for Gaussians, a net that learned by heart, and one that knows neither group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.membership import (
+    Array,
+    Mask,
+    below_training_loss,
+    confidence,
+    halves,
+    lira,
+    loss_threshold,
+    losses,
+)
+from attacks.operating_points import area, operating_points
+
+CLASSES = 4
+
+
+def test_confidence_is_the_log_odds_and_stays_finite() -> None:
+    logits, labels = torch.randn(50, CLASSES, generator=torch.Generator().manual_seed(0)).double(), torch.arange(50) % CLASSES
+    p = logits.softmax(1)[torch.arange(50), labels].numpy()
+    np.testing.assert_allclose(confidence(logits, labels), np.log(p) - np.log1p(-p), rtol=1e-10)
+    np.testing.assert_allclose(losses(confidence(logits, labels)), F.cross_entropy(logits, labels, reduction="none").numpy())
+    sure = confidence(torch.tensor([[800.0, 0.0], [0.0, 800.0]]), torch.tensor([0, 0]))
+    np.testing.assert_allclose(sure, [800, -800])
+    with pytest.raises(ValueError, match="not finite"):
+        confidence(torch.tensor([[torch.inf, 0.0]]), torch.tensor([0]))
+
+
+def test_loss_threshold_and_training_loss() -> None:
+    confidences = np.array([3.0, -1.0, 0.0])
+    assert loss_threshold(confidences).argsort().tolist() == [1, 2, 0]
+    assert below_training_loss(confidences, np.log(2)).tolist() == [True, False, True]
+
+
+def test_lira_is_the_likelihood_ratio_of_two_gaussians() -> None:
+    draw = np.random.default_rng(0)
+    inside = halves(2000, 3, 0)
+    mean_in, mean_out = np.array([2.0, 5.0, 0.0]), np.array([0.0, 4.0, 0.0])
+    shadows = np.where(inside, draw.normal(mean_in, 0.5, (2000, 3)), draw.normal(mean_out, 1.0, (2000, 3)))
+    observed = np.array([1.5, 4.2, 0.1])
+    expected = norm.logpdf(observed, mean_in, 0.5) - norm.logpdf(observed, mean_out, 1.0)
+    for variance in ("pooled", "per_sample"):
+        np.testing.assert_allclose(lira(observed, shadows, inside, "online", variance), expected, atol=0.35)  # type: ignore[arg-type]
+    np.testing.assert_allclose(lira(observed, shadows, inside, "offline"), observed - mean_out, atol=0.15)
+
+
+def test_lira_knows_hard_samples_from_members() -> None:
+    """Samples differ far more among each other than membership moves them: LiRA sees it, a threshold does not."""
+    draw, n = np.random.default_rng(1), 400
+    hardness, members, inside = draw.normal(0, 5, n), np.arange(n) < n // 2, halves(16, n, 3)
+    observed = hardness + 2.0 * members + draw.normal(0, 1, n)
+    shadows = hardness + 2.0 * inside + draw.normal(0, 1, (16, n))
+    with_shadows, threshold = area(lira(observed, shadows, inside), members), area(loss_threshold(observed), members)
+    assert with_shadows.low > 0.85 > 0.7 > threshold.high
+    assert area(lira(observed, shadows, inside, "offline"), members).low > 0.8
+
+
+def test_what_lira_does_not_depend_on() -> None:
+    draw = np.random.default_rng(2)
+    observed, shadows, inside = draw.normal(size=30), draw.normal(size=(8, 30)), halves(8, 30, 0)
+    score, order = lira(observed, shadows, inside), draw.permutation(30)
+    np.testing.assert_allclose(lira(observed[order], shadows[:, order], inside[:, order]), score[order])
+    np.testing.assert_allclose(lira(observed, shadows[::-1], inside[::-1]), score)
+    np.testing.assert_allclose(lira(3 * observed + 1, 3 * shadows + 1, inside), score)
+
+
+def test_shadows_that_do_not_fit_are_refused() -> None:
+    observed, shadows = np.zeros(4), np.zeros((2, 4))
+    with pytest.raises(ValueError, match="too few shadows without"):
+        lira(observed, shadows, np.ones((2, 4), dtype=bool))
+    with pytest.raises(ValueError, match="per_sample variance: too few"):
+        lira(observed, shadows, halves(2, 4, 0), variance="per_sample")
+    with pytest.raises(ValueError, match="do not fit"):
+        lira(observed, shadows, np.ones((3, 4), dtype=bool))
+    assert np.isfinite(lira(observed, np.zeros((4, 4)), halves(4, 4, 0))).all()  # shadows that agree to the bit
+
+
+def test_halves_are_balanced() -> None:
+    inside = halves(10, 7, 0)
+    assert (inside.sum(0) == 5).all() and set(inside.sum(1)) == {3, 4}
+    assert not np.array_equal(inside, halves(10, 7, 1)) and np.array_equal(inside, halves(10, 7, 0))
+
+
+# --- controls: a net that learns by heart ----------------------------------------------------------------------------------
+
+
+def trained(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    for _ in range(200):
+        gradients = torch.autograd.grad(F.cross_entropy(net(images), labels), list(net.parameters()))
+        with torch.no_grad():
+            for value, gradient in zip(net.parameters(), gradients, strict=True):
+                value -= 0.5 * gradient
+    return net
+
+
+def attacked(trained_on: Tensor, images: Tensor, labels: Tensor) -> tuple[Array, Array, Mask]:
+    """Confidences under a net trained on some samples (random labels, learned by heart), under 16 shadows, and who was inside."""
+    inside = halves(16, len(labels), 0)
+    nets = [trained(images[torch.from_numpy(who)], labels[torch.from_numpy(who)], s) for s, who in enumerate(inside)]
+    victim = trained(images[trained_on], labels[trained_on], 99)
+    return confidence(victim(images), labels), np.stack([confidence(net(images), labels) for net in nets]), inside
+
+
+@pytest.fixture(scope="module")
+def samples() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(800, 20, generator=draw), torch.randint(CLASSES, (800,), generator=draw)
+
+
+def test_a_net_that_learned_random_labels_by_heart_gives_its_members_away(samples: tuple[Tensor, Tensor]) -> None:
+    images, labels = samples[0][:400], samples[1][:400]
+    members = np.arange(400) % 2 == 0
+    observed, shadows, inside = attacked(torch.from_numpy(members), images, labels)
+    threshold = operating_points(loss_threshold(observed), members)
+    ratio = operating_points(lira(observed, shadows, inside), members)
+    assert threshold.auc.low > 0.8 and ratio.auc.low > 0.9
+    few = ratio.at[0.01], threshold.at[0.01]
+    assert few[0] is not None and few[1] is not None
+    assert few[0].found.share >= few[1].found.share and few[0].found.low > 0.05
+
+
+def test_a_net_trained_on_neither_group_tells_nothing(samples: tuple[Tensor, Tensor]) -> None:
+    images, labels = samples
+    victim = trained(images[400:], labels[400:], 99)
+    observed = confidence(victim(images[:400]), labels[:400])
+    _, shadows, inside = attacked(torch.ones(400, dtype=torch.bool), images[:400], labels[:400])
+    draw = np.random.default_rng(0)
+    groups = [draw.permutation(400) < 200 for _ in range(60)]
+    for scores in (loss_threshold(observed), lira(observed, shadows, inside), lira(observed, shadows, inside, "offline")):
+        found = [area(scores, members) for members in groups]
+        assert np.mean([one.low < 0.5 < one.high for one in found]) >= 0.88

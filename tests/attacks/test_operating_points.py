@@ -1,0 +1,83 @@
+"""The ROC of two Gaussians has a closed form; intervals must cover; what cannot be resolved is not made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from attacks.membership import Array, Mask
+from attacks.operating_points import area, operating_points
+
+
+def gaussians(distance: float, members: int, others: int, seed: int = 0) -> tuple[Array, Mask]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=members + others) + distance * (np.arange(members + others) < members), np.arange(
+        members + others
+    ) < members
+
+
+def test_two_gaussians() -> None:
+    found = operating_points(*gaussians(1.0, 20000, 20000))
+    assert found.auc.value == pytest.approx(norm.cdf(1 / np.sqrt(2)), abs=0.005)
+    for rate in (0.01, 0.001):
+        point = found.at[rate]
+        assert point is not None and point.false_alarms.share <= rate
+        assert point.found.share == pytest.approx(norm.sf(norm.isf(rate) - 1), rel=0.15)
+    assert found.roc[0] == (0.0, 0.0) and found.roc[-1] == (1.0, 1.0) and found.notes == ()
+
+
+@pytest.mark.parametrize("distance", [0.0, 1.0, 2.5])
+def test_the_interval_of_the_area_covers(distance: float) -> None:
+    true, tries = norm.cdf(distance / np.sqrt(2)), 300
+    found = [area(*gaussians(distance, 20, 30, seed)) for seed in range(tries)]
+    covered = sum(one.low <= true <= one.high for one in found) / tries
+    assert 0.91 <= covered <= 0.995
+    assert np.mean([one.low > 0.5 for one in found]) <= 0.05 or distance > 0
+
+
+def test_complete_separation_is_no_certainty() -> None:
+    members = np.arange(10) < 5
+    apart, tied = area(members.astype(float), members), area(np.zeros(10), members)
+    assert apart.value == apart.high == 1.0 and 0.5 < apart.low < 0.9
+    assert tied.value == 0.5 and tied.low < 0.3 and tied.high > 0.7
+    backwards = area(-members.astype(float), members)
+    assert backwards.low == 0 and backwards.high == pytest.approx(1 - apart.low)
+
+
+def test_monotone_maps_and_order_change_nothing() -> None:
+    scores, members = gaussians(1.0, 150, 150)
+    order = np.random.default_rng(1).permutation(300)
+    expected = operating_points(scores, members)
+    assert operating_points(np.exp(scores), members) == expected
+    assert operating_points(scores[order], members[order]) == expected
+    mirrored = operating_points(-scores, ~members)
+    assert mirrored.auc.value == pytest.approx(expected.auc.value)
+
+
+def test_too_few_non_members_are_said_and_not_counted() -> None:
+    found = operating_points(*gaussians(5.0, 50, 50))
+    assert found.at == {0.01: None, 0.001: None}
+    assert found.notes[0] == "50 non-members do not resolve a false-positive rate of 1.0%: it takes 100"
+    assert "0.1%: it takes 1000" in found.notes[1]
+    found = operating_points(*gaussians(5.0, 50, 100))
+    assert found.at[0.01] is not None and found.at[0.001] is None and len(found.notes) == 1
+
+
+def test_false_alarms_never_exceed_what_is_allowed_not_even_with_ties() -> None:
+    members = np.arange(400) < 200
+    constant = operating_points(np.zeros(400), members).at[0.01]
+    assert constant is not None and constant.found.successes == constant.false_alarms.successes == 0
+    scores = np.random.default_rng(0).integers(0, 5, 400) + members
+    point = operating_points(scores.astype(float), members).at[0.01]
+    assert point is not None and point.false_alarms.share <= 0.01 and point.found.share > 0.1
+
+
+def test_infinite_scores_are_extreme_and_nan_is_refused() -> None:
+    members = np.array([True, True, False, False])
+    assert area(np.array([np.inf, 1.0, 0.0, -np.inf]).clip(-1e300, 1e300), members).value == 1.0
+    assert operating_points(np.array([np.inf, 1.0, 0.0, -np.inf]), members).auc.value == 1.0
+    with pytest.raises(ValueError, match="1 NaN"):
+        operating_points(np.array([np.nan, 1.0, 0.0, 0.0]), members)
+    with pytest.raises(ValueError, match="0 non-members"):
+        operating_points(np.zeros(3), np.ones(3, dtype=bool))
