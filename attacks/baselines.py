@@ -39,7 +39,7 @@ def baselines(
     """All that can be made of what there is, by name."""
     found = {"grey image": grey(true)}
     if reference is not None and len(reference):
-        found |= {"mean image": mean_image(true, reference), "nearest reference image": nearest(true, reference)}
+        found |= {"mean image": mean_image(true, reference), "nearest public": nearest(true, reference)}
         if labels is not None and reference_labels is not None:
             found["class mean"] = class_mean(true, labels, reference, reference_labels)
     return found

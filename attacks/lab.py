@@ -14,7 +14,7 @@ from attacks.nets import observe, reference_victim
 from attacks.observation import Observation, ThreatModel
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import ImageAttack, image_attack
-from attacks.scores import Scores, score
+from attacks.scores import Scores, match_batches, score
 
 NEEDS_THE_LAST_LAYER = ("dlg", "idlg", "dlg-published", "idlg-published")
 """Attacks that say nothing of masked layers themselves: with a mask, the attackers of :func:`attackers` stand for them."""
@@ -41,11 +41,17 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attacker made of the observations; ``inapplicable`` says why it could not be mounted."""
+    """What one attacker made of the observations.
+
+    Attributes:
+        images: what it made ``(n, C, H, W)``, each beside the original that it stands for.
+        inapplicable: why it could not be mounted; then the others are ``None``.
+    """
 
     attacker: Attacker
     found: Reconstruction | None = None
     scores: Scores | None = None
+    images: Tensor | None = None
     inapplicable: str | None = None
 
 
@@ -94,10 +100,27 @@ def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: in
 
 
 def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
-    """Mount the attack and score it against what it was kept from seeing."""
+    """Mount the attack and score it against what it was kept from seeing.
+
+    A gradient does not tell the order of a batch: where a message stands for several of the images ``(n, C, H, W)``, what was
+    made of it is matched to them (:func:`attacks.scores.match_batches`), and images that are missing count as grey ones.
+    """
     try:
         with torch.random.fork_rng(devices=[]):
             found = attacker.attack.run(observed, seed)
     except Inapplicable as error:
         return Attempt(attacker, inapplicable=str(error))
-    return Attempt(attacker, found, score(found.images, images, found.labels, labels))
+    made, guessed = _in_order(found, images, len(observed))
+    return Attempt(attacker, found, score(made, images, guessed, labels), images=made)
+
+
+def _in_order(found: Reconstruction, images: Tensor, messages: int) -> tuple[Tensor, Tensor]:
+    """Reconstructions and labels, matched to the images within each message."""
+    size, made_each = len(images) // messages, len(found.images) // messages
+    if size == 1:
+        return found.images, found.labels
+    made, labels = torch.full_like(images, 0.5), torch.full((len(images),), -1)
+    here = torch.arange(len(images)) % size < made_each
+    made[here], labels[here] = found.images.to(made), found.labels
+    order = match_batches(made, images, size)
+    return made[order], labels[order]

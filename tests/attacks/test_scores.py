@@ -96,7 +96,7 @@ def test_baselines_are_what_they_say() -> None:
     reference, reference_labels = torch.rand(10, 3, 8, 8), torch.arange(10) % 2
     true = reference[[3, 6]] + 1e-4
     found = baselines(true, torch.tensor([1, 7]), reference, reference_labels)
-    torch.testing.assert_close(found["nearest reference image"], reference[[3, 6]])
+    torch.testing.assert_close(found["nearest public"], reference[[3, 6]])
     torch.testing.assert_close(found["class mean"][0], reference[1::2].mean(0))
     torch.testing.assert_close(found["class mean"][1], found["mean image"][1])
     assert set(baselines(true)) == {"grey image"}

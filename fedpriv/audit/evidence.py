@@ -1,0 +1,190 @@
+"""What an attacker gets of a run, message by message, and what its reconstructions are scored against.
+
+The messages are the sealed payloads that the run kept. The images and labels behind them are not stored anywhere: they are
+derived again from the run's config and checked against its partition hash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attacks.observation import Observation, Schedule, ThreatModel
+from fedpriv.audit.victim import Victim, cut
+from fedpriv.encoding import decoded, is_model
+from fedpriv.errors import UsageError
+from fedpriv.simulation.payloads import PayloadStore
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import Federation, build
+from fedpriv.wire import STATISTIC, Sealed
+
+
+@dataclass(frozen=True)
+class Message:
+    """An upload with what the server had sent before it, as kept by the run.
+
+    Attributes:
+        received: what the client was sent in this round, by the net's names.
+        uploaded: what it sent back, compressed changes turned into whole weights.
+    """
+
+    sealed: Sealed
+    round: int
+    client: int
+    received: Mapping[str, Tensor]
+    uploaded: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Never shown to an attack."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Evidence:
+    """The kept messages of a run.
+
+    Raises:
+        UsageError: there is no run, its data are not those it was trained on, or it kept no payload.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = RunFolder.open(run_dir)
+        self.store = PayloadStore(self.folder.payloads)
+        if not self.store.rounds():
+            again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
+            raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
+        self.config = self.folder.config()
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Data, net and method, built again from the config."""
+        federation = build(self.config)
+        then, now = self.folder.facts.get("partition_hash"), federation.data.partition.hash()
+        if then != now:
+            raise UsageError(
+                f"{self.folder.path}: the data are not those the run was trained on (partition {now[:12]}, then {str(then)[:12]})"
+            )
+        return federation
+
+    def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
+        """The (round, client) pairs that were kept, or those of them that are asked for.
+
+        Raises:
+            UsageError: none is left; says which there are.
+        """
+        rounds = self.store.rounds()
+        if round is not None and round not in rounds:
+            kept = ", ".join(map(str, rounds))
+            raise UsageError(f"no payload of round {round} was kept, only of rounds {kept}; see `fedpriv train --keep-payloads`")
+        found = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
+        if not found:
+            some = "; ".join(f"round {r}: {', '.join(map(str, self.store.clients(r)))}" for r in rounds if round in (None, r))
+            raise UsageError(f"no payload of client {client} was kept; there are those of {some}")
+        return found
+
+    def message(self, round: int, client: int) -> Message:
+        """One message; :class:`UsageError` where it was not kept or is damaged."""
+        download = self.store.download(round)
+        received = {} if download is None else download.tensors()
+        sealed = self.store.upload(round, client)
+        return Message(sealed, round, client, received, decoded(sealed, received).tensors())
+
+    def truth(self, client: int) -> Truth:
+        """What the client trained on, without augmentation."""
+        data = self.federation.data
+        index = data.indices("train", client)
+        images = data.dataset.train_images.to(index.device)[index].float() / 255
+        return Truth(images.cpu(), data.split("train", client).labels.cpu())
+
+    def observation(self, message: Message, threat: ThreatModel) -> Observation:
+        """The message as an attacker with that knowledge sees it.
+
+        Shared are the changes of parameters that cross the wire in both directions. Hidden layers are known where the threat
+        model says ``initial``: as the server sent them in this round, or broadcast them in round 0.
+
+        Raises:
+            UsageError: the threat model wants the present weights of layers that never left the client.
+        """
+        if threat.top == "current":
+            raise UsageError("the present weights of what a client keeps never left it; a run can be attacked without them only")
+        federation = self.federation
+        parameters = dict(federation.resident.net.named_parameters())
+        sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
+        victim = cut(federation.resident.net, sent)
+        dataset = federation.dataset
+        known = message.sealed.num_examples if threat.num_examples else None
+        observation = Observation(
+            shared={victim.names[n]: message.uploaded[n].float() - message.received[n] for n in sent if n in victim.names},
+            kind="change",
+            weights=self._weights(message, victim, threat),
+            net=victim.net,
+            input_shape=tuple(dataset.input_shape),
+            classes=len(dataset.classes),
+            threat=threat,
+            mean=tuple(dataset.mean),
+            std=tuple(dataset.std),
+            num_examples=known,
+            schedule=self.schedule(message, known) if threat.schedule and known is not None else None,
+            statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
+        )
+        if not threat.labels:
+            return observation
+        return replace(observation, labels=self.truth(message.client).labels)
+
+    def schedule(self, message: Message, num_examples: int) -> Schedule | None:
+        """The local steps that the shared layers took; ``None`` where some of them took more than others."""
+        train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
+        phases = self.federation.method.phases(message.round)
+        epochs = {sum(phase.epochs for phase in phases if role in phase.trains) for role in roles}
+        if len(epochs) != 1:
+            return None
+        steps = epochs.pop() * math.ceil(num_examples / train.batch_size)
+        decay = (train.weight_decay, train.weight_decay_bias)
+        return Schedule(train.lr, steps, min(train.batch_size, num_examples), train.momentum, *decay)
+
+    def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
+        broadcast = self.store.broadcast()
+        known = {**({} if broadcast is None else broadcast.tensors()), **message.received}
+        hidden_too = threat.top == "initial"
+        found = {}
+        for name, cut_name in victim.names.items():
+            is_hidden = cut_name.startswith("top.") and name not in message.uploaded
+            if name in known and (hidden_too or not is_hidden):
+                found[cut_name] = known[name].clone()
+        return found
+
+
+def single_steps(evidence: Evidence, message: Message, images: Tensor, labels: Tensor, threat: ThreatModel) -> list[Observation]:
+    """What the client would have sent had it taken one step on one image: the easiest case for an attacker, on this very net.
+
+    The same layers are shared, at the weights that the server sent; hidden layers are as in round 0.
+
+    Args:
+        images: ``(n, C, H, W)`` in [0, 1]; labels ``(n,)``.
+    """
+    from attacks.nets import observe
+
+    net = evidence.federation.resident.net
+    federation = evidence.federation
+    sent = [name for name in message.uploaded if is_model(name) and name in message.received]
+    start = federation.resident.space.pack(message.received, federation.initial.clone())
+    federation.resident.row.copy_(start)
+    federation.resident.set_trained(frozenset())
+    victim = cut(net, sent)
+    everything = victim.net.requires_grad_(True)
+    mean, std = tuple(federation.dataset.mean), tuple(federation.dataset.std)
+    names = {victim.names[name] for name in sent if name in victim.names}
+    hidden = not all(f"top.{name}" in names for name, _ in victim.net.top.named_parameters())
+    pairs = zip(torch.split(images, 1), torch.split(labels, 1), strict=True)
+    made = [observe(everything, image, label, threat, hidden=hidden, mean=mean, std=std) for image, label in pairs]
+    victim.net.requires_grad_(False)
+    return [replace(one, shared={n: t for n, t in one.shared.items() if n in names}) for one in made]
