@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from made_results import write_result, write_yaml
+from made_results import BASE, write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
@@ -140,7 +140,7 @@ def test_what_a_run_keeps_of_its_payloads_decides_nothing(tmp_path: Path, in_pro
     assert "keep_payloads" not in stored.read_text()
     in_process("raise SystemExit('fedpriv: it did start')")
     for kept in ({}, {"wire": {"keep_payloads": "all"}}):
-        experiment = read(write_yaml(tmp_path, base=kept, runs=RUNS))
+        experiment = read(write_yaml(tmp_path, base={**BASE, **kept}, runs=RUNS))
         assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done"]
     base = {**TINY, "wire": {"keep_payloads": "none"}}
     play(read(write_yaml(tmp_path / "new", base=base, runs=RUNS)), tmp_path / "runs", "fedavg", 0, lambda record: None)
