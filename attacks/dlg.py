@@ -86,8 +86,12 @@ def sign_rule(case: Case) -> Tensor:
     if the features are not negative. For ``B`` samples the ``B`` least entries: right if all labels differ.
 
     Raises:
-        Inapplicable: the last layer's gradient is not shared.
+        Inapplicable: the last layer's gradient is not shared, or there are more samples than classes.
     """
+    if case.samples > case.classes:
+        raise Inapplicable(
+            f"the label rule is for labels that differ, and there are {case.samples} samples of {case.classes} classes"
+        )
     last = [name for name, _ in case.net.top.named_parameters()][-1]
     seen = case.seen.get(f"top.{last}")
     if seen is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from attacks.distances import cosine
-from attacks.dlg import label_matching, normal, reconstruction, sign_rule
+from attacks.dlg import label_matching, normal, reconstruction
+from attacks.labels import batch_labels
 from attacks.matching import Case, Data, Objective, case_of
 from attacks.observation import Observation
 from attacks.reconstruction import Reconstruction
@@ -20,7 +22,7 @@ from attacks.variables import total_variation
 @register("inverting-gradients")
 @dataclass(frozen=True)
 class InvertingGradients:
-    """Cosine distance plus total variation, signed Adam; the label by the sign rule. Does not mind the gradient's length.
+    """Cosine distance plus total variation, signed Adam; labels by sign or count. Does not mind the gradient's length.
 
     Attributes:
         steps: 24,000 in the paper for its largest nets; its code has 4,800 for one image.
@@ -37,7 +39,7 @@ class InvertingGradients:
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
         case = case_of(observations, bounded=True, scale_free=True)
-        labels = case.labels if case.labels is not None else sign_rule(case)
+        labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
         objective = with_total_variation(label_matching(case, cosine, labels, known_top=True), case, self.total_variation)
         milestones = (3 / 8, 5 / 8, 7 / 8)
         best = search(

@@ -105,6 +105,21 @@ def embedding_counts(observation: Observation) -> Tensor:
     return to_counts(torch.from_numpy(shares), _examples(observation))
 
 
+def batch_labels(observation: Observation) -> Tensor:
+    """The labels ``(n,)`` of a message in ascending order, by the best rule here that applies: :func:`bias_label` for one sample,
+    else :func:`embedding_counts`, or :func:`bias_counts` where the weights of the layer are not known.
+
+    Raises:
+        Inapplicable: none applies.
+    """
+    if _examples(observation) == 1:
+        layer = output_layer(as_gradient(observation))
+        return torch.tensor([idlg_label(observation) if layer.bias is None else bias_label(observation)])
+    known = f"{output_layer(as_gradient(observation)).name}.weight" in observation.weights
+    counts = embedding_counts(observation) if known else bias_counts(observation)
+    return torch.arange(len(counts)).repeat_interleave(counts)
+
+
 @torch.no_grad()
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
     """``(C,)`` mean prediction of the client's model, guessed without its data: on random images where the weights are known

@@ -92,7 +92,12 @@ class Evidence:
         return found
 
     def message(self, round: int, client: int) -> Message:
-        """One message; :class:`UsageError` where it was not kept or is damaged."""
+        """One message.
+
+        Raises:
+            UsageError: it was not kept.
+            Damaged: its file is not what was written.
+        """
         download = self.store.download(round)
         received = {} if download is None else download.tensors()
         sealed = self.store.upload(round, client)
