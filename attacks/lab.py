@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from attacks.controls import Control, Setting, negative_control, positive_control
 from attacks.nets import observe, reference_victim
 from attacks.observation import Observation, ThreatModel
+from attacks.options import defaults_of, like
 from attacks.reconstruction import Inapplicable, Reconstruction
-from attacks.registry import ImageAttack, image_attack
+from attacks.registry import ImageAttack, image_attack, nearest
 from attacks.scores import Scores, match_batches, score
 
 NEEDS_THE_LAST_LAYER = ("dlg", "idlg", "dlg-published", "idlg-published")
@@ -67,18 +68,20 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
 
     Raises:
         KeyError: no attack has that name, or none of them that option.
+        TypeError: an option cannot be that.
     """
-    chosen = {name: options or {}}
+    options = options or {}
+    chosen: dict[str, dict[str, Any]] = {name: {}}
     if masked and name in NEEDS_THE_LAST_LAYER:
         naive = {"assumed": masked, "published": name.endswith("published")}
         chosen = {"random-head": naive, "known-head": {}, "joint-head": {}, "head-free": {}}
     made = []
-    known = {one: {f.name for f in fields(image_attack(one))} for one in chosen}  # type: ignore[arg-type]
-    for option in options or {}:
-        if not any(option in names for names in known.values()):
-            raise KeyError(f"{name} has no option {option!r}; it has {', '.join(sorted(set().union(*known.values())))}")
+    defaults = {one: defaults_of(image_attack(one)) for one in chosen}
+    known = set().union(*defaults.values())
+    for option in options.keys() - known:
+        raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
     for one, own in chosen.items():
-        given = {option: value for option, value in (options or {}).items() if option in known[one]}
+        given = {option: like(default, options[option], option) for option, default in defaults[one].items() if option in options}
         threat = ThreatModel(top="initial") if one == "known-head" else ThreatModel()
         made.append(Attacker(image_attack(one)(**own | given), threat))
     return made

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -56,9 +57,16 @@ def image_attack(name: str) -> type[ImageAttack]:
     """The attack of that name.
 
     Raises:
-        KeyError: there is none; the message lists what there is.
+        KeyError: there is none; the message names the nearest, or lists what there is.
     """
     known = image_attacks()
     if name not in known:
-        raise KeyError(f"no attack is called {name!r}; there are {', '.join(known)}")
+        raise KeyError(f"unknown attack {name!r}; {nearest(name, known)}")
     return known[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say to somebody who wrote ``name``: the one of ``known`` that was meant, or all."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
