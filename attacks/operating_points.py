@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
+from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from attacks.scores import Rate, wilson
@@ -24,7 +25,7 @@ FALSE_ALARMS = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Area:
-    """Area under the ROC with its 95 % interval: the chance that a member scores higher than a non-member."""
+    """Area under the ROC, the chance that a member scores higher than a non-member, with its interval (95 % unless said)."""
 
     value: float
     low: float
@@ -86,15 +87,15 @@ def operating_points(scores: Array, members: Mask) -> OperatingPoints:
     return OperatingPoints(inside, outside, area(bounded, members), roc, at, notes)
 
 
-def area(scores: Array, members: Mask) -> Area:
+def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     """The area (ties count half) with Newcombe's interval (Stat. Med. 25, 2006, part 2, method 5).
 
-    It asks of which true areas the observed one is less than 1.96 standard errors away, by Hanley & McNeil's standard error
-    (1982), as Wilson's interval does for a share. DeLong's interval and the bootstrap have no width where few samples happen
-    to be told apart completely.
+    It asks of which true areas the observed one is less than 1.96 (at 95 %) standard errors away, by the standard error of
+    Hanley & McNeil (1982), as Wilson's interval does for a share. DeLong's interval and the bootstrap have no width where few
+    samples happen to be told apart completely.
     """
     value, n, m = float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum())
-    z, extra = 1.959963984540054, (n + m) / 2 - 1
+    z, extra = float(norm.isf((1 - confidence) / 2)), (n + m) / 2 - 1
 
     def distance(true: float) -> float:
         spread = true * (1 - true) * (1 + extra * ((1 - true) / (2 - true) + true / (1 + true))) / (n * m)

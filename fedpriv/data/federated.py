@@ -56,8 +56,11 @@ class FederatedData:
 
     def split(self, which: Which, client: int) -> Split:
         """The client's tensors."""
+        return self.pick(which, self._indices[which][client])
+
+    def pick(self, which: Pool, index: Tensor) -> Split:
+        """The samples at some positions ``(n,)`` of a whole pool."""
         images, labels = self._pool(which)
-        index = self._indices[which][client]
         return Split(self._normalise(images.index_select(0, index)), labels.index_select(0, index))
 
     def train(self, client: int) -> Split:

@@ -1,0 +1,89 @@
+"""What membership inference says about epsilon, beside what the accountant says; and whether the two are about the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attacks.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
+from attacks.membership import Array, Mask
+from fedpriv.privacy.accountant import epsilon
+from fedpriv.simulation.sampling import participants
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.turn import schedule
+
+_ABOUT = {
+    "none": "The run has no differential privacy. Had it, its epsilon of a training sample could not be below `lower`.",
+    "sample": "Both bounds are about one training sample more or less, against who sees the uploads. The upload shows what the "
+    "client's turns up to this round made of its data: `lower` is to be held against `upper_so_far`; above it, one is wrong.",
+    "client": "The run's epsilon is about a whole client, against who sees the models that the server sends. Here the server is "
+    "the attacker, which sees uploads before the noise: `lower` is about a training sample and no bound of the run's epsilon.",
+}
+
+
+@dataclass(frozen=True)
+class EpsilonBounds:
+    """Of the attacked clients' turns, at ``delta``.
+
+    Attributes:
+        lower: not below, with that confidence (one training, many samples: Steinke et al. 2023).
+        lower_by_rates: by Clopper-Pearson bounds of true and false positives, as if samples were independent trials.
+        counted: samples that the bounds were counted on.
+        upper_turn: what the accountant gives for the attacked turn alone, of the client that spends most; ``None`` without
+            sample-level DP.
+        upper_so_far: for the client's turns up to this round.
+        upper_run: for those of the whole run.
+        about: what the bounds may be compared with.
+    """
+
+    lower: float
+    lower_by_rates: float
+    delta: float
+    confidence: float
+    counted: int
+    upper_turn: float | None
+    upper_so_far: float | None
+    upper_run: float | None
+    about: str
+
+
+def epsilon_bounds(
+    federation: Federation, round: int, clients: Sequence[int], scores: Sequence[Array], members: Mask, seed: int
+) -> EpsilonBounds:
+    """
+    Args:
+        scores: one or several per candidate ``(n,)``, fixed before looking. Of several the best bound is taken, each at a
+            confidence that lets all of them hold together (Bonferroni).
+    """
+    privacy = federation.config.privacy
+    each = 1 - (1 - CONFIDENCE) / len(scores)
+    one_run = [epsilon_from_one_run(values, members, privacy.delta, each, seed) for values in scores]
+    by_rates = [epsilon_from_rates(values, members, privacy.delta, each, seed).epsilon for values in scores]
+    last = federation.config.train.rounds
+
+    def upper(first: int, final: int) -> float | None:
+        if privacy.level != "sample":
+            return None
+        return max(_spent(federation, client, range(first, final + 1)) for client in clients)
+
+    return EpsilonBounds(
+        lower=max(bound.epsilon for bound in one_run),
+        lower_by_rates=max(by_rates),
+        delta=privacy.delta,
+        confidence=CONFIDENCE,
+        counted=one_run[0].counted,
+        upper_turn=upper(round, round),
+        upper_so_far=upper(1, round),
+        upper_run=upper(1, last),
+        about=_ABOUT[privacy.level],
+    )
+
+
+def _spent(federation: Federation, client: int, rounds: range) -> float:
+    """Epsilon of a client's turns in some rounds, without touching the run's ledger."""
+    config, method, data = federation.config, federation.method, federation.data
+    rate, steps = schedule(data.size(client), config.train.batch_size)
+    turns = [round for round in rounds if client in participants(config, method, data.nonempty, round)]
+    epochs = sum(phase.epochs for round in turns for phase in method.phases(round))
+    history = [(config.privacy.noise or 0.0, rate, epochs * steps)] if epochs else []
+    return epsilon(history, config.privacy.delta, config.privacy.accountant)
