@@ -100,14 +100,14 @@ class CenterOptions:
     Attributes:
         distance: ``cosine``, as the method card has it; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
         tv: weight of the total variation.
-        restarts: starts per centre, all in one batch; the one with the smallest objective is given back.
+        restarts: further starts per centre, all in one batch; the one with the smallest objective is given back.
     """
 
     distance: Literal["cosine", "relative"] = "cosine"
     steps: int = 500
     lr: float = 0.05
     tv: float = 0.01
-    restarts: int = 2
+    restarts: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def invert_centers(
     options = options or CenterOptions()
     variation = torch.vmap(total_variation)
     m = len(centers)
-    wanted = centers.repeat(options.restarts, 1)
+    wanted = centers.repeat(1 + options.restarts, 1)
     drawn = torch.Generator().manual_seed(seed)
     raw = 0.5 * torch.randn(len(wanted), *observation.input_shape, generator=drawn, dtype=centers.dtype)
     raw = raw.to(centers.device).requires_grad_()
@@ -149,7 +149,7 @@ def invert_centers(
     with torch.no_grad():
         images = raw.sigmoid()
         away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
-        objective = (away + options.tv * variation(images)).nan_to_num(torch.inf).reshape(options.restarts, m)
+        objective = (away + options.tv * variation(images)).nan_to_num(torch.inf).reshape(-1, m)
         best = objective.argmin(dim=0) * m + torch.arange(m, device=centers.device)
         return Inverted(images[best], away[best])
 

@@ -32,6 +32,7 @@ class InversionOptions:
         lbfgs: outer L-BFGS steps with strong-Wolfe line search (20 inner ones each).
         features, gradients: weights of the two residuals; each is a share of the squared norm.
         tv: weight of the total variation, in Adam only.
+        restarts: further starts; the one with the smallest loss is given back.
     """
 
     adam: int = 1000
@@ -40,7 +41,7 @@ class InversionOptions:
     features: float = 1.0
     gradients: float = 1.0
     tv: float = 0.02
-    restarts: int = 1
+    restarts: int = 0
 
 
 def fed_to(observation: Observation, layer: str) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
@@ -87,7 +88,7 @@ def invert_features(
     before = _before(observation, leak.name)
     starts = [
         _solve(observation, options, fed_to(observation, leak.name), wanted, signal, before, start)
-        for start in range(seed, seed + options.restarts)
+        for start in range(seed, seed + 1 + options.restarts)
     ]
     return min(starts, key=lambda start: start[1])
 

@@ -32,7 +32,7 @@ class UnrolledOptions:
     """
     Attributes:
         iterations: outer L-BFGS steps.
-        restarts: independent starts; the one with the smallest matching loss is given back.
+        restarts: further starts; the one with the smallest matching loss is given back.
         tv: weight of the total variation of the images.
         train_top: whether the client's run trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
@@ -40,7 +40,7 @@ class UnrolledOptions:
     """
 
     iterations: int = 100
-    restarts: int = 2
+    restarts: int = 1
     tv: float = 0.0
     train_top: bool = False
     history: int = 50
@@ -115,7 +115,7 @@ def unroll(
         raise Inapplicable("the unrolled attack needs the client's schedule and its number of samples")
     if observation.kind == "gradient":
         raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
-    starts = [_one_start(observation, options, loss, start) for start in range(seed, seed + options.restarts)]
+    starts = [_one_start(observation, options, loss, start) for start in range(seed, seed + 1 + options.restarts)]
     images, labels, best, curve = min(starts, key=lambda start: start[2])
     return Recovered(images, labels, best, tuple(start[2] for start in starts), tuple(curve))
 

@@ -1,0 +1,83 @@
+"""Searches of many problems: split to fit into memory, started again by the attacker's own loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks import search as module
+from attacks.lbfgs import STRONG_WOLFE
+from attacks.matching import Objective
+from attacks.search import Found, lbfgs, search
+from attacks.variables import Layout
+
+N, P = 7, 4
+
+
+def bowls() -> Objective:
+    """Problem ``i`` is least at its own ``centre``."""
+    centres = torch.randn(N, P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Objective(lambda x, data: (x["x"] - data["centre"]).square().sum(), Layout({"x": (P,)}), {"centre": centres})
+
+
+def start(draw: torch.Generator) -> Tensor:
+    return torch.randn(P, generator=draw)
+
+
+def solve(objective: Objective, x: Tensor) -> Found:
+    return lbfgs(objective, x, STRONG_WOLFE, steps=3)
+
+
+def test_a_batch_that_does_not_fit_is_split_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = search(bowls(), start, solve, seed=1)
+    sizes = []
+
+    def noted(objective: Objective, x: Tensor) -> Found:
+        sizes.append(len(x))
+        return solve(objective, x)
+
+    one = 4 * (200 * P + 8 * P)  # bytes: histories, gradients and what is known of a problem
+    monkeypatch.setattr(module, "MEMORY", 3 * one)
+    split = search(bowls(), start, noted, seed=1)
+    assert sizes == [3, 3, 1]
+    torch.testing.assert_close(split.x, whole.x)
+    torch.testing.assert_close(split.x, bowls().data["centre"], atol=1e-6, rtol=0)
+    monkeypatch.setattr(module, "MEMORY", one // 2)
+    sizes.clear()
+    search(bowls(), start, noted, seed=1)
+    assert sizes == [1] * N, "one problem is always tried"
+
+
+def test_only_what_failed_is_started_again_and_the_best_is_kept() -> None:
+    """The solver's answers are made up: attempt k of problem i ends with ``losses[k][i]``."""
+    losses = [[0.5, 0.0, 3.0], [0.7, 9.0, float("nan")], [0.2, 9.0, 2.0]]
+    calls: list[int] = []
+    objective = Objective(lambda x, data: x["x"].sum(), Layout({"x": (1,)}), {"number": torch.arange(3.0)})
+
+    def made_up(part: Objective, x: Tensor) -> Found:
+        attempt, rows = len(calls), part.data["number"].long()
+        calls.append(len(rows))
+        loss = torch.tensor(losses[attempt])[rows]
+        return Found(torch.full_like(x, float(attempt)), loss, loss[None], torch.ones(len(x), dtype=torch.long))
+
+    best = search(objective, lambda draw: torch.zeros(1), made_up, seed=0, restarts=2, failed=0.1)
+    assert calls == [3, 2, 2]
+    torch.testing.assert_close(best.loss, torch.tensor([0.2, 0.0, 2.0]))
+    assert best.restart.tolist() == [2, 0, 2] and best.x.flatten().tolist() == [2, 0, 2]
+    assert best.iterations.tolist() == [3, 1, 3]
+
+
+def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
+    seen: list[Tensor] = []
+
+    def noted(objective: Objective, x: Tensor) -> Found:
+        seen.append(x)
+        return Found(x, torch.ones(len(x), dtype=x.dtype), x[:, 0][None], torch.ones(len(x), dtype=torch.long))
+
+    search(bowls(), start, noted, seed=1, restarts=1)
+    search(bowls(), start, noted, seed=2)
+    search(bowls().select(torch.arange(2)), start, noted, seed=1)
+    first, again, other_seed, fewer = seen
+    assert len(torch.cat([first, again, other_seed]).unique(dim=0)) == 3 * N
+    torch.testing.assert_close(fewer, first[:2])
