@@ -96,10 +96,15 @@ def run_controls(attacker: Attacker, seed: int) -> list[Control]:
 
 
 def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:
-    """One gradient step of the reference victim on each image ``(n, C, H, W)``, its last ``masked`` linear layers hidden."""
+    """One gradient step on each image ``(n, C, H, W)``, each of a reference victim of its own, the last ``masked`` layers hidden.
+
+    Of its own, because how easily an image is found depends on the net: with one for all, a rate would be that net's.
+    """
     channels, height, width = images.shape[1:]
-    net = reference_victim(seed, classes, max(1, masked), masked, channels, height, width)
-    return [observe(net, images[i : i + 1], labels[i : i + 1], threat, hidden=masked > 0) for i in range(len(images))]
+    seeds = torch.randint(2**31, (len(images),), generator=torch.Generator().manual_seed(seed)).tolist()
+    nets = [reference_victim(own, classes, max(1, masked), masked, channels, height, width) for own in seeds]
+    triples = zip(nets, torch.split(images, 1), torch.split(labels, 1), strict=True)
+    return [observe(net, image, label, threat, hidden=masked > 0) for net, image, label in triples]
 
 
 def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:

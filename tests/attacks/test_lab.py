@@ -149,3 +149,13 @@ def test_options_of_the_right_kind(default: object, value: object, made: object)
 def test_options_of_the_wrong_kind(default: object, value: object) -> None:
     with pytest.raises(TypeError, match="it must be"):
         like(default, value, "it")
+
+
+def test_every_image_has_a_net_of_its_own() -> None:
+    images, labels = default_images(3)
+    seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)
+    weights = torch.stack([one.weights["body.0.weight"].flatten() for one in seen])
+    assert len(weights.unique(dim=0)) == 3
+    alone, other = (observations(images[:1], labels[:1], ThreatModel(), 0, 10, seed) for seed in (0, 1))
+    assert torch.equal(alone[0].weights["body.0.weight"].flatten(), weights[0]), "whatever else is attacked"
+    assert not torch.equal(other[0].weights["body.0.weight"], alone[0].weights["body.0.weight"])
