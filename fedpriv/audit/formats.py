@@ -1,0 +1,66 @@
+"""How the audit's pages write figures. A figure that was not measured is a dash in every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.filesize import decimal
+
+NOTHING = "–"
+
+
+def percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def points(difference: float | None) -> str:
+    """A difference of two shares, signed, in percentage points."""
+    return NOTHING if difference is None else f"{100 * difference:+.1f} percentage points".replace("-", "−")
+
+
+def counted(rate: Mapping[str, Any] | None) -> str:
+    """``13 of 72``."""
+    return NOTHING if rate is None else f"{rate['successes']} of {rate['n']}"
+
+
+def interval(rate: Mapping[str, Any] | None) -> str:
+    return NOTHING if rate is None else span(rate["low"], rate["high"])
+
+
+def span(low: float | None, high: float | None) -> str:
+    """Two shares as ``10.9 to 28.5 %``."""
+    return NOTHING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def whole(count: int | None) -> str:
+    """Bytes one by one."""
+    return NOTHING if count is None else f"{count:,}"
+
+
+def size(count: float | None) -> str:
+    """Bytes with their unit."""
+    return NOTHING if count is None else str(decimal(round(count)))
+
+
+def power(value: float | None) -> str:
+    """Errors, which span powers of ten."""
+    return NOTHING if value is None else f"{value:.1e}"
+
+
+def plain(value: float | None, places: int = 2) -> str:
+    return NOTHING if value is None else f"{value:.{places}f}"
+
+
+def short(value: float | None) -> str:
+    """Three significant digits."""
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+def paired(mapping: Mapping[str, Any], between: str = " ") -> list[str]:
+    """Names with their values."""
+    return [f"{name}{between}{value}" for name, value in mapping.items()]
+
+
+def listed(values: Sequence[Any] | None, nothing: str = "none") -> str:
+    return ", ".join(map(str, values)) if values else nothing

@@ -1,0 +1,48 @@
+"""What the pages say about every audit: how to read its figures, what they cannot say, and the terms in a sentence each."""
+
+RECOVERED = (
+    "An image counts as recovered if the mean squared error between it and its reconstruction, over pixels in [0, 1] and after "
+    "clipping, is below {limit:g}. The baselines beside each attack say what guesses reach on these very images: an attack that "
+    "does no better than a guess has found nothing."
+)
+READING = (
+    "The attacks read the sealed messages of these runs, byte for byte as they crossed the wire, and what the threat model adds.",
+    "A failure is a statement about an attack and its budget, not about the data: another attacker, more steps, more messages or "
+    "better prior knowledge may find what these did not.",
+    "Only messages that the run kept were attacked, and not always all of them; shares are of their images, not of all "
+    "images of all clients.",
+    "Intervals are 95 % Wilson intervals over images. They cover the draw of the images, not that of the seed or of the run.",
+    "An easiest case (a single step on a single image, by the same net) shows what the same attackers reach where it suits them; "
+    "it is not what crossed the wire.",
+)
+GLOSSARY = {
+    "client, server, round": "Clients hold data and train; the server sends them a model and merges what they send back; "
+    "one such exchange is a round.",
+    "message": "What one client sent in one round, exactly as it crossed the wire.",
+    "defence": "What a client does to its message before it sends it: leaving layers out (a mask), clipping, adding noise.",
+    "attack, attacker": "A procedure that sees a message and what the threat model adds, and draws images or labels from it.",
+    "threat model": "What the attacker is assumed to know and to do; here it follows the protocol and looks at what it receives.",
+    "oracle": "An attacker that is given something nobody has in practice, to bound what others could reach.",
+    "baseline": "A guess made without the message, such as a grey picture or the nearest picture of a public set.",
+    "positive control": "A case in which the attack must succeed; it shows that the attack works.",
+    "negative control": "A case in which there is nothing to find; it shows that success is not counted where there is none.",
+    "MSE": "Mean squared error: the mean over pixels of the squared difference of two images; 0 is identical.",
+    "PSNR": "Peak signal-to-noise ratio in decibels: the MSE on a logarithmic scale; 20 dB is an MSE of 0.01, more is closer.",
+    "SSIM": "Structural similarity: compares local brightness, contrast and structure; 1 is identical, about 0 is unrelated.",
+    "Wilson interval": "A range for the true share, given that so many of so few cases succeeded; where 0 of 72 did, "
+    "up to 5 % remains compatible with it.",
+    "membership inference": "Telling whether a given sample was among those a client trained on.",
+    "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
+    "all thresholds.",
+    "AUC": "Area under the ROC: the chance that a member looks more like a member than a non-member does; 0.5 is guessing.",
+    "TPR at FPR": "True-positive rate at a false-positive rate: the share of members that is found while at most so many "
+    "non-members are falsely accused.",
+    "F1": "The harmonic mean of precision and recall over the classes; it must be read beside what constant answers reach.",
+    "class centre": "The mean of a client's embeddings of one class, which some methods send.",
+    "epsilon, delta": "The parameters of differential privacy: how much the presence of one person (or sample) can change what "
+    "is seen, except with a probability of about delta; smaller is stronger, and 0 would be no influence at all.",
+    "accountant": "The calculation that adds up epsilon over a training run: an upper bound that holds against any attacker, "
+    "under the assumptions it names.",
+    "empirical lower bound": "The epsilon below which an attack's success rules out every value, with 95 % confidence; a small "
+    "one may mean only that the attack is weak.",
+}

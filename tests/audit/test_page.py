@@ -1,0 +1,255 @@
+"""The audit's page: complete, well-formed, closed in itself, and careful with what it is told and what it says."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from fedpriv.audit import charts
+from fedpriv.audit.page import render_html, render_markdown
+from fedpriv.audit.svg import Scale
+from fedpriv.errors import FedprivError
+from tests.audit.sample_findings import findings, pictures, rate
+
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+HOSTILE = '<b onclick="x">\'|`*\n[a](b:c)'
+
+
+class Page(HTMLParser):
+    """A document taken apart, strictly: every tag closes in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def replaced(value: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:
+    """A copy of the findings with ``change(key, leaf)`` at every leaf."""
+    if isinstance(value, dict):
+        return {name: replaced(inner, change, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [replaced(inner, change, key) for inner in value]
+    return change(key, value)
+
+
+def tables(markdown: str) -> list[list[str]]:
+    """The lines of each table."""
+    blocks = re.split(r"\n(?!\|)", markdown)
+    return [lines for block in blocks if len(lines := [x for x in block.split("\n") if x.startswith("|")]) > 1]
+
+
+def columns(row: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
+def unescaped(markdown: str) -> str:
+    return re.sub(r"\\([^\w\s])", r"\1", markdown)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(render_html(findings(), pictures()))
+
+
+@pytest.fixture(scope="module")
+def markdown() -> str:
+    return render_markdown(findings())
+
+
+def test_every_verdict_and_every_attempt_appears(page: Page, markdown: str) -> None:
+    for text in (page.text, unescaped(markdown)):
+        for run in findings()["runs"]:
+            assert run["title"] in text and run["run_id"] in text
+            assert all(sentence in text for sentence in run["verdict"])
+            for attack in run["attacks"]:
+                assert attack["target"] in text
+                assert all(name in text for name in attack["baselines"])
+                for attempt in attack["attempts"]:
+                    assert attempt["attacker"] in text
+                    assert all(sentence in text for sentence in attempt["knows"])
+                    assert (attempt["inapplicable"] or "") in text
+        assert all(control["sentence"] in text for control in findings()["controls"])
+
+
+def test_figures_are_written_as_they_were_found(page: Page, markdown: str) -> None:
+    for figure in ("13 of 72", "10.9 to 28.5 %", "96.4 %", "217.8 MB", "0.71", "2.2e-02", "at most 8", "in 2 of 3 messages"):
+        assert figure in page.text, figure
+    assert "−2.3 percentage points, upload 0.80 times as large" in page.text
+    assert "13 of 72 by analytic | 10.9 to 28.5 %" in markdown
+    assert "1 to 20, each | 7,260,000 | 7,300,000" in markdown and "21 to 30, each | 7,260,000 | 7,301,000" in markdown
+
+
+def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> None:
+    local = page.text[page.text.rindex("Every client alone") :]
+    for text in (local, markdown[markdown.rindex("Every client alone") :]):
+        for sentence in (
+            "No attack was mounted on messages of this run",
+            "No attack on labels was mounted",
+            "No class centre of this run was attacked",
+            "No membership inference was mounted on messages of this run: the turn of a shadow client diverged.",
+            "This run claims no differential privacy",
+            "each message states: nothing",
+            "No round's bytes are on record",
+            "No form of a message is on record",
+        ):
+            assert sentence in text
+    assert "worst tenth of the clients not measured" in local
+    assert "Not drawn: local" in page.text
+    bare = {**findings(), "runs": [], "controls": [], "options": {}}
+    for text in (Page(render_html(bare, {})).text, render_markdown(bare)):
+        assert "No run was audited." in text and "No control is on record." in text and "none recorded" in text
+
+
+FIGURES = re.compile(
+    "accuracy|worst_tenth|auc|tpr|^0\\.|mse|psnr|ssim|seconds|lower|upper|count_acc|f1|exact|bytes_up|bytes_down"
+)
+
+
+def test_any_figure_may_be_missing() -> None:
+    def missing(key: str, leaf: Any) -> Any:
+        return None if FIGURES.search(key) and not isinstance(leaf, bool) else leaf
+
+    audit = replaced(findings(), missing)
+    text = Page(render_html(audit, pictures())).text
+    assert "None" not in text.replace("None of 72", "")
+    assert "No run has both an accuracy and an attacked message" in text
+    assert "None" not in render_markdown(audit).replace("None of 72", "")
+
+
+def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
+    html = render_html(findings(), pictures())
+    assert not re.search(r"https?:|url\(|@import|javascript:|<script|<link", html)
+    assert page.all("a") and all((link["href"] or "").startswith("#") for link in page.all("a"))
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    targets = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    assert {(link["href"] or "")[1:] for link in page.all("a")} <= targets
+
+
+def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> None:
+    shown = page.all("img")
+    found = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
+    assert found == list(pictures().values())  # in the order of the page
+    assert "what analytic, multistep, inverting gradients made" in (shown[0]["alt"] or "")
+    with pytest.raises(FedprivError, match=re.escape("mp-single.png")):
+        render_html(findings(), {"mp-r1-c0.png": b""})
+
+
+KEPT = {"kind", "pictures", "created"}
+
+
+def test_what_others_wrote_stays_text() -> None:
+    clean = Page(render_html(findings(), pictures()))
+    hostile = replaced(findings(), lambda key, leaf: leaf + HOSTILE if isinstance(leaf, str) and key not in KEPT else leaf)
+    page = Page(render_html(hostile, pictures()))
+    assert "b" in {tag for tag, _ in clean.tags}  # the page's own, without attributes
+    assert not any(attributes for tag, attributes in page.tags if tag == "b")
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in clean.tags]
+    text = render_markdown(hostile)
+    assert [len(table) for table in tables(text)] == [len(table) for table in tables(render_markdown(findings()))]
+    outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    assert not re.search(r"(?<!\\)<b|(?<!\\)\[a\]|(?<!\\)`", outside)
+
+
+def test_rows_of_markdown_tables_are_as_long_as_their_heads() -> None:
+    hostile = replaced(findings(), lambda key, leaf: leaf + "|" if isinstance(leaf, str) and key not in KEPT else leaf)
+    for audit in (findings(), hostile):
+        found = tables(render_markdown(audit))
+        assert len(found) >= 15
+        for table in found:
+            assert len({columns(row) for row in table}) == 1, table[0]
+            assert re.fullmatch(r"\|( --- \|)+", table[1])
+
+
+def test_no_finding_is_called_safe(page: Page, markdown: str) -> None:
+    for text in (page.text, markdown):
+        assert not re.search(r"\b(safe|secure|private|protected|anonymous)\b", text, re.IGNORECASE)
+
+
+def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown: str) -> None:
+    told = "The lower bound exceeds the upper one."
+    assert told not in page.text and told not in markdown
+    audit = findings()
+    audit["runs"][1]["epsilon"]["lower"] = 8.1
+    text = Page(render_html(audit, pictures())).text
+    assert told in text and "these two contradict each other" in text and told in render_markdown(audit)
+
+
+def test_scales() -> None:
+    decades = Scale(0.01, 1, 0, 200, log=True)
+    assert [decades(v) for v in (0.0, 0.01, 0.1, 1)] == [0, 0, 100, 200]
+    assert decades.ticks() == pytest.approx([0.01, 0.1, 1])
+    assert Scale(0, 1, 100, 0)(0.25) == 75
+    assert Scale(0.93, 0.97, 0, 1).ticks() == pytest.approx([0.93, 0.94, 0.95, 0.96, 0.97])
+    assert Scale(-0.02, 0.33, 0, 1).ticks() == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def discs(runs: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    chart = charts.tradeoff(runs)
+    assert chart is not None
+    found = [{k: v for k, v in disc.items() if v} for disc in Page(chart.drawing).all("circle")]
+    return sorted((float(disc["cx"]), float(disc["cy"]), float(disc["r"])) for disc in found)
+
+
+def test_the_tradeoff_puts_runs_where_their_figures_are() -> None:
+    runs = [dict(findings()["runs"][0]) for _ in range(3)]
+    for index, run in enumerate(runs):
+        run["name"] = str(index)
+        run["cost"] = {**run["cost"], "accuracy": 0.5 + 0.1 * index, "bytes_up": 100 * 4 ** -(index % 2)}
+        run["best"] = {"message": {"attacker": "a", "target": "t", "success": rate(10 * index, 40)}}
+    (x0, y0, r0), (x1, y1, r1), (x2, y2, r2) = discs(runs)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and x1 > x0
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2) and y1 < y0  # upwards is more recovered
+    assert (r1 / r0) ** 2 == pytest.approx(1 / 4, abs=0.01) and r2 == r0
+    assert charts.tradeoff([findings()["runs"][2]]) is None
+
+
+def test_numbers_of_runs_that_coincide_do_not_hide_each_other() -> None:
+    chart = charts.tradeoff([{**findings()["runs"][0], "name": str(index)} for index in range(6)])
+    assert chart is not None
+    labels = [text for text in Page(chart.drawing).all("text") if text.get("class") == "label"]
+    places = [(float(text["x"] or 0), float(text["y"] or 0)) for text in labels]
+    assert len(places) == 6
+    assert all(abs(a - c) >= 8 or abs(b - d) >= 8 for i, (a, b) in enumerate(places) for c, d in places[:i])
+
+
+def test_curves_begin_at_one_and_skip_what_no_logarithm_shows() -> None:
+    attack = {
+        "attempts": [{"attacker": "a", "curve": [[0, 4.0], [5, None], [10, 0.0], [20, 0.04]]}, {"attacker": "b", "curve": []}]
+    }
+    chart = charts.descent(attack)
+    assert chart is not None and [name for _, name in chart.keys] == ["a"]
+    (path,) = [p["d"] for p in Page(chart.drawing).all("path") if (p["class"] or "").startswith("line")]
+    assert path == "M62.0 16.0L466.0 284.0"  # from 1 at the top left to a hundredth at the bottom right
+    assert charts.descent({"attempts": [{"attacker": "b", "curve": None}]}) is None
