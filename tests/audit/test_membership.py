@@ -1,0 +1,181 @@
+"""Membership inference on uploads that runs really sent: found where a client learned by heart, not found where it saw others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.membership import Mask
+from fedpriv.audit.candidates import candidates
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.membership import LIRA, LOSS, infer, membership
+from fedpriv.audit.readings import PROBE, STAND_IN
+from fedpriv.audit.shadow_turns import ShadowTurns
+from fedpriv.errors import FedprivError, UsageError
+from tests.simulation.small import play
+
+OVERFIT = {
+    "data.clients": 60,
+    "data.partition.name": "iid",
+    "train.rounds": 1,
+    "train.participation": 0.1,
+    "train.local_epochs": 80,
+    "model.name": "mlp2",
+    "train.batch_size": 40,
+    "train.lr": 0.1,
+    "wire.keep_payloads": "all",
+    "eval.last": 1,
+}
+
+
+def evidence(folder: Path, method: str, **overrides: object) -> Evidence:
+    play(folder, method, **{**OVERFIT, **overrides})
+    return Evidence(folder)
+
+
+@pytest.fixture(scope="module")
+def overfit(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    return evidence(tmp_path_factory.mktemp("overfit") / "run", "fedavg")
+
+
+def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
+    before = contents(overfit.folder.path)
+    found = membership(overfit, 1, overfit.store.clients(1)[:3], shadows=8)
+    assert found.attacks[LIRA].auc.low > 0.55 and found.controls_passed
+    assert found.attacks[LIRA].auc.value > found.attacks[LOSS].auc.value
+    assert (
+        found.attacks[LIRA].members
+        == found.attacks[LIRA].non_members
+        == sum(overfit.federation.data.size(client) for client in found.clients)
+    )
+    assert found.epsilon.upper_run is None and found.epsilon.lower >= 0
+    written = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert written["attacks"][LIRA]["auc"]["value"] == found.attacks[LIRA].auc.value and len(written["threat"]) == 3
+    assert written["attacks"][LIRA]["at"][1] == {"false_positive_rate": 0.001}  # too few non-members, so no number
+    assert contents(overfit.folder.path) == before
+
+
+def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = overfit.store.clients(1)[:3]
+    others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
+    real = overfit.message
+    monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others[client]))
+    auc = membership(overfit, 1, clients, shadows=8).attacks[LIRA].auc
+    assert auc.low < 0.5 < auc.high
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_path: Path, method: str) -> None:
+    """So a shadow is the run's very turn; the number of a shadow is none of the run's, and its draws are its own."""
+    run = evidence(tmp_path / "run", method, **{"train.local_epochs": 1, "train.batch_size": 10})
+    client, download = run.store.clients(1)[0], run.store.download(1)
+    assert download is not None
+    turns, data = ShadowTurns(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
+    same, other = turns.play(data, client - run.config.data.clients), turns.play(data, 0)
+    sent = run.message(1, client).uploaded
+    assert same is not None and other is not None
+    assert all(torch.equal(same.uploaded[name], tensor) for name, tensor in sent.items())
+    name = next(name for name in sent if name.endswith("weight"))
+    assert not torch.equal(other.uploaded[name], sent[name])
+
+
+def test_candidates_are_the_clients_own_and_others_that_nobody_trained_on(tmp_path: Path) -> None:
+    changes = {"train.rounds": 3, "train.local_epochs": 1, "data.partition.name": "dirichlet", "data.partition.alpha": 0.5}
+    run = evidence(tmp_path / "run", "fedavg", **changes)
+    data, client = run.federation.data, run.store.clients(3)[0]
+    drawn = candidates(run.federation, 3, client)
+    trained = {image for r in run.store.rounds() for c in run.store.clients(r) for image in bytes_of(data.train(c).images)}
+    own = set(bytes_of(data.train(client).images))
+    pixels, spare = bytes_of(drawn.data.images), bytes_of(drawn.spare.images)
+    assert all((image in own) == bool(inside) for image, inside in zip(pixels, drawn.members, strict=True))
+    others = [image for image, inside in zip(pixels, drawn.members, strict=True) if not inside]
+    assert not trained & set(others) and not trained & set(spare) and not set(others) & set(spare)
+    members = torch.from_numpy(drawn.members)
+    assert torch.equal(drawn.data.labels[members].bincount(minlength=10), drawn.data.labels[~members].bincount(minlength=10))
+    again = candidates(run.federation, 3, client)
+    assert torch.equal(again.data.images, drawn.data.images) and np.array_equal(again.members, drawn.members)
+
+
+def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:
+    run = evidence(tmp_path / "run", "fedrep", **{"train.local_epochs": 2})
+    found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
+    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"} <= set(found.attacks) and LIRA not in found.attacks
+    assert "did not cross the wire" in found.threat[-1]
+    assert set(found.controls) == {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"}
+
+
+def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
+    privacy = {
+        "privacy.level": "sample",
+        "privacy.noise": 0.8,
+        "train.local_epochs": 1,
+        "train.rounds": 2,
+        "train.participation": 0.05,
+    }
+    run = evidence(tmp_path / "run", "fedavg", **privacy)
+    clients = run.store.clients(2)[:2]
+    found = membership(run, 2, clients, shadows=4).epsilon
+    summary = run.folder.summary()
+    assert summary is not None
+    booked = max(summary["privacy"]["epsilon_per_client"][client] for client in clients)
+    assert found.upper_run == found.upper_so_far == pytest.approx(booked)
+    assert found.upper_turn is not None and found.upper_so_far is not None
+    assert 0 < found.upper_turn <= found.upper_so_far and found.lower <= found.upper_so_far
+
+
+def test_client_level_dp_is_not_compared(tmp_path: Path) -> None:
+    run = evidence(tmp_path / "run", "fedavg", **{"privacy.level": "client", "privacy.noise": 1.0, "train.local_epochs": 1})
+    found = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
+    assert found.upper_turn is found.upper_so_far is found.upper_run is None
+    assert "no bound of the run's epsilon" in found.about
+
+
+def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
+    """A shadow whose model is a list of confidences."""
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(number))
+    return {"logits": torch.stack([2.0 * torch.from_numpy(inside) + noise, torch.zeros(40)], 1)}
+
+
+def test_the_attack_gets_labels_and_shadows_and_no_membership() -> None:
+    labels, members = torch.zeros(40, dtype=torch.long), np.arange(40) < 20
+    (scores, none), diverged = infer(
+        labels,
+        [table(members, 99), table(np.zeros(40, dtype=bool), 98)],
+        lambda inside, number: None if number == 3 else table(inside, number),
+        {"": lambda uploaded: uploaded["logits"]},
+        shadows=20,
+    )
+    assert diverged == 1
+    assert scores[LIRA][members].mean() - scores[LIRA][~members].mean() > 2
+    assert abs(none[LIRA][members].mean() - none[LIRA][~members].mean()) < 2
+    with pytest.raises(ValueError, match="20 of 20 shadow turns diverged"):
+        infer(labels, [], lambda inside, number: None, {}, shadows=20)
+
+
+def test_what_cannot_be_attacked_is_said(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = next(client for client in range(60) if client not in overfit.store.clients(1))
+    with pytest.raises(UsageError, match=f"client {missing}"):
+        membership(overfit, 1, [missing])
+    with pytest.raises(UsageError, match="even number"):
+        membership(overfit, 1, [0], shadows=5)
+    client, real = overfit.store.clients(1)[0], overfit.message
+    ruined = {name: tensor * torch.inf for name, tensor in real(1, client).uploaded.items()}
+    monkeypatch.setattr(overfit, "message", lambda round, client: replace(real(round, client), uploaded=ruined))
+    with pytest.raises(FedprivError, match=f"round 1, client {client}: .*not finite"):
+        membership(overfit, 1, [client], shadows=4)
+
+
+def bytes_of(images: Tensor) -> list[bytes]:
+    return [image.numpy().tobytes() for image in images]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
