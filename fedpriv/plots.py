@@ -83,7 +83,7 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
         bottom.set_xlabel("round")
         _whole_rounds(bottom)
 
-    _save(draw, path, (10, 6.4))
+    save(draw, path, (10, 6.4))
 
 
 def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
@@ -117,7 +117,7 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
         _accuracy_axis(axes)
         _whole_rounds(axes)
 
-    _save(draw, path, (10, 5))
+    save(draw, path, (10, 5))
 
 
 def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -> None:
@@ -158,7 +158,7 @@ def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -
         right.set_ylabel("")
         figure.legend(loc="outside lower center", ncols=min(3, len(runs)))
 
-    _save(draw, path, (11, 5 + 0.25 * (len(runs) // 3)))
+    save(draw, path, (11, 5 + 0.25 * (len(runs) // 3)))
 
 
 def _accuracy(record: Record) -> float | None:
@@ -205,7 +205,8 @@ def _bytes_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
 
 
-def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+def save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+    """Write what ``draw`` puts on a figure of ``size`` inches, in the style of all plots, as a PNG of 150 dots an inch."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -12,6 +12,9 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpriv.experiments.leakage.runner import CellOutcome
     from fedpriv.experiments.runner import Outcome
 
 _PATH = click.Path(path_type=Path)
@@ -47,14 +50,16 @@ def run(
 ) -> dict[str, Any]:
     """Run each label and seed of FILE that is not done; the results are stored beside FILE.
 
-    Interrupted runs go on where they were, by this same command.
+    Interrupted runs go on where they were, by this same command. FILE may hold cells of a leakage experiment in place of runs:
+    each that is not done is played, and --only names cells.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
              fedpriv experiment run experiments/mpfedcon/cifar10.yaml --only fedrep --only mpfedcon --seed 0
+             fedpriv experiment run experiments/mpfedcon/leakage.yaml --jobs 2
     """
-    from fedpriv.errors import FedprivError
-    from fedpriv.experiments import read
+    from fedpriv.errors import FedprivError, UsageError
+    from fedpriv.experiments import describes_cells, read, read_leakage, run_cells
     from fedpriv.experiments import run as run_experiment
 
     out = console()
@@ -62,7 +67,13 @@ def run(
     def say(text: str) -> None:
         out.print(text, soft_wrap=True, markup=False)
 
-    outcomes = run_experiment(read(file), runs_dir, jobs, labels, seeds, data_dir, say)
+    outcomes: Sequence[Outcome | CellOutcome]
+    if describes_cells(file):
+        if seeds:
+            raise UsageError(f"--seed: the cells of {file} have their seeds in images, victim and attacker")
+        outcomes = run_cells(read_leakage(file), jobs, labels, data_dir, say)
+    else:
+        outcomes = run_experiment(read(file), runs_dir, jobs, labels, seeds, data_dir, say)
     say(_count(outcomes))
     states = {outcome.state for outcome in outcomes}
     if "interrupted" in states or (jobs and "left" in states):
@@ -74,7 +85,7 @@ def run(
     return {"file": str(file), "runs": [vars(outcome) for outcome in outcomes]}
 
 
-def _count(outcomes: list[Outcome]) -> str:
+def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
     words = {"done": "done before", "collected": "collected", "finished": "finished now"}
     words |= {"interrupted": "interrupted", "failed": "failed", "left": "not done"}
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in words}

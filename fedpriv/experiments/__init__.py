@@ -1,8 +1,9 @@
-"""Experiments: one YAML per table or figure of a paper; its runs, their results as data, and the comparison with the paper."""
+"""Experiments: one YAML per table or figure of a paper; what it runs, the results as data, the comparison with the paper."""
 
+from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
 from fedpriv.experiments.render import report
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.runner import run
 from fedpriv.experiments.spec import Experiment, read
 
-__all__ = ["Experiment", "Result", "read", "report", "run"]
+__all__ = ["Experiment", "Result", "describes_cells", "read", "read_leakage", "report", "run", "run_cells"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,11 @@ from rich.filesize import decimal
 from fedpriv import plots
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import MIN_SEEDS, Judgement
+from fedpriv.experiments.leakage.comparison import LeakageComparison
+from fedpriv.experiments.leakage.pictures import draw
+from fedpriv.experiments.leakage.render import section as leakage_section
+from fedpriv.experiments.leakage.spec import describes_cells, read_leakage
+from fedpriv.experiments.markdown import bullets, table
 from fedpriv.experiments.measures import WINDOW, Comparison, MethodRow
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment, read
@@ -56,20 +61,35 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         output, name = output or path / "REPORT.md", path.absolute().name
     else:
         files, output, name = [path], output or path.parent / "results" / f"{path.stem}.md", path.stem
-    comparisons = [Comparison.of(read(file)) for file in files]
     parts = [
         f"# {name}: our runs beside the paper",
         "Written by `fedpriv experiment report`; edit the YAML, not this file.",
         _RULE,
     ]
     data = []
-    for comparison in comparisons:
-        picture = _draw(comparison)
-        parts += _section(comparison, os.path.relpath(picture, output.parent) if picture else None)
-        data.append({**comparison.as_data(), "plot": picture and str(picture)})
+    for file in files:
+        said, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
+        parts += section
+        data.append(said)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, ("\n\n".join(parts) + "\n").encode())
     return {"experiments": data, "report": str(output)}
+
+
+def _of_runs(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """An experiment as data, and as a section of a report in ``folder``."""
+    comparison = Comparison.of(read(file))
+    picture = _draw(comparison)
+    data = {**comparison.as_data(), "plot": picture and str(picture)}
+    return data, _section(comparison, os.path.relpath(picture, folder) if picture else None)
+
+
+def _of_cells(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The same of a leakage experiment."""
+    leakage = LeakageComparison.of(read_leakage(file))
+    pictures = draw(leakage.cells, file.parent / "results", file.stem)
+    data = {**leakage.as_data(), "plot": [str(path) for path in pictures.values()]}
+    return data, leakage_section(leakage, [(what, os.path.relpath(path, folder)) for what, path in pictures.items()])
 
 
 def _draw(comparison: Comparison) -> Path | None:
@@ -97,13 +117,13 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
         parts.append(f"![accuracy by round and by bytes]({picture})")
     if comparison.judgements:
         rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
-        parts += ["### What the paper says", _table("claim | the paper | ours | each seed | 95 % interval | verdict", rows)]
+        parts += ["### What the paper says", table("claim | the paper | ours | each seed | 95 % interval | verdict", rows)]
         if len(experiment.seeds) < MIN_SEEDS:
             parts.append(
                 f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
             )
     if experiment.notes:
-        parts += ["### What differs from the paper", "\n".join(f"* {' '.join(note.split())}" for note in experiment.notes)]
+        parts += ["### What differs from the paper", bullets(experiment.notes)]
     if comparison.methods:
         parts.append(_provenance([result for of_label in comparison.results.values() for result in of_label.values()]))
     return parts
@@ -130,7 +150,7 @@ def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
     if any(row.averaged_rounds < last for row in rows):
         texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
     head = "method | accuracy | sd over seeds | each seed | worst tenth | global model, server's test set | clients never trained"
-    return [_table(head, cells), *texts]
+    return [table(head, cells), *texts]
 
 
 def _cost(rows: Sequence[MethodRow]) -> str:
@@ -138,7 +158,7 @@ def _cost(rows: Sequence[MethodRow]) -> str:
     for row in rows:
         traffic = [_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
         cells.append((row.label, row.rounds, *traffic, _bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
-    return _table("method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds", cells)
+    return table("method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds", cells)
 
 
 def _to_target(comparison: Comparison) -> list[str]:
@@ -159,7 +179,7 @@ def _to_target(comparison: Comparison) -> list[str]:
     targets = comparison.results[comparison.experiment.target or ""]
     levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
     head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
-    return [_table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+    return [table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
 
 
 def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
@@ -198,12 +218,6 @@ def _provenance(results: Sequence[Result]) -> str:
         f"Run with {'; '.join(versions)}; commit {', '.join(commits)}; device {', '.join(devices)}; "
         f"partitions {', '.join(f'{digest} (seed {seed})' for seed, digest in partitions)}."
     )
-
-
-def _table(head: str, rows: Iterable[Sequence[Any]]) -> str:
-    columns = head.split(" | ")
-    lines = [columns, ["---"] * len(columns), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _by_seed(values: Mapping[int, str]) -> str:

@@ -121,13 +121,17 @@ class Method:
         self.context = context
         self.train = context.config.train
         space = context.space
-        self.shared_names = space.select(self.shared, buffers=self.buffers == "average")
+        self.shared_names = self.select_shared()
         self.private_names = tuple(name for name in space.names if name not in set(self.shared_names))
         tests_own = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_own else self.private_names
         """What a client is tested with of its own; the rest is the server's."""
         self.kept_names = self.tested_names
         """What a client keeps between rounds; a method may keep more than it tests with."""
+
+    def select_shared(self) -> tuple[str, ...]:
+        """The names of the tensors that cross the wire, in row order: by default those of the shared roles."""
+        return self.context.space.select(self.shared, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------
 

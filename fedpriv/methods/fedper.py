@@ -1,7 +1,23 @@
 """FedPer (Arivazhagan et al. 2019): the encoder is shared, the head is personal, both are trained together."""
 
-from fedpriv.methods.base import Method
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+from pydantic import Field
+
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import Method, params
 from fedpriv.methods.registry import register
+
+
+@params
+class FedPerParams:
+    """Options of FedPer."""
+
+    personal: tuple[str, ...] = Field(
+        (), description="shell patterns of encoder tensors that are personal too, such as encoder.fc2.* (K_P, sec. 3)"
+    )
 
 
 @register("fedper")
@@ -9,5 +25,21 @@ class FedPer(Method):
     """Shared encoder, personal projector and head, trained together."""
 
     paper = "Arivazhagan et al., arXiv:1912.00818"
+    Params = FedPerParams
     shared = frozenset({"encoder"})
     round_zero = True
+
+    def select_shared(self) -> tuple[str, ...]:
+        """The encoder, but for what ``personal`` keeps with the client.
+
+        Raises:
+            UsageError: a pattern fits nothing of the encoder, or all of it is personal.
+        """
+        names, patterns = super().select_shared(), self.params.personal
+        for pattern in patterns:
+            if not any(fnmatch(name, pattern) for name in names):
+                raise UsageError(f"method.personal: {pattern!r} fits no tensor of the encoder; there are {', '.join(names)}")
+        left = tuple(name for name in names if not any(fnmatch(name, pattern) for pattern in patterns))
+        if not left:
+            raise UsageError("method.personal leaves nothing to share: use method local")
+        return left

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from fedpriv.methods.base import Phase, params, phase
-from fedpriv.methods.fedper import FedPer
+from fedpriv.methods.fedper import FedPer, FedPerParams
 from fedpriv.methods.registry import register
 
 
 @params
-class FedRepParams:
+class FedRepParams(FedPerParams):
     """Options of FedRep; ``train.local_epochs`` is the number of epochs of the encoder phase."""
 
     head_epochs: int = Field(10, ge=0, description="E_h, epochs of the head phase (MpFedcon sec. 5.1; FedRep)")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
@@ -110,6 +111,27 @@ def test_fedper_shares_the_encoder_and_keeps_the_rest(simulate: Simulate) -> Non
         assert same_as_initial == (space[name].role != "encoder"), "the server averages the encoder and never gets a head"
     client = simulation._participants(1)[0]
     assert all(not torch.equal(t, space.view(simulation.federation.initial, n)) for n, t in simulation._private(client).items())
+
+
+def test_personal_layers_of_fedper_stay_with_the_client(simulate: Simulate) -> None:
+    simulation = simulate("fedper", **{"train.rounds": 1, "model.name": "mlp2", "method.personal": ["encoder.fc2.*"]})
+    fed, client = simulation.federation, simulation._participants(1)[0]
+    deep = {"encoder.fc2.weight", "encoder.fc2.bias"}
+    assert deep < set(fed.method.private_names) and not deep & set(fed.method.shared_names)
+    for name in deep:
+        untouched = fed.resident.space.view(fed.initial, name)
+        assert torch.equal(fed.resident.space.view(simulation.server.row, name), untouched)
+        kept = simulation._private(client)[name]
+        assert not torch.equal(kept, untouched)
+        assert torch.equal(fed.method.client_state(simulation.server, simulation._private(client))[name], kept)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"), [(["encoder.fc9.*"], "'encoder.fc9.*' fits no tensor"), (["encoder.*"], "leaves nothing to share")]
+)
+def test_personal_layers_that_cannot_be(simulate: Simulate, patterns: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("*", r"\*").replace(".", r"\.")):
+        simulate("fedper", play=False, **{"method.personal": patterns})
 
 
 def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:

@@ -1,0 +1,77 @@
+"""What the cells say to a claim.
+
+A share of images is held against a bound by its 95 % Wilson interval: **reproduced** if the interval lies where the claim says,
+**not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts. An error that is
+claimed to be the higher one is compared image by image, errors capped at a grey image's: reproduced if the 95 % interval
+(Student's t) of the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attacks.scores import Rate
+from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, paired_interval
+from fedpriv.experiments.leakage.result import CellResult
+from fedpriv.experiments.leakage.spec import LeakClaim
+
+Cells = Mapping[str, CellResult]
+"""label -> result, of the cells that are done."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A claim and what our cells say to it.
+
+    Attributes:
+        best: the label of the best attacker, and ``rate``, what it recovers.
+        difference, interval: of the capped errors, A - B, for a comparison.
+    """
+
+    claim: LeakClaim
+    verdict: Verdict
+    best: str | None = None
+    rate: Rate | None = None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+def best_attack(labels: Sequence[str], cells: Cells) -> tuple[str, Rate] | None:
+    """Of the cells that made images, the one that recovers the largest share; the first of equal ones."""
+    rates = [(label, rate) for label in labels if label in cells and (rate := cells[label].recovered())]
+    return max(rates, key=lambda pair: pair[1].share) if rates else None
+
+
+def answer(claim: LeakClaim, cells: Cells) -> Answer:
+    """Our number, and the verdict by the rule of this module's docstring."""
+    if missing := [label for label in claim.labels if label not in cells]:
+        return Answer(claim, Verdict(INCONCLUSIVE, f"{', '.join(missing)} not run"))
+    if claim.compare:
+        return _compared(claim, cells)
+    best = best_attack(claim.cells, cells)
+    if best is None:
+        return Answer(claim, Verdict(INCONCLUSIVE, "no attack could be mounted"))
+    rates = [rate for label in claim.cells if (rate := cells[label].recovered())]
+    low, high = max(rate.low for rate in rates), max(rate.high for rate in rates)
+    if claim.above is not None:
+        word = REPRODUCED if low > claim.above else NOT_REPRODUCED if high < claim.above else INCONCLUSIVE
+    else:
+        bound = claim.below or 0.0
+        word = REPRODUCED if high < bound else NOT_REPRODUCED if low > bound else INCONCLUSIVE
+    return Answer(claim, Verdict(word), *best)
+
+
+def _compared(claim: LeakClaim, cells: Cells) -> Answer:
+    assert claim.compare is not None
+    first, other = (cells[label] for label in claim.compare)
+    n = min(len(first.mse), len(other.mse))  # the same images, as far as both have them
+    if first.cell["images"] | {"n": n} != other.cell["images"] | {"n": n}:
+        return Answer(claim, Verdict(INCONCLUSIVE, "not the same images"))
+    differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]
+    if n < 2:
+        return Answer(claim, Verdict(INCONCLUSIVE, f"{n} images that both attacked"))
+    low, high = paired_interval(differences)
+    word = REPRODUCED if low > 0 else NOT_REPRODUCED if high <= 0 else INCONCLUSIVE
+    return Answer(claim, Verdict(word, f"{n} images"), difference=statistics.fmean(differences), interval=(low, high))

@@ -1,0 +1,156 @@
+"""What an experiment's cells came to, beside what the protections cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attacks.scores import Rate
+from fedpriv.errors import UsageError
+from fedpriv.experiments.claims import metric, paired_interval
+from fedpriv.experiments.leakage.claims import Answer, Cells, answer, best_attack
+from fedpriv.experiments.leakage.result import CellResult, difference
+from fedpriv.experiments.leakage.spec import Leakage
+from fedpriv.experiments.measures import stored_results
+from fedpriv.experiments.spec import read
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a protection does to accuracy, from complete runs.
+
+    Attributes:
+        accuracy: mean over the seeds, in [0, 1].
+        change: its mean difference to the undefended run, seed by seed; ``None`` for that run itself.
+        interval: 95 % interval of that difference (Student's t); ``None`` with fewer than two seeds.
+    """
+
+    run: str
+    seeds: int
+    accuracy: float
+    change: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class ProtectionRow:
+    """One protection: the best attack on it, and its cost; ``None`` where nothing was run."""
+
+    name: str
+    cells: tuple[str, ...]
+    best: tuple[str, Rate] | None
+    cost: Cost | None
+
+
+@dataclass(frozen=True)
+class LeakageComparison:
+    """What a leakage experiment came to, so far."""
+
+    experiment: Leakage
+    cells: Cells
+    complaints: Sequence[str]
+    protections: Sequence[ProtectionRow]
+    answers: Sequence[Answer]
+
+    @classmethod
+    def of(cls, experiment: Leakage) -> LeakageComparison:
+        """From the results stored beside the YAML."""
+        cells, complaints = _stored(experiment)
+        costs, more = _costs(experiment)
+        protections = [
+            ProtectionRow(name, one.cells, best_attack(one.cells, cells), costs.get(one.run or ""))
+            for name, one in experiment.protections.items()
+        ]
+        return cls(experiment, cells, [*complaints, *more], protections, [answer(c, cells) for c in experiment.claims])
+
+    @property
+    def missing(self) -> list[str]:
+        """Cells without a result that counts."""
+        return [label for label in self.experiment.cells if label not in self.cells]
+
+    def as_data(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {
+            "file": str(self.experiment.path),
+            "title": self.experiment.title,
+            "cells": {label: _figures(result) for label, result in self.cells.items()},
+            "protections": [
+                {
+                    "name": row.name,
+                    "best_attack": row.best and {"cell": row.best[0], **asdict(row.best[1])},
+                    "cost": row.cost and asdict(row.cost),
+                }
+                for row in self.protections
+            ],
+            "claims": [
+                {
+                    **one.claim.model_dump(mode="json", exclude_none=True),
+                    "best": one.best,
+                    "rate": one.rate and asdict(one.rate),
+                    "difference": one.difference,
+                    "interval": one.interval,
+                    "verdict": one.verdict.word,
+                    "remark": one.verdict.remark,
+                }
+                for one in self.answers
+            ],
+            "missing": self.missing,
+            "complaints": list(self.complaints),
+        }
+
+
+def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
+    """The results beside the YAML, and what is wrong with those that do not count (one line each)."""
+    found, complaints = {}, []
+    for label, cell in experiment.cells.items():
+        path = experiment.result_file(label)
+        if not path.exists():
+            continue
+        try:
+            result = CellResult.load(path)
+            other = difference(cell, result)
+        except UsageError as error:
+            other = str(error)
+        if other is None:
+            found[label] = result
+        else:
+            complaints.append(f"{label} does not count: {other}")
+    return found, complaints
+
+
+def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
+    """By run of the cost experiment, over the seeds that it and the undefended run have finished."""
+    if experiment.costs is None:
+        return {}, []
+    results, complaints = stored_results(read(experiment.path.parent / experiment.costs.file))
+    undefended = results[experiment.costs.undefended]
+    costs = {}
+    for run, of_run in results.items():
+        seeds = sorted(of_run.keys() & undefended.keys())
+        if not seeds:
+            continue
+        accuracy = {seed: metric(of_run[seed], "accuracy") or 0.0 for seed in seeds}
+        changes = [accuracy[seed] - (metric(undefended[seed], "accuracy") or 0.0) for seed in seeds]
+        itself = run == experiment.costs.undefended
+        costs[run] = Cost(
+            run,
+            len(seeds),
+            statistics.fmean(accuracy.values()),
+            None if itself else statistics.fmean(changes),
+            None if itself or len(changes) < 2 else paired_interval(changes),
+        )
+    return costs, complaints
+
+
+def _figures(result: CellResult) -> dict[str, Any]:
+    recovered, labels = result.recovered(), result.labels()
+    return {
+        "n": result.n,
+        "inapplicable": result.inapplicable,
+        "recovered": recovered and asdict(recovered),
+        "labels": labels and asdict(labels),
+        "mse_median": result.median_mse,
+        "cpu_seconds_per_image": result.cpu_per_image,
+    }

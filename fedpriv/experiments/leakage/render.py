@@ -1,0 +1,188 @@
+"""A leakage experiment as a section of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attacks.scores import THRESHOLDS, Rate
+from fedpriv.experiments.leakage.cell import VictimSpec
+from fedpriv.experiments.leakage.claims import Answer
+from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow
+from fedpriv.experiments.leakage.result import RECOVERED, CellResult
+from fedpriv.experiments.leakage.spec import Table
+from fedpriv.experiments.markdown import bullets, table
+
+_RULE = f"""An image counts as *recovered* where the mean squared error of its pixels is below {RECOVERED:g} and below that of a
+flat grey image; every share comes with its 95 % Wilson interval, and every error is that of the reconstruction clipped to
+[0, 1]. Restarts are chosen by the attacker's own loss. A claim is *reproduced* where the interval lies where the claim says,
+*not reproduced* where it lies on the other side, else *inconclusive*; of several attackers the best counts. No number here says
+that something is private: that an attack failed within its budget is all that is said."""
+_COSTS = """Recovered: by the best of the attackers that were tried, in the victim of these cells. Accuracy: mean over clients,
+rounds and seeds of complete runs; the change is to the undefended run of the same seeds, in points, with its paired 95 %
+interval. Attack and accuracy are measured on different nets and data (see what differs): they stand side by side, not in one
+run."""
+
+
+def section(comparison: LeakageComparison, pictures: Sequence[tuple[str, str]]) -> list[str]:
+    """Paragraphs of Markdown.
+
+    Args:
+        pictures: (what it shows, link) of each picture.
+    """
+    experiment, missing = comparison.experiment, comparison.missing
+    parts = [f"## {experiment.title}"]
+    if missing:
+        done = len(experiment.cells) - len(missing)
+        parts.append(f"**Unfinished**: {done} of {len(experiment.cells)} cells are done. Missing: {', '.join(missing)}.")
+    parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
+    parts.append(_RULE)
+    for one in experiment.tables:
+        parts += [f"### {one.title}", _grid(one, comparison.cells)]
+    if comparison.protections:
+        parts += ["### What would protect, and at what cost", _protections(comparison), _COSTS]
+        parts.append(bullets(sentence for row in comparison.protections for sentence in _sentence(row, comparison.cells)))
+    if experiment.recommendation:
+        parts += ["### What we would do", bullets(experiment.recommendation)]
+    parts += [f"![{what}]({link})" for what, link in pictures]
+    if comparison.answers:
+        rows = [_claim(one, comparison.cells) for one in comparison.answers]
+        parts += ["### What the paper says", table("claim | the paper, or what we hold against it | ours | verdict", rows)]
+    if experiment.notes:
+        parts += ["### What differs from the paper", bullets(experiment.notes)]
+    if comparison.cells:
+        parts += ["### Every cell", _every(comparison.cells), _provenance(list(comparison.cells.values()))]
+    return parts
+
+
+def _grid(one: Table, cells: Mapping[str, CellResult]) -> str:
+    columns = list(dict.fromkeys(column for row in one.rows.values() for column in row))
+    rows = [(name, *(_short(cells, row.get(column)) for column in columns)) for name, row in one.rows.items()]
+    return table(" | ".join(["", *columns]), rows)
+
+
+def _short(cells: Mapping[str, CellResult], label: str | None) -> str:
+    if label is None:
+        return ""
+    if label not in cells:
+        return "not run"
+    result = cells[label]
+    if result.inapplicable:
+        return "cannot be mounted"
+    rate, labels = result.recovered(), result.labels()
+    said = [f"**{rate.successes} of {rate.n}** {_interval(rate)}, MSE {result.median_mse:.2g}"] if rate else []
+    return ", ".join(said + ([f"labels {labels.successes} of {labels.n}"] if labels else []))
+
+
+def _protections(comparison: LeakageComparison) -> str:
+    rows = []
+    for row in comparison.protections:
+        best = "–"
+        if row.best:
+            label, rate = row.best
+            best = f"**{rate.successes} of {rate.n}** {_interval(rate)} by {_attacker(comparison.cells[label])}"
+        rows.append((row.name, best, *_cost(row.cost)))
+    return table("protection | images recovered, best attack | run | accuracy | change, points", rows)
+
+
+def _cost(cost: Cost | None) -> tuple[str, str, str]:
+    if cost is None:
+        return "–", "not measured", "–"
+    change = "(undefended)" if cost.change is None else f"{100 * cost.change:+.1f}"
+    if cost.interval:
+        change += f" [{100 * cost.interval[0]:+.1f}, {100 * cost.interval[1]:+.1f}]"
+    return cost.run, f"{100 * cost.accuracy:.1f} % ({cost.seeds} seed{'s' * (cost.seeds != 1)})", change
+
+
+def _sentence(row: ProtectionRow, cells: Mapping[str, CellResult]) -> Iterator[str]:
+    """The strongest sentence that a failed attack allows."""
+    tried = [cells[label] for label in row.cells if label in cells and cells[label].mse]
+    if not tried or any(rate.successes for result in tried if (rate := result.recovered())):
+        return
+    attacks = "; ".join(f"{_attacker(result)} within {_budget(result)} ({_of(result.recovered())})" for result in tried)
+    yield f"{row.name}: not reconstructed by {attacks}."
+
+
+def _of(rate: Rate | None) -> str:
+    return "" if rate is None else f"0 of {rate.n}, up to {rate.high:.0%} not excluded"
+
+
+def _budget(result: CellResult) -> str:
+    return f"{max(result.steps)} steps and {result.cpu_per_image:.1f} CPU s an image"
+
+
+def _attacker(result: CellResult) -> str:
+    attacker = result.spec.attacker
+    knows = {"initial": ", knows the initial top", "current": ", knows the top (an oracle)", "unknown": ""}[attacker.top]
+    return attacker.name + knows
+
+
+def _claim(one: Answer, cells: Mapping[str, CellResult]) -> tuple[str, str, str, str]:
+    ours = "–"
+    if one.best and one.rate:
+        recovered = f"**{one.rate.successes} of {one.rate.n}** {_interval(one.rate)} recovered"
+        ours = f"{recovered} by {_attacker(cells[one.best])} ({one.best})"
+    elif one.difference is not None and one.interval and one.claim.compare:
+        low, high = one.interval
+        first, other = one.claim.compare
+        ours = f"**{one.difference:+.4f}** [{low:+.4f}, {high:+.4f}] capped error, {first} − {other}"
+    return one.claim.id, " ".join(one.claim.statement.split()), ours, str(one.verdict)
+
+
+def _every(cells: Mapping[str, CellResult]) -> str:
+    rows = []
+    for label, result in cells.items():
+        spec = result.spec
+        counts = [f"{rate.successes}" if (rate := result.recovered(limit)) else "–" for limit in THRESHOLDS]
+        labels = result.labels()
+        quality = ("–", "–", "–")
+        if result.mse:
+            quality = (f"{result.median_mse:.2g}", f"{min(result.mse):.2g}", f"{sorted(result.ssim)[len(result.ssim) // 2]:.2f}")
+        options = ", ".join(f"{name} {value}" for name, value in spec.attacker.options.items())
+        rows.append(
+            (
+                label,
+                _victim(spec.victim),
+                ", ".join(_transform(transform) for transform in spec.defence) or "–",
+                _attacker(result) + (f" ({options})" if options else ""),
+                result.n,
+                *(["not mounted"] + ["–"] * 2 if result.inapplicable else counts),
+                f"{labels.successes}" if labels else "–",
+                *quality,
+                _snr(result),
+                f"{result.cpu_per_image:.2f}",
+            )
+        )
+    recovered = " | ".join(f"< {limit:g}" for limit in THRESHOLDS)
+    head = f"cell | victim | defence | attacker | n | {recovered} | labels | median MSE | best | SSIM | SNR, dB | CPU s an image"
+    return table(head, rows)
+
+
+def _victim(victim: VictimSpec) -> str:
+    said = f"{victim.masked} of {victim.layers} linear masked" if victim.masked else f"{victim.layers} linear, nothing masked"
+    said += f", and {victim.convolutions} of 3 convolutions" if victim.convolutions else ""
+    said += "" if victim.bias else ", no bias"
+    said += "" if victim.activation == "sigmoid" else f", {victim.activation}"
+    said += f", {victim.steps} steps of lr {victim.lr:g}" if victim.steps > 1 else ""
+    return said + (f", {victim.batch} images" if victim.batch > 1 else "")
+
+
+def _transform(transform: Mapping[str, object]) -> str:
+    return " ".join(
+        [str(transform["name"]), *(f"{name} {value:g}" for name, value in transform.items() if isinstance(value, float))]
+    )
+
+
+def _snr(result: CellResult) -> str:
+    ratios = [value for name, value in result.reported.items() if name.startswith("snr_db/")]
+    return f"{min(ratios):.0f} to {max(ratios):.0f}" if ratios else "–"
+
+
+def _interval(rate: Rate) -> str:
+    return f"[{rate.low:.0%}, {rate.high:.0%}]"
+
+
+def _provenance(results: Sequence[CellResult]) -> str:
+    versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
+    commits = sorted({result.git_commit or "not recorded" for result in results})
+    seconds = sum(result.cpu_seconds for result in results)
+    return f"{seconds / 60:.0f} CPU minutes of attacks. Run with {'; '.join(versions)}; commit {', '.join(commits)}."

@@ -1,0 +1,112 @@
+"""What a cell came to, as data: made to be committed beside the YAML."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from attacks.scores import Rate, wilson
+from fedpriv.config import parse
+from fedpriv.errors import UsageError
+from fedpriv.experiments.leakage.cell import Cell
+from fedpriv.files import write_atomically
+from fedpriv.tracking.folder import read_json
+
+RECOVERED = 1e-2
+"""Mean squared error below which an image counts as recovered."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """
+    Attributes:
+        cell: as asked, defaults filled in.
+        inapplicable: why the attack could not be mounted; then there are no scores.
+        mse, psnr, ssim: per image, of what the attack made, clipped to [0, 1]; empty where it makes no images.
+        grey: per image, the error of a flat grey one.
+        labels_right: how many of the labels were guessed right; ``None`` where none is guessed.
+        loss: the attacker's own, per message.
+        steps: outer steps (L-BFGS) and steps (Adam) of all starts, per message.
+        curve: quartiles over the messages of the attacker's loss: ``step``, ``low``, ``median``, ``high``.
+        reported: by name, the mean of what the transforms reported (signal-to-noise ratios in dB).
+        cpu_seconds: of the attack on all messages.
+    """
+
+    label: str
+    cell: dict[str, Any]
+    inapplicable: str | None
+    mse: list[float]
+    psnr: list[float | None]
+    ssim: list[float]
+    grey: list[float]
+    labels_right: int | None
+    loss: list[float | None]
+    steps: list[int]
+    curve: dict[str, list[Any]]
+    reported: dict[str, float]
+    cpu_seconds: float
+    versions: dict[str, str]
+    git_commit: str | None
+
+    @property
+    def spec(self) -> Cell:
+        return parse(Cell, self.cell, f"stored cell {self.label}")
+
+    @property
+    def n(self) -> int:
+        return len(self.grey)
+
+    def recovered(self, below: float = RECOVERED) -> Rate | None:
+        """How many images have an error below it, and below a grey image's; ``None`` where no images were made."""
+        pairs = list(zip(self.mse, self.grey, strict=True)) if self.mse else []
+        return wilson(sum(error < min(below, flat) for error, flat in pairs), len(pairs)) if pairs else None
+
+    def labels(self) -> Rate | None:
+        """The share of the labels that were guessed right; ``None`` where none was guessed."""
+        return None if self.labels_right is None else wilson(self.labels_right, self.n)
+
+    def capped(self) -> list[float]:
+        """Errors, an image worse than a grey one counting as that: what an optimiser that drifts off adds says nothing."""
+        return [min(pair) for pair in zip(self.mse, self.grey, strict=True)]
+
+    @property
+    def median_mse(self) -> float | None:
+        return statistics.median(self.mse) if self.mse else None
+
+    @property
+    def cpu_per_image(self) -> float:
+        return self.cpu_seconds / self.n
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, one line per field, so that a change shows in a diff."""
+        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in asdict(self).items()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> CellResult:
+        """Read what :meth:`write` wrote; :class:`UsageError` where it is something else."""
+        values = read_json(path)
+        if missing := sorted({field.name for field in fields(cls)} - values.keys()):
+            raise UsageError(f"{path} is not a result of a cell (no {missing[0]!r})")
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+def difference(asked: Cell, stored: CellResult) -> str | None:
+    """The first thing in which a stored cell is not what was asked for; ``None``: it is the same."""
+    try:
+        there = stored.spec.model_dump(mode="json")
+    except UsageError as error:
+        return f"its cell is of another version ({error})"
+    here = asked.model_dump(mode="json")
+    for part, values in here.items():
+        if values == there[part]:
+            continue
+        if not isinstance(values, dict):
+            return f"{part} is {there[part]} there, {values} in the YAML"
+        key = next(key for key in values if values[key] != there[part][key])
+        return f"{part}.{key} is {there[part][key]} there, {values[key]} in the YAML"
+    return None

@@ -1,0 +1,136 @@
+"""The victim of a cell: its net, and the message that one client sends, through the transforms that a run's wire would apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from attacks.nets import lenet, uniform_
+from attacks.observation import Kind, Observation, Schedule, Split
+from fedpriv.data.sources import Dataset
+from fedpriv.defenses import build_transforms
+from fedpriv.encoding import decoded
+from fedpriv.errors import UsageError
+from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
+from fedpriv.seeding import generator
+from fedpriv.wire import Payload, TransformContext, Wire
+
+Report = Callable[[str, float], None]
+"""Told of what a transform reports (signal-to-noise ratios, whether it clipped)."""
+
+
+def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width: int) -> Split:
+    """The net, cut where sharing ends, with the parameters that the spec's seed draws."""
+    features = 12 * -(-height // 4) * -(-width // 4)
+    drawn = lenet(classes, spec.layers, spec.masked, channels, features)
+    whole = [*drawn.body, *drawn.top]  # type: ignore[misc]
+    if spec.activation == "relu":
+        whole = [nn.ReLU() if isinstance(layer, nn.Sigmoid) else layer for layer in whole]
+    cut = len(drawn.body)  # type: ignore[arg-type]
+    if spec.convolutions:
+        cut = [i for i, layer in enumerate(whole) if isinstance(layer, nn.Conv2d)][-spec.convolutions]
+    net = Split(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
+    if spec.convolutions:  # attackers expect features in a row
+        stride = {1: 4, 2: 2}[spec.convolutions]  # of what is left, together
+        maps = (12, -(-height // stride), -(-width // stride))
+        net = Split(nn.Sequential(*net.body, nn.Flatten()), nn.Sequential(nn.Unflatten(1, maps), *net.top))  # type: ignore[misc]
+    if not spec.bias:
+        for layer in net.body.children():
+            if isinstance(layer, nn.Linear):
+                layer.register_parameter("bias", None)
+    uniform_(net, torch.Generator().manual_seed(spec.seed))
+    return net
+
+
+def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: None) -> list[Observation]:
+    """What each client of the cell sends, as its attacker sees it; every ``batch`` consecutive images are a client's.
+
+    Args:
+        report: told of what the transforms report, client by client.
+
+    Raises:
+        UsageError: a transform that is unknown, or does not fit this net.
+    """
+    spec, (channels, height, width) = cell.victim, dealt.images.shape[1:]
+    net = victim_net(spec, dealt.classes, channels, height, width)
+    hidden = spec.masked > 0
+    weights = {name: p.detach().clone() for name, p in net.named_parameters()}
+    sent = [name for name in weights if not (hidden and name.startswith("top."))]
+    known = {name: w for name, w in weights.items() if name in sent or cell.attacker.top != "unknown"}
+    schedule = Schedule(spec.lr, spec.steps, spec.batch)
+    wire = Wire(build_transforms(cell.defence))
+    clients = zip(torch.split(dealt.images, spec.batch), torch.split(dealt.labels, spec.batch), strict=True)
+    found = []
+    for number, (mine, of_mine) in enumerate(clients):
+        kind: Kind = "gradient" if spec.steps == 1 else "change"
+        news = _change(net, weights, mine, of_mine, spec) if kind == "change" else _gradient(net, weights, mine, of_mine)
+        arrived = carried({name: news[name] for name in sent}, kind, net, wire, (spec.seed, number), report)
+        shape, threat = tuple(mine.shape[1:]), cell.attacker.threat
+        found.append(
+            Observation(arrived, kind, known, net, shape, dealt.classes, threat, num_examples=spec.batch, schedule=schedule)
+        )
+    return found
+
+
+def carried(
+    news: Mapping[str, Tensor], kind: Kind, net: nn.Module, wire: Wire, seed: tuple[int, int], report: Report
+) -> dict[str, Tensor]:
+    """A gradient, or a change of weights, as it arrives: transformed, sealed and decoded as a run's upload is."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in news.items()}  # both count from zero
+    linear = tuple(name for name, layer in net.named_modules() if isinstance(layer, nn.Linear))
+
+    def context(index: int) -> TransformContext:
+        return TransformContext(zeros, tuple(news), generator(*seed, "leakage", index), linear, report)
+
+    payload = Payload(news, round=1, client=seed[1], kind="gradient" if kind == "gradient" else "delta")
+    return decoded(wire.upload(payload, context), zeros).tensors()
+
+
+def _gradient(net: Split, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Of the mean cross-entropy, by name."""
+    free = {name: w.clone().requires_grad_() for name, w in weights.items()}
+    loss = F.cross_entropy(functional_call(net, free, (images,)), labels)
+    return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+
+
+def _change(net: Split, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, spec: VictimSpec) -> dict[str, Tensor]:
+    """After minus before, over the local steps; hidden layers train too."""
+    now = dict(weights)
+    for _ in range(spec.steps):
+        gradient = _gradient(net, now, images, labels)
+        now = {name: w - spec.lr * gradient[name] for name, w in now.items()}
+    return {name: now[name] - w for name, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The images of a cell ``(n, C, H, W)`` in [0, 1], their labels ``(n,)``, and how many classes there are."""
+
+    images: Tensor
+    labels: Tensor
+    classes: int
+
+
+def deal(dataset: Dataset, spec: ImagesSpec) -> Dealt:
+    """The first ``n`` test images in the order that the seed draws.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if spec.n > len(dataset.test_images):
+        raise UsageError(f"images.n = {spec.n}: {dataset.name} has {len(dataset.test_images)} test images")
+    order = torch.randperm(len(dataset.test_images), generator=torch.Generator().manual_seed(spec.seed))[: spec.n]
+    return Dealt(dataset.test_images[order].float() / 255, dataset.test_labels[order], len(dataset.classes))
+
+
+def mean_of(reports: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """By name, the mean over the clients of what was reported."""
+    by_name: dict[str, list[float]] = {}
+    for name, value in reports:
+        by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
