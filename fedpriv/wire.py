@@ -99,7 +99,8 @@ _CODES = {
 
 
 def _views(data: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-    return safetensors.deserialize(data)  # type: ignore[no-untyped-call, no-any-return]
+    # By name: safetensors gives them in another order each time, and sums over tensors depend on it.
+    return sorted(safetensors.deserialize(data), key=lambda view: view[0])  # type: ignore[no-untyped-call]
 
 
 def _tensor(view: Mapping[str, Any]) -> Tensor:

@@ -37,13 +37,13 @@ def figures(attempt: Attempt) -> dict[str, Any]:
     if attempt.found is None or attempt.scores is None:
         return said | {"inapplicable": attempt.inapplicable}
     scores, found = attempt.scores, attempt.found
-    n = len(scores.mse)
+    n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
     return said | {
         "success": {f"{limit:g}": rate(one) for limit, one in scores.recovered.items()},
         "label_accuracy": None if scores.labels is None else scores.labels.share,
         "mse_median": float(scores.mse.median()),
         "mse_best": float(scores.mse.min()),
-        "psnr_median_db": float(scores.psnr.median()),
+        "psnr_median_db": None if exact else float(scores.psnr.median()),  # infinite, which JSON has no word for
         "ssim_median": float(scores.ssim.median()),
         "cpu_seconds": found.cpu_seconds,
         "images_per_cpu_second": n / found.cpu_seconds if found.cpu_seconds else None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ SHOWN = 8
 """Images in a row."""
 
 
-def draw_grid(rows: Mapping[str, Tensor], path: Path) -> None:
+def grid(rows: Mapping[str, Tensor]) -> bytes:
     """A PNG with a row of images per name; images ``(n, C, H, W)`` in [0, 1], at most :data:`SHOWN` of them."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -27,5 +27,6 @@ def draw_grid(rows: Mapping[str, Tensor], path: Path) -> None:
                 axis.set_xticks([])
                 axis.set_yticks([])
             line[0].set_ylabel(name, rotation=0, ha="right", va="center")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        made = io.BytesIO()
+        figure.savefig(made, dpi=100, format="png")
+    return made.getvalue()

@@ -12,6 +12,8 @@ from fedpriv.cli.common import command, console, png
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedpriv.audit.target import Target
 
 
@@ -74,9 +76,7 @@ def attack(
     guesses = figures.guesses(target)
     out.print(figures.table(attempts, guesses, target))
     if output:
-        from fedpriv.audit.pictures import draw_grid
-
-        draw_grid({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)
+        _draw({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)
         out.print(f"drawn: {output}", soft_wrap=True, markup=False)
     return {
         "attack": name,
@@ -160,3 +160,14 @@ def _target(
 
     evidence = Evidence(find_run(run_name, runs_dir))
     return target.message(evidence, *evidence.messages(round_, client)[0])
+
+
+def _draw(rows: dict[str, Tensor], path: Path) -> None:
+    from fedpriv.audit.pictures import grid
+    from fedpriv.files import write_atomically
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, grid(rows))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,23 @@ def png(_context: click.Context, _parameter: click.Parameter, path: Path | None)
     if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
     return path
+
+
+def run_folders(runs: tuple[str, ...], runs_dir: Path) -> list[Path]:
+    """The folders of runs given as :func:`fedpriv.tracking.find_run` takes them, each once.
+
+    What tracking and experiments keep beside the run folders is passed over, so that ``runs/*`` means the runs.
+    """
+    from fedpriv.tracking import find_run
+
+    found = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
+    if not found:
+        raise UsageError(f"no runs among {', '.join(runs)}")
+    return list({folder.resolve(): folder for folder in found}.values())
+
+
+def _is_store(path: Path) -> bool:
+    return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments"))
 
 
 def console() -> Console:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, png
+from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.errors import FedprivError, UsageError
 
 _PATH = click.Path(path_type=Path)
@@ -132,12 +132,9 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     from rich.table import Table
 
     from fedpriv.plots import compare_curves
-    from fedpriv.tracking import find_run, read_records
+    from fedpriv.tracking import read_records
 
-    found = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
-    folders = list({folder.resolve(): folder for folder in found}.values())
-    if not folders:
-        raise UsageError(f"no runs among {', '.join(runs)}")
+    folders = run_folders(runs, runs_dir)
     rows = [_row(folder) for folder in folders]
     groups: dict[str, list[int]] = {}
     for index, label in enumerate(_labels(folders, rows)):
@@ -184,11 +181,6 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     compare_curves({label: [read_records(folders[index]) for index in members] for label, members in groups.items()}, output)
     out.print(f"plot: {output}", soft_wrap=True, markup=False)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
-
-
-def _is_store(path: Path) -> bool:
-    """Whether this is what tracking keeps beside the run folders, so that ``runs/*`` means the runs."""
-    return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments"))
 
 
 def _row(folder: Path) -> dict[str, Any]:

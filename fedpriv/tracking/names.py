@@ -49,6 +49,20 @@ def summary_values(summary: dict[str, Any]) -> dict[str, float]:
     return {f"final/{key}": value for key, value in values.items()}
 
 
+def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
+    """What MLflow gets of the run in ``audit.json``, under ``audit/``: what it gave away, for a table of runs."""
+    values: dict[str, float | None] = {}
+    for run in audit["runs"]:
+        if run["run_id"] != run_id:
+            continue
+        for kind, most in run["best"].items():
+            values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
+        if run["labels"]:
+            values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
+        values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
+    return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
+
+
 def _section(key: str) -> str:
     return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
 

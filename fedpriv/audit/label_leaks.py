@@ -1,0 +1,107 @@
+"""Which labels a client holds, as its messages tell it: in clear, by the rules of the last layer, or through shadow clients."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.centers import read_label_set
+from attacks.labels import batch_labels, count_accuracy, surely_present, to_counts
+from attacks.observation import ThreatModel
+from attacks.reconstruction import Inapplicable
+from attacks.shadow import Message, fit_shadows, score_shadows, shadow_messages
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.shadow_turns import ShadowTurns
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError
+from fedpriv.seeding import generator
+
+MOST_LABELS = 4
+"""Shadow clients hold one to so many classes: the attacker does not know how many the others hold."""
+
+
+def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
+    """What the message says of the client's labels, by the first of the ways that applies.
+
+    ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found, ``None`` where
+    only the set is told.
+    """
+    observation = evidence.observation(evidence.message(round, client), ThreatModel())
+    labels, classes = evidence.truth(client).labels, len(evidence.federation.dataset.classes)
+    true = torch.bincount(labels, minlength=classes)
+    counts: Tensor | None = None
+    note = None
+    try:
+        read = read_label_set(observation)
+        how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
+    except Inapplicable:
+        try:
+            found = surely_present(observation).cpu()
+            how = "last layer: its bias rose for the classes that are there"
+            guessed = torch.bincount(batch_labels(observation), minlength=classes)
+            counts = to_counts((guessed * found).double(), len(labels))
+        except Inapplicable as error:
+            how, found, note = "no rule applies", torch.zeros(classes, dtype=torch.bool), str(error)
+    return {
+        "round": round,
+        "client": client,
+        "how": how,
+        "true": (true > 0).nonzero().flatten().tolist(),
+        "found": found.nonzero().flatten().tolist(),
+        "exact": bool(torch.equal(found, true > 0)),
+        "count_accuracy": None if counts is None else count_accuracy(counts, true),
+        "note": note,
+    }
+
+
+def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
+    """Label sets of the kept clients of a round from the changes of the shared weights alone (A9): no head, no centres needed.
+
+    The server plays turns on public data (the data set's test split) with label sets that it chose, and learns from them.
+
+    Raises:
+        FedprivError: too many of the turns diverged.
+    """
+    clients = evidence.store.clients(round)
+    messages = [evidence.message(round, client) for client in clients]
+    download, federation = evidence.store.download(round), evidence.federation
+    assert download is not None
+    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
+    classes = len(federation.dataset.classes)
+    draw = generator(seed, round, "label sets")
+    sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=draw).tolist()
+    sets = torch.zeros(shadows, classes, dtype=torch.bool)
+    for row, size in zip(sets, sizes, strict=True):
+        row[torch.randperm(classes, generator=draw)[:size]] = True
+    samples = messages[0].sealed.num_examples or 10 * federation.config.train.batch_size
+
+    def client(present: Tensor, number: int) -> Message:
+        played = turns.play(_public(evidence, present, samples, number), number)
+        if played is None:
+            raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
+        return _changes(evidence, played.uploaded, messages[0].received)
+
+    classifier = fit_shadows(shadow_messages(client, sets), sets)
+    truth = torch.stack([torch.bincount(evidence.truth(one).labels, minlength=classes) > 0 for one in clients])
+    report = score_shadows(classifier, [_changes(evidence, one.uploaded, one.received) for one in messages], truth)
+    auc = None if report.auc != report.auc else report.auc
+    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows}
+
+
+def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:
+    """Of the shared parameters, in the order of the net: what is last there says most about labels."""
+    names = [name for name, _ in evidence.federation.resident.net.named_parameters() if name in uploaded and name in received]
+    return {name: uploaded[name].cpu() - received[name].cpu() for name in names}
+
+
+def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
+    """So many samples of the test split with these labels; again from the start where there are fewer."""
+    data = evidence.federation.data
+    labels = data.labels("server")
+    positions = present.to(labels.device)[labels].nonzero().flatten()
+    order = torch.randperm(len(positions), generator=generator(number, "shadow client")).to(positions.device)
+    chosen = positions[order].repeat(-(-samples // max(1, len(positions))))[:samples]
+    return data.pick("server", chosen)

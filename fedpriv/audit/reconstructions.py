@@ -1,0 +1,167 @@
+"""Every attacker on the run's real messages, and on the easiest case: one image, one step, on the same net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from attacks.lab import Attacker, Attempt, attackers, attempt
+from attacks.observation import Observation, ThreatModel
+from fedpriv.audit import figures
+from fedpriv.audit.evidence import Evidence, single_steps
+from fedpriv.audit.target import Target, message
+from fedpriv.errors import UsageError
+
+Say = Callable[[str], None]
+
+EASIEST = 6
+"""Images of the easiest case."""
+LONGEST = 8
+"""Local steps up to which training is unrolled: each doubles the work, and the order of the samples is guessed."""
+_ON_MESSAGES = ("analytic", "dlg", "inverting-gradients", "unrolled")
+"""What is tried on a message; what is left out here is for single samples."""
+_MESSAGE_BUDGET: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("dlg", "random-head", "known-head"), {"steps": 4, "restarts": 0}),
+    **dict.fromkeys(("joint-head", "head-free"), {"adam_steps": 300, "steps": 4, "restarts": 0}),
+    "inverting-gradients": {"steps": 300},
+    "unrolled": {"iterations": 20, "restarts": 1},
+}
+"""All samples of a client are unknowns at once, and in the pilots more steps brought these attackers no nearer."""
+_ON_STEPS = ("analytic", "analytic-features", "dlg", "idlg", "inverting-gradients")
+_STEP_BUDGET: dict[str, dict[str, Any]] = {
+    "analytic-features": {"adam": 300, "lbfgs": 20},
+    "random-head": {"steps": 30, "restarts": 0},
+    **dict.fromkeys(("dlg", "idlg", "known-head"), {"steps": 80, "restarts": 0}),
+    "joint-head": {"adam_steps": 300, "steps": 20, "restarts": 0},
+    "head-free": {"restarts": 0},
+    "inverting-gradients": {"steps": 800},
+}
+Budget = dict[str, dict[str, Any]]
+"""Attacker -> its options where they are not its own defaults."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One target with all attempts on it."""
+
+    target: Target
+    kind: str
+    round: int
+    client: int
+    attempts: list[Attempt]
+
+    def best(self) -> Attempt | None:
+        """The attempt that recovered most; of equals the one with the least median error."""
+        made = [one for one in self.attempts if one.scores is not None]
+        return max(made, key=_success, default=None)
+
+    def pictures(self) -> dict[str, Tensor]:
+        """Originals and what each attacker made of them, the best reconstructions of the best attacker first."""
+        best = self.best()
+        if best is None or best.scores is None:
+            return {}
+        order = best.scores.mse.argsort()
+        made = sorted((one for one in self.attempts if one.scores is not None), key=_success, reverse=True)
+        rows = {"original": self.target.images[order]}
+        return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
+
+    def described(self, picture: str | None) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "target": self.target.title,
+            "kind": self.kind,
+            "round": self.round,
+            "client": self.client,
+            "images": len(self.target.images),
+            "pictures": picture,
+            "attempts": [_described(one) for one in self.attempts],
+            "baselines": figures.guess_figures(figures.guesses(self.target)),
+        }
+
+
+def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
+    """Attack what the client sent in that round."""
+    target = message(evidence, round, client)
+    steps = _steps(target)
+    title = f"round {round}, client {client}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
+    return _attack(
+        replace(target, title=title), "message", round, client, _tried(_ON_MESSAGES, _MESSAGE_BUDGET, target.masked), seed, say
+    )
+
+
+def on_single_steps(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
+    """Attack single steps on the first images of that client, at the weights that it was sent in that round.
+
+    Not what the run sent, but what its net gives away where nothing stands in the way: many samples and steps do.
+    """
+    real, found = message(evidence, round, client), evidence.message(round, client)
+    images, labels = real.images[:EASIEST], real.labels[:EASIEST]
+
+    def observe(threat: ThreatModel) -> list[Observation]:
+        return single_steps(evidence, found, images, labels, threat)
+
+    title = f"one step on each of {len(images)} images of client {client}, at the weights of round {round}"
+    target = Target(title, images, labels, real.masked, observe, real.reference, real.reference_labels)
+    return _attack(target, "single step", round, client, _tried(_ON_STEPS, _STEP_BUDGET, real.masked), seed, say)
+
+
+def _tried(names: Sequence[str], budget: Budget, masked: int) -> list[Attacker]:
+    """The attackers of that name; where layers are hidden, those that stand for DLG there."""
+    tried = {attacker.name: attacker for name in names for attacker in attackers(name, masked)}
+    return [replace(one, attack=replace(one.attack, **budget.get(name, {}))) for name, one in tried.items()]  # type: ignore[type-var]
+
+
+def _attack(target: Target, kind: str, round: int, client: int, tried: list[Attacker], seed: int, say: Say) -> Attacked:
+    attempts = []
+    for attacker in tried:
+        say(f"{target.title}: {attacker.name}")
+        attempts.append(_attempt(target, attacker, seed))
+    return Attacked(target, kind, round, client, attempts)
+
+
+def _attempt(target: Target, attacker: Attacker, seed: int) -> Attempt:
+    try:
+        observed = target.observe(attacker.threat)
+    except UsageError as error:
+        return Attempt(attacker, inapplicable=str(error))
+    schedule = observed[0].schedule
+    if attacker.name == "unrolled" and schedule is not None and schedule.steps > LONGEST:
+        return Attempt(
+            attacker, inapplicable=f"not tried: {schedule.steps} local steps are more than the {LONGEST} of this budget"
+        )
+    return attempt(attacker, observed, target.images, target.labels, seed)
+
+
+def _steps(target: Target) -> int | None:
+    schedule = target.observe(ThreatModel())[0].schedule
+    return None if schedule is None else schedule.steps
+
+
+def _success(one: Attempt) -> tuple[int, float]:
+    assert one.scores is not None
+    return one.scores.recovered[figures.RECOVERED].successes, -float(one.scores.mse.median())
+
+
+def _described(one: Attempt) -> dict[str, Any]:
+    """:func:`fedpriv.audit.figures.figures`, with what the attacker knows, its budget and its own loss along the way."""
+    said = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
+    said.pop("threat")
+    if one.found is None:
+        return said
+    middle = one.found.curve.nanmedian(dim=1).values
+    return said | {"inapplicable": None, "curve": [[i + 1, float(v)] for i, v in enumerate(middle) if bool(v.isfinite())]}
+
+
+def _budget(attacker: Attacker) -> str:
+    words = {"steps": "steps", "adam_steps": "Adam steps", "adam": "Adam steps", "lbfgs": "L-BFGS steps", "iterations": "steps"}
+    said = []
+    for f in fields(attacker.attack):  # type: ignore[arg-type]
+        value = getattr(attacker.attack, f.name)
+        if f.name in words:
+            said.append(f"{value} {words[f.name]}")
+        elif f.name == "restarts":
+            said.append(f"{value} restarts" if value else "one start")
+    return ", ".join(said) or "no optimisation"

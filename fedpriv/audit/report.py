@@ -1,0 +1,144 @@
+"""The audit of several runs: side by side, held against each other, as one page."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing.managers import SyncManager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from attacks.lab import attackers, run_controls
+from fedpriv.audit.page import render_html, render_markdown
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run
+from fedpriv.config import RunConfig, parse
+from fedpriv.errors import FedprivError
+from fedpriv.files import write_atomically
+
+Say = Callable[[str], None]
+FILES = ("audit.html", "audit.md", "audit.json")
+CONTROLLED = ("idlg", "head-free")
+"""Attackers whose controls stand for the harness: one that needs the last layer, and one that does not."""
+
+
+def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
+    """Audit runs, and hold each against the undefended one of the same kind among them.
+
+    Args:
+        command: how it was asked for, for the record.
+        workers: processes, each with one torch thread.
+
+    Raises:
+        FedprivError: a control failed; then nothing can be said.
+    """
+    began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    controls = _controls(options.seed, say)
+    parts = _in_processes(run_dirs, options, workers, say)
+    runs = [part.findings for part in parts]
+    for run in runs:
+        _held_against(run, runs)
+    findings = {
+        "created": created,
+        "seconds": round(time.monotonic() - began, 1),
+        "fedpriv": version("fedpriv"),
+        "command": command,
+        "options": asdict(options),
+        "controls": controls,
+        "runs": runs,
+    }
+    return Audited(findings, {name: picture for part in parts for name, picture in part.pictures.items()})
+
+
+def write(audited: Audited, folder: Path) -> None:
+    """Write :data:`FILES` and the pictures into a folder.
+
+    Raises:
+        FedprivError: it cannot be written.
+    """
+    made = {
+        "audit.json": json.dumps(audited.findings, indent=1, allow_nan=False).encode(),
+        "audit.md": render_markdown(audited.findings).encode(),
+        "audit.html": render_html(audited.findings, audited.pictures).encode(),
+    }
+    try:
+        (folder / "pictures").mkdir(parents=True, exist_ok=True)
+        for name, picture in audited.pictures.items():
+            write_atomically(folder / "pictures" / name, picture)
+        for name, content in made.items():
+            write_atomically(folder / name, content)
+    except OSError as error:
+        raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}") from None
+
+
+def _controls(seed: int, say: Say) -> list[dict[str, Any]]:
+    """The controls of the harness, run anew with every audit."""
+    found = []
+    for name in CONTROLLED:
+        say(f"controls of {name}")
+        for control in run_controls(attackers(name, 0)[0], seed):
+            if not control.passed:
+                raise FedprivError(f"a control failed, so nothing can be said: {control.sentence}")
+            found.append({"attacker": name, **vars(control)})
+    return found
+
+
+def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Audited]:
+    if workers <= 1 or len(run_dirs) == 1:
+        return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}")) for one in run_dirs]  # type: ignore[misc]
+    context = multiprocessing.get_context("spawn")
+    with SyncManager(ctx=context) as manager, ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
+        told: Queue[str | None] = manager.Queue()
+        listener = threading.Thread(target=_relay, args=(told, say))
+        listener.start()
+        try:
+            return list(pool.map(_audit_and_tell, run_dirs, [options] * len(run_dirs), [told] * len(run_dirs)))
+        finally:
+            told.put(None)
+            listener.join()
+
+
+def _one_thread() -> None:
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def _audit_and_tell(run_dir: Path, options: AuditOptions, told: Queue[str | None]) -> Audited:
+    return audit_run(run_dir, options, lambda text: told.put(f"{run_dir.name}: {text}"))
+
+
+def _relay(told: Queue[str | None], say: Say) -> None:
+    while (text := told.get()) is not None:
+        say(text)
+
+
+def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
+    """Note what the run's defences cost against the run that differs in nothing else."""
+    if not run["defence"]:
+        return
+    for other in runs:
+        if not other["defence"] and _without_defence(other) == _without_defence(run):
+            mine, theirs = run["cost"], other["cost"]
+            run["cost"] |= {
+                "against": other["name"],
+                "accuracy_difference": mine["accuracy"] - theirs["accuracy"],
+                "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
+            }
+            return
+
+
+def _without_defence(run: dict[str, Any]) -> dict[str, Any]:
+    import yaml
+
+    config = parse(RunConfig, yaml.safe_load(run["config_yaml"]), f"config of {run['name']}")
+    return config.model_dump(mode="json", exclude={"wire": True, "privacy": True, "run_dir": True, "tracking": True})

@@ -1,0 +1,210 @@
+"""The audit of one run: everything that is asked of it, in the form of ``audit.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attacks.operating_points import OperatingPoints, Point
+from fedpriv.audit.center_leaks import inverted_centers
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.figures import rate
+from fedpriv.audit.label_leaks import labels_of, shadow_labels
+from fedpriv.audit.leaving import conditions, crossed, knowledge
+from fedpriv.audit.membership import Membership, membership
+from fedpriv.audit.pictures import grid
+from fedpriv.audit.reconstructions import Attacked, on_message, on_single_steps
+from fedpriv.audit.verdict import best_attempt, verdict
+from fedpriv.errors import FedprivError, UsageError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How much is tried.
+
+    Attributes:
+        messages: messages that are attacked: of the kept rounds, evenly, the first kept client of each.
+        label_shadows: turns played to learn what label sets look like; 0: not tried.
+        membership_shadows: turns played for each client of the last kept round; 0: no membership inference.
+    """
+
+    messages: int = 3
+    label_shadows: int = 60
+    membership_shadows: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} = {getattr(self, name)}: at least {least}")
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A run's findings (JSON) and its pictures (PNG), which the findings name."""
+
+    findings: dict[str, Any]
+    pictures: dict[str, bytes]
+
+
+def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
+    """Audit a finished run from what it kept.
+
+    Raises:
+        UsageError: there is no run, it is not finished, or it kept no payloads.
+        FedprivError: its files are damaged, or the membership attack finds something where there is nothing to find.
+    """
+    evidence = Evidence(run_dir)
+    summary = evidence.folder.summary()
+    if summary is None:
+        raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
+    name, pictures = evidence.folder.path.name, {}
+    say("what left the clients")
+    findings = _facts(evidence, summary)
+    attacks = []
+    for attacked in _attacked(evidence, options, say):
+        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-client-{attacked.client}.png"
+        rows = attacked.pictures()
+        if rows:
+            pictures[picture] = grid(rows)
+        attacks.append(attacked.described(picture if rows else None))
+    findings["attacks"] = attacks
+    findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single step")}
+    say("labels")
+    findings["labels"] = [labels_of(evidence, round, client) for round, client in evidence.messages()]
+    findings["label_shadow"], findings["not_tried"] = None, {}
+    first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
+    if options.label_shadows:
+        say(f"labels: {options.label_shadows} shadow clients")
+        try:
+            findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
+        except FedprivError as error:
+            findings["not_tried"]["label_shadow"] = str(error)
+    findings["centers"] = []
+    for round, client in dict.fromkeys((round, evidence.store.clients(round)[0]) for round in (first, last)):
+        say(f"class centres of round {round}")
+        if (inverted := inverted_centers(evidence, round, client, options.seed)) is not None:
+            picture = f"{name}-centers-round-{round}-client-{client}.png"
+            pictures[picture] = grid(inverted[1])
+            findings["centers"].append(inverted[0] | {"pictures": picture})
+    findings["membership"], lower = [], None
+    if options.membership_shadows:
+        clients = evidence.store.clients(last)
+        say(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
+        try:
+            found = membership(evidence, last, clients, options.membership_shadows, options.seed)
+        except FedprivError as error:
+            findings["not_tried"]["membership"] = str(error)
+        else:
+            if not found.controls_passed:
+                raise FedprivError(f"{run_dir}: the membership attack finds members where there are none; nothing can be said")
+            findings["membership"], lower = _membership(found), asdict(found.epsilon)
+    findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
+    findings["verdict"] = verdict(findings)
+    return Audited(findings, pictures)
+
+
+def _attacked(evidence: Evidence, options: AuditOptions, say: Say) -> list[Attacked]:
+    rounds = evidence.store.rounds()
+    spread = sorted({rounds[i * (len(rounds) - 1) // max(1, options.messages - 1)] for i in range(options.messages)})
+    chosen = [(round, evidence.store.clients(round)[0]) for round in spread]
+    found = [on_message(evidence, round, client, options.seed, say) for round, client in chosen]
+    return [*found, on_single_steps(evidence, *chosen[0], options.seed, say)]
+
+
+def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
+    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
+    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
+    return {
+        "name": evidence.folder.path.name,
+        "run_id": facts["run_id"],
+        "run_dir": str(evidence.folder.path),
+        "method": config.method.name,
+        "title": federation.method.title,
+        "paper": federation.method.paper,
+        "dataset": Path(config.data.name).name,
+        "model": config.model.name,
+        "seed": config.seed,
+        "clients": config.data.clients,
+        "participants": config.participants_of(config.data.clients),
+        "rounds": summary["rounds"],
+        "defence": [*transforms, *([f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else [])],
+        "git_commit": facts.get("git_commit"),
+        "versions": facts.get("versions") or {},
+        "partition_hash": facts["partition_hash"],
+        "config_yaml": config.to_yaml(),
+        "cost": {
+            "accuracy": summary["accuracy"],
+            "worst_tenth": summary["protocols"].get("worst_tenth"),
+            "bytes_up": summary["bytes_up"],
+            "bytes_down": summary["bytes_down"],
+            "seconds": summary["seconds"],
+            "against": None,
+            "accuracy_difference": None,
+            "bytes_up_ratio": None,
+        },
+        "wire": crossed(evidence),
+        "knowledge": knowledge(evidence),
+        "conditions": conditions(evidence),
+    }
+
+
+def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
+    if not tried:
+        return None
+    attack, best = max(tried, key=lambda pair: (pair[1]["success"]["0.01"]["share"], -pair[1]["mse_median"]))
+    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"]["0.01"]}
+
+
+def _membership(found: Membership) -> list[dict[str, Any]]:
+    clients = ", ".join(map(str, found.clients))
+    return [
+        {
+            "round": found.round,
+            "client": clients,
+            "attack": name if name.startswith("loss") else f"{name} ({found.shadows} shadow turns a client)",
+            "auc": points.auc.value,
+            "auc_low": points.auc.low,
+            "auc_high": points.auc.high,
+            "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
+            "members": points.members,
+            "non_members": points.non_members,
+            "roc": [list(pair) for pair in points.roc],
+            "epsilon_lower": found.epsilon.lower if name.startswith("LiRA") and "offline" not in name else None,
+            "note": _notes(points),
+            "knows": list(found.threat),
+        }
+        for name, points in found.attacks.items()
+    ]
+
+
+def _point(point: Point | None) -> dict[str, Any] | None:
+    return None if point is None else rate(point.found)
+
+
+def _notes(points: OperatingPoints) -> str | None:
+    return " ".join(points.notes) or None
+
+
+def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The ledger's statement beside the attack's lower bound, where the run has differential privacy."""
+    if statement is None:
+        return None
+    said = [statement["adjacency"], statement["holds_if"], *(f"not covered: {one}" for one in statement["not_covered"])]
+    if lower is not None:
+        said.append(lower["about"])
+    comparable = lower is not None and statement["level"] == "sample"
+    return {
+        "upper": statement["epsilon"],
+        "delta": statement["delta"],
+        "level": statement["level"],
+        "accountant": statement["accountant"],
+        "lower": lower["lower"] if lower is not None and comparable else None,
+        "bounds": lower,
+        "sentences": said,
+    }

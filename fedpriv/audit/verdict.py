@@ -1,0 +1,86 @@
+"""What may be said of a run after its audit, in sentences. The strongest is "not reconstructed by attack X within its budget"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Found = Mapping[str, Any]
+LIMIT = "0.01"
+"""The threshold of "recovered", as a key of the figures."""
+
+
+def verdict(run: Found) -> list[str]:
+    """The sentences for one run of the report (its findings as in ``audit.json``)."""
+    said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
+    said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single step"]
+    return [*said, *_labels(run["labels"]), *_membership(run["membership"]), *_epsilon(run["epsilon"])]
+
+
+def best_attempt(attack: Found) -> Found | None:
+    """The attempt that recovered most images; of equals the one with the least median error."""
+    made = [one for one in attack["attempts"] if not one.get("inapplicable")]
+    return max(made, key=lambda one: (one["success"][LIMIT]["successes"], -one["mse_median"]), default=None)
+
+
+def _message(attack: Found) -> str:
+    where = f"client {attack['client']}'s message of round {attack['round']}"
+    best = best_attempt(attack)
+    if best is None:
+        return f"No attack could be mounted on {where}."
+    hit, copied = best["success"][LIMIT], _copied(attack)
+    if hit["successes"] == 0:
+        tried = ", ".join(one["attacker"] for one in attack["attempts"] if not one.get("inapplicable"))
+        return (
+            f"None of the {hit['n']} training images behind {where} was reconstructed by {tried} within their budgets "
+            f"(MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%})."
+        )
+    compared = f"; the nearest of the public images passes for {copied} of them" if copied is not None else ""
+    return (
+        f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
+        f"(MSE < {LIMIT}; 95 % interval {hit['low']:.0%} to {hit['high']:.0%}{compared})."
+    )
+
+
+def _easiest(attack: Found) -> str:
+    best = best_attempt(attack)
+    if best is None:
+        return "On the easiest case (one step on one image) no attack could be mounted."
+    hit = best["success"][LIMIT]
+    case = f"Had client {attack['client']} taken one step on one image in round {attack['round']}"
+    if hit["successes"] == 0:
+        return f"{case}, none of {hit['n']} images would have been reconstructed by the attacks tried within their budgets."
+    return (
+        f"{case}, {best['attacker']} would have reconstructed {hit['successes']} of {hit['n']}: this net hides nothing by itself."
+    )
+
+
+def _copied(attack: Found) -> int | None:
+    found = attack["baselines"].get("nearest public")
+    return None if found is None else int(found["success"][LIMIT]["successes"])
+
+
+def _labels(messages: Sequence[Found]) -> list[str]:
+    if not messages:
+        return []
+    exact = sum(one["exact"] for one in messages)
+    ways = sorted({one["how"] for one in messages})
+    return [f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)})."]
+
+
+def _membership(attacks: Sequence[Found]) -> list[str]:
+    if not attacks:
+        return []
+    best = max(attacks, key=lambda one: one["auc"])
+    area = f"AUC {best['auc']:.2f}, 95 % interval {best['auc_low']:.2f} to {best['auc_high']:.2f}; 0.5 is guessing"
+    who = f"whether a sample was trained on, asked of {best['members']} members and {best['non_members']} others"
+    if best["auc_low"] <= 0.5:
+        return [f"No membership attack tried told {who} better than guessing does (best: {best['attack']}, {area})."]
+    return [f"{best['attack']} tells {who} ({area})."]
+
+
+def _epsilon(epsilon: Found | None) -> list[str]:
+    if epsilon is None:
+        return ["The run has no differential privacy: there is no guarantee, only what these attacks did or did not do."]
+    against = "a client" if epsilon["level"] == "client" else "a training sample"
+    return [f"The accountant's epsilon for {against} is {epsilon['upper']:.3g} at delta {epsilon['delta']:g}, an upper bound."]
