@@ -10,6 +10,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.perceptual import Missing, lpips
+
 THRESHOLDS = (1e-2, 1e-3, 1e-4)
 """Mean squared errors below which an image counts as recovered; a grey image scores about 0.03 to 0.09."""
 
@@ -81,6 +83,7 @@ class Scores:
     Attributes:
         recovered: by threshold of the mean squared error, how many lie below.
         labels: how many labels are right; ``None`` where the attack guesses none.
+        lpips: as the others ``(n,)``; ``None`` where it cannot be computed, and ``lpips_missing`` says why.
     """
 
     mse: Tensor
@@ -88,6 +91,8 @@ class Scores:
     ssim: Tensor
     recovered: dict[float, Rate]
     labels: Rate | None
+    lpips: Tensor | None = None
+    lpips_missing: str | None = None
 
 
 def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
@@ -98,7 +103,12 @@ def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Ten
     right = None
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
         right = wilson(int((guessed == labels).sum()), n)
-    return Scores(error, psnr(made, true), ssim(made, true), rates, right)
+    distance, missing = None, None
+    try:
+        distance = lpips(_clipped(made), true)
+    except Missing as reason:
+        missing = str(reason)
+    return Scores(error, psnr(made, true), ssim(made, true), rates, right, distance, missing)
 
 
 def match(made: Tensor, true: Tensor) -> Tensor:
