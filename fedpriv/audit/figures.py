@@ -45,6 +45,8 @@ def figures(attempt: Attempt) -> dict[str, Any]:
         "mse_best": float(scores.mse.min()),
         "psnr_median_db": None if exact else float(scores.psnr.median()),  # infinite, which JSON has no word for
         "ssim_median": float(scores.ssim.median()),
+        "lpips_median": None if scores.lpips is None else float(scores.lpips.median()),
+        "lpips_missing": scores.lpips_missing,
         "cpu_seconds": found.cpu_seconds,
         "images_per_cpu_second": n / found.cpu_seconds if found.cpu_seconds else None,
     }

@@ -24,6 +24,8 @@ FIGURES = {
     "mse_best",
     "psnr_median_db",
     "ssim_median",
+    "lpips_median",
+    "lpips_missing",
     "cpu_seconds",
     "images_per_cpu_second",
 }
@@ -62,6 +64,7 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
     rate = attacker["success"]["0.01"]
     assert rate["n"] == 2 and rate["share"] == rate["successes"] / 2 and rate["low"] <= rate["share"] <= rate["high"]
     assert attacker["label_accuracy"] == 1.0, "the sign rule needs no optimisation"
+    assert (attacker["lpips_median"] is None) == bool(attacker["lpips_missing"]), "null has its reason"
     assert attacker["images_per_cpu_second"] == pytest.approx(2 / attacker["cpu_seconds"])
     assert found["baselines"]["grey image"]["mse_median"] > 0
 
