@@ -1,0 +1,128 @@
+"""What an attacker is given of a run, held against gradients and models that are computed here from the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attacks.multistep import as_gradient
+from attacks.observation import ThreatModel
+from fedpriv.audit.evidence import Evidence, single_steps
+from fedpriv.audit.victim import cut
+from fedpriv.errors import UsageError
+from fedpriv.models.registry import build_model
+from fedpriv.simulation import run
+from tests.simulation.small import SILENT, config, play
+
+ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.rounds": 1}
+
+
+def evidence(folder: Path, method: str, **overrides: object) -> Evidence:
+    play(folder, method, **overrides)
+    return Evidence(folder)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_one_step_is_the_gradient_of_the_truth(tmp_path: Path, method: str) -> None:
+    own = {"method.head_epochs": 0} if method == "fedrep" else {}
+    found = evidence(tmp_path / "run", method, **ONE_STEP, **own)
+    round, client = found.messages()[0]
+    message, truth = found.message(round, client), found.truth(client)
+    observation = found.observation(message, ThreatModel())
+    assert observation.num_examples == len(truth.labels) and observation.schedule is not None and observation.schedule.steps == 1
+    federation = found.federation
+    federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
+    net, dataset = federation.resident.net.requires_grad_(True), federation.dataset
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
+    loss = F.cross_entropy(net((truth.images - mean) / std).logits, truth.labels)
+    parameters = dict(net.named_parameters())
+    names = cut(net, message.uploaded).names
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    expected = {names[name]: gradient for name, gradient in zip(parameters, gradients, strict=True) if name in message.uploaded}
+    seen = as_gradient(observation).shared
+    assert seen.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_hidden_layers_are_absent_and_known_only_where_the_threat_model_says_so(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "mpfedcon")
+    message = found.message(*found.messages()[0])
+    unknown, initial = (found.observation(message, ThreatModel(top=top)) for top in ("unknown", "initial"))
+    hidden = {f"top.{name}" for name, _ in unknown.net.top.named_parameters()}
+    assert hidden and not hidden & unknown.shared.keys() and not hidden & unknown.weights.keys()
+    assert hidden <= initial.weights.keys() and not hidden & initial.shared.keys()
+    assert {"statistic.centers", "statistic.classes"} <= unknown.statistics.keys()
+    with pytest.raises(UsageError, match="never left it"):
+        found.observation(message, ThreatModel(top="current"))
+
+
+def test_who_does_not_know_the_number_of_samples_does_not_know_the_steps(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "fedavg")
+    observation = found.observation(found.message(*found.messages()[0]), ThreatModel(num_examples=False))
+    assert observation.num_examples is None and observation.schedule is None
+
+
+def test_masked_and_compressed_messages(tmp_path: Path) -> None:
+    transforms = [{"name": "mask", "last": 2}, {"name": "quantise", "bits": 8}]
+    found = evidence(tmp_path / "run", "fedavg", **{"wire.transforms": transforms})
+    message = found.message(*found.messages()[0])
+    observation = found.observation(message, ThreatModel(top="initial"))
+    hidden = [name for name, _ in observation.net.top.named_parameters()]
+    assert sum(name.endswith("weight") for name in hidden) == 2
+    assert not any(name.startswith("top.") for name in observation.shared)
+    assert {f"top.{name}" for name in hidden} <= observation.weights.keys()  # the server sends them in every round
+    assert all(change.abs().max() > 0 for change in observation.shared.values())
+
+
+def test_the_step_of_one_image_is_its_gradient(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "mpfedcon")
+    round, client = found.messages()[0]
+    truth, message = found.truth(client), found.message(round, client)
+    made = single_steps(found, message, truth.images[:2], truth.labels[:2], ThreatModel())
+    assert [one.num_examples for one in made] == [1, 1] and all(one.kind == "gradient" for one in made)
+    assert made[0].shared.keys() == found.observation(message, ThreatModel()).shared.keys()
+    for name, weight in made[0].weights.items():
+        torch.testing.assert_close(weight, found.observation(message, ThreatModel(top="initial")).weights[name])
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1})
+    found.folder.update_facts(partition_hash="0" * 64)
+    with pytest.raises(UsageError, match="not those the run was trained on"):
+        Evidence(tmp_path / "run").truth(0)
+
+
+def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "fedavg")
+    kept = found.messages()
+    with pytest.raises(UsageError, match="no payload of round 9 was kept, only of rounds 1, 2, 3"):
+        found.messages(round=9)
+    with pytest.raises(UsageError, match="no payload of client 77"):
+        found.messages(client=77)
+    assert found.messages(*kept[0]) == [kept[0]]
+    run.start(config("fedavg", **{"wire.keep_payloads": "none", "run_dir": str(tmp_path / "none")}), tmp_path, *SILENT)
+    with pytest.raises(UsageError, match="--keep-payloads"):
+        Evidence(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "sent", "top"),
+    [
+        ("cnn10", (3, 32, 32), ("encoder",), ["projector_fc1", "projector_relu1", "projector_fc2", "head"]),
+        ("cnn10", (3, 32, 32), ("encoder", "projector", "head"), ["head"]),
+        ("lenet_sigmoid", (3, 32, 32), ("encoder.conv1",), ["encoder_conv2", "encoder_sigmoid2", "encoder_conv3"]),
+        ("resnet18", (3, 32, 32), ("encoder",), ["projector_fc1"]),
+    ],
+)
+def test_a_net_is_cut_where_sharing_ends(model: str, shape: tuple[int, ...], sent: tuple[str, ...], top: list[str]) -> None:
+    net = build_model(model, shape, 10).eval()
+    victim = cut(net, [name for name, _ in net.named_parameters() if name.startswith(sent)])
+    assert [name for name, _ in victim.net.top.named_children()][: len(top)] == top
+    images = torch.rand(2, *shape)
+    torch.testing.assert_close(victim.net(images), net(images).logits, rtol=0, atol=0)
+    mapped = dict(victim.net.named_parameters())
+    assert all(mapped[victim.names[name]] is parameter for name, parameter in net.named_parameters())
