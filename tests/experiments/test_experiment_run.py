@@ -113,6 +113,14 @@ def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -
     assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done", "done"]
 
 
+def test_small_numbers_of_a_config_are_kept(tmp_path: Path) -> None:
+    runs = {"noisy": {"method": {"name": "fedavg"}, "wire": {"transforms": [{"name": "gaussian", "variance": 8.4e-7}]}}}
+    experiment = read(write_yaml(tmp_path, base=TINY, runs=runs))
+    play(experiment, tmp_path / "runs", "noisy", 0, lambda record: None)
+    assert [outcome.state for outcome in run(experiment, tmp_path / "runs", workers=0)] == ["collected"]
+    assert [outcome.state for outcome in run(experiment, tmp_path / "elsewhere", workers=0)] == ["done"]
+
+
 def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path, in_process: Callable[[str], None]) -> None:
     path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1])
     write_result(path, "fedavg", 1, {19: 0.5, 20: 0.5})
