@@ -97,7 +97,7 @@ def descent(attack: Found) -> Chart | None:
     steps, values = zip(*(point for _, points in series for point in points), strict=True)
     lowest, highest = math.floor(math.log10(max(min(values), 1e-12))), math.ceil(math.log10(max(values)))
     x, y = across(0, max(steps)), upwards(10.0**lowest, 10.0 ** max(highest, lowest + 1), log=True)
-    parts = [frame(x, y, ("step of the attack", "loss, relative to the first"), (formats.short, _decade))]
+    parts = [frame(x, y, ("steps recorded (of Adam every 20th)", "loss, relative to the first"), (formats.short, _decade))]
     parts += [line(points, x, y, style(index)) for index, (_, points) in enumerate(series)]
     return Chart(svg("The attackers' losses over their steps.", parts), _keys([name for name, _ in series]))
 

@@ -12,6 +12,7 @@ from attacks.lab import Attacker, Attempt, attackers, attempt
 from attacks.observation import Observation, ThreatModel
 from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence, single_steps
+from fedpriv.audit.pictures import SHOWN
 from fedpriv.audit.target import Target, message
 from fedpriv.errors import UsageError
 
@@ -24,8 +25,8 @@ LONGEST = 8
 _ON_MESSAGES = ("analytic", "dlg", "inverting-gradients", "unrolled")
 """What is tried on a message; what is left out here is for single samples."""
 _MESSAGE_BUDGET: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("dlg", "random-head", "known-head"), {"steps": 4, "restarts": 0}),
-    **dict.fromkeys(("joint-head", "head-free"), {"adam_steps": 300, "steps": 4, "restarts": 0}),
+    **{name: {"steps": 4, "restarts": 0} for name in ("dlg", "random-head", "known-head")},
+    **{name: {"adam_steps": 300, "steps": 4, "restarts": 0} for name in ("joint-head", "head-free")},
     "inverting-gradients": {"steps": 300},
     "unrolled": {"iterations": 20, "restarts": 1},
 }
@@ -34,7 +35,7 @@ _ON_STEPS = ("analytic", "analytic-features", "dlg", "idlg", "inverting-gradient
 _STEP_BUDGET: dict[str, dict[str, Any]] = {
     "analytic-features": {"adam": 300, "lbfgs": 20},
     "random-head": {"steps": 30, "restarts": 0},
-    **dict.fromkeys(("dlg", "idlg", "known-head"), {"steps": 80, "restarts": 0}),
+    **{name: {"steps": 80, "restarts": 0} for name in ("dlg", "idlg", "known-head")},
     "joint-head": {"adam_steps": 300, "steps": 20, "restarts": 0},
     "head-free": {"restarts": 0},
     "inverting-gradients": {"steps": 800},
@@ -68,6 +69,13 @@ class Attacked:
         rows = {"original": self.target.images[order]}
         return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
 
+    def _shown(self) -> str:
+        best, n = self.best(), len(self.target.images)
+        assert best is not None
+        if n <= SHOWN:
+            return f"All {n} images, the best reconstruction by {best.attacker.name} first."
+        return f"{SHOWN} of {n} images: those that {best.attacker.name} came nearest to. Of the others less was recovered."
+
     def described(self, picture: str | None) -> dict[str, Any]:
         """As JSON."""
         return {
@@ -77,6 +85,7 @@ class Attacked:
             "client": self.client,
             "images": len(self.target.images),
             "pictures": picture,
+            "pictures_note": None if picture is None else self._shown(),
             "attempts": [_described(one) for one in self.attempts],
             "baselines": figures.guess_figures(figures.guesses(self.target)),
         }

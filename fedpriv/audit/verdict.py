@@ -50,9 +50,7 @@ def _easiest(attack: Found) -> str:
     case = f"Had client {attack['client']} taken one step on one image in round {attack['round']}"
     if hit["successes"] == 0:
         return f"{case}, none of {hit['n']} images would have been reconstructed by the attacks tried within their budgets."
-    return (
-        f"{case}, {best['attacker']} would have reconstructed {hit['successes']} of {hit['n']}: this net hides nothing by itself."
-    )
+    return f"{case}, {best['attacker']} would have reconstructed {hit['successes']} of {hit['n']}."
 
 
 def _copied(attack: Found) -> int | None:

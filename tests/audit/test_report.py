@@ -1,0 +1,131 @@
+"""``fedpriv audit`` on small runs: what it writes, what it says, and when it says nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attacks.controls import Control
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.label_leaks import labels_of
+from fedpriv.cli import main
+from fedpriv.tracking.names import audit_values
+from tests.simulation.small import play
+
+QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4", "--workers", "1")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks with hardly any steps, and controls that the tests of attacks run: what is tested here is the report."""
+    few = {"steps": 1, "restarts": 0}
+    budget: dict[str, dict[str, Any]] = dict.fromkeys(("dlg", "idlg", "random-head", "known-head"), few)
+    budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
+    budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
+    monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
+    monkeypatch.setattr("fedpriv.audit.reconstructions._STEP_BUDGET", budget)
+    monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
+    passed = [Control("positive", True, "recovered 3 of 3", 0.1)]
+    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
+
+
+def fedpriv(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Finished small runs by name, each made once."""
+    folder, made = tmp_path_factory.mktemp("runs"), dict[str, Path]()
+    masked = {"wire.transforms": [{"name": "mask", "last": 1}]}
+    options: dict[str, tuple[str, dict[str, Any]]] = {
+        "fedavg": ("fedavg", {}),
+        "mpfedcon": ("mpfedcon", {}),
+        "masked": ("fedavg", masked),
+    }
+
+    def run(name: str) -> Path:
+        if name not in made:
+            method, own = options[name]
+            play(folder / name, method, **own)
+            made[name] = folder / name
+        return made[name]
+
+    return run
+
+
+def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    first, second = runs("fedavg"), runs("masked")
+    result = fedpriv("audit", first, second, *QUICK, "--output", tmp_path / "report", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert [run["name"] for run in found["runs"]] == ["fedavg", "masked"]
+    for folder in (tmp_path / "report", first / "audit", second / "audit"):
+        assert {"audit.html", "audit.md", "audit.json", "pictures"} <= {path.name for path in folder.iterdir()}
+        assert json.loads((folder / "audit.json").read_text())["runs"] == found["runs"]
+    plain, masked = found["runs"]
+    assert plain["cost"]["against"] is None and masked["cost"]["against"] == "fedavg"
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (first, second)]
+    difference = summaries[1]["accuracy"] - summaries[0]["accuracy"]
+    assert masked["cost"]["accuracy_difference"] == pytest.approx(difference)
+    assert masked["cost"]["bytes_up_ratio"] == summaries[1]["bytes_up"] / summaries[0]["bytes_up"] < 1
+    up = {one["name"] for one in plain["wire"]["tensors"] if one["up"]} - {
+        one["name"] for one in masked["wire"]["tensors"] if one["up"]
+    }
+    assert up == {"head.weight", "head.bias"}
+    tried = {one["attacker"] for attack in masked["attacks"] for one in attack["attempts"]}
+    assert {"random-head", "known-head", "joint-head", "head-free", "analytic"} <= tried
+    for run in found["runs"]:
+        page = (first / "audit" / "audit.html").read_text()
+        assert all(run[key] in page for key in ("run_id", "partition_hash"))
+        assert {attack["kind"] for attack in run["attacks"]} == {"message", "single step"}
+        assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
+        values = audit_values(found, run["run_id"])
+        assert values.keys() >= {"audit/recovered_from_message", "audit/labels_exact", "audit/membership_auc"}
+
+
+def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Path]) -> None:
+    """The positive control of the whole way from the wire to the page: a linear first layer gives images away."""
+    result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--membership-shadows", 0, "--label-shadows", 0, "--json")
+    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+    easiest = next(attack for attack in run["attacks"] if attack["kind"] == "single step")
+    analytic = next(one for one in easiest["attempts"] if one["attacker"] == "analytic")
+    assert analytic["success"]["0.01"]["share"] == 1 and analytic["mse_median"] < 1e-9
+    assert run["labels"] and all(one["exact"] and "in clear" in one["how"] for one in run["labels"])
+    assert run["centers"] and run["membership"] == []
+
+
+def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
+    evidence = Evidence(runs("fedavg"))
+    for round, client in evidence.messages():
+        said = labels_of(evidence, round, client)
+        assert said["true"] == sorted(set(evidence.truth(client).labels.tolist()))
+        assert said["exact"] and 0 < said["count_accuracy"] <= 1
+    hidden = Evidence(runs("masked"))
+    said = labels_of(hidden, *hidden.messages()[0])
+    assert said["found"] == [] and not said["exact"] and "no rule applies" in said["how"]
+
+
+def test_a_failed_control_says_nothing_of_the_run(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
+    failed = [Control("negative", False, "idlg recovered 2 of 3 images from random gradients", 0.1)]
+    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: failed)
+    result = fedpriv("audit", runs("fedavg"), *QUICK, "--output", tmp_path / "report")
+    assert result.exit_code == 1 and "a control failed" in result.stderr and "random gradients" in result.stderr
+    assert not (tmp_path / "report").exists()
+
+
+def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    play(tmp_path / "silent", "local", **{"train.rounds": 1})
+    result = fedpriv("audit", tmp_path / "silent", *QUICK)
+    assert result.exit_code == 2 and "kept no payloads" in result.stderr and "--keep-payloads" in result.stderr
+    (play(tmp_path / "begun", "fedavg", **{"train.rounds": 1}).folder.path / "summary.json").unlink()
+    result = fedpriv("audit", tmp_path / "begun", *QUICK)
+    assert result.exit_code == 2 and "not finished" in result.stderr and "resume" in result.stderr
+    result = fedpriv("audit", runs("fedavg"), "--messages", 0)
+    assert result.exit_code == 2 and "at least 1" in result.stderr
+    assert fedpriv("audit").exit_code == 2
