@@ -22,6 +22,8 @@ EASIEST = 6
 """Images of the easiest case."""
 LONGEST = 8
 """Local steps up to which training is unrolled: each doubles the work, and the order of the samples is guessed."""
+MOST = 128
+"""Images behind a message up to which they are optimised all at once."""
 _ON_MESSAGES = ("analytic", "dlg", "inverting-gradients", "unrolled")
 """What is tried on a message; what is left out here is for single samples."""
 _MESSAGE_BUDGET: dict[str, dict[str, Any]] = {
@@ -136,7 +138,9 @@ def _attempt(target: Target, attacker: Attacker, seed: int) -> Attempt:
         observed = target.observe(attacker.threat)
     except UsageError as error:
         return Attempt(attacker, inapplicable=str(error))
-    schedule = observed[0].schedule
+    schedule, n = observed[0].schedule, len(target.images) // len(observed)
+    if n > MOST and attacker.name != "analytic":
+        return Attempt(attacker, inapplicable=f"not tried: {n} images behind one message, and the budget is for {MOST} at once")
     if attacker.name == "unrolled" and schedule is not None and schedule.steps > LONGEST:
         return Attempt(
             attacker, inapplicable=f"not tried: {schedule.steps} local steps are more than the {LONGEST} of this budget"

@@ -27,7 +27,8 @@ def _message(attack: Found) -> str:
     where = f"client {attack['client']}'s message of round {attack['round']}"
     best = best_attempt(attack)
     if best is None:
-        return f"No attack could be mounted on {where}."
+        reasons = "; ".join(dict.fromkeys(one["inapplicable"] for one in attack["attempts"]))
+        return f"No attack was mounted on {where}, which says nothing about what it gives away ({reasons})."
     hit, copied = best["success"][LIMIT], _copied(attack)
     if hit["successes"] == 0:
         tried = ", ".join(one["attacker"] for one in attack["attempts"] if not one.get("inapplicable"))
@@ -45,7 +46,9 @@ def _message(attack: Found) -> str:
 def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
     if best is None:
-        return "On the easiest case (one step on one image) no attack could be mounted."
+        return (
+            "On the easiest case (one step on one image) no attack could be mounted, which says nothing about what it gives away."
+        )
     hit = best["success"][LIMIT]
     case = f"Had client {attack['client']} taken one step on one image in round {attack['round']}"
     if hit["successes"] == 0:
@@ -74,7 +77,7 @@ def _membership(attacks: Sequence[Found]) -> list[str]:
     who = f"whether a sample was trained on, asked of {best['members']} members and {best['non_members']} others"
     if best["auc_low"] <= 0.5:
         return [f"No membership attack tried told {who} better than guessing does (best: {best['attack']}, {area})."]
-    return [f"{best['attack']} tells {who} ({area})."]
+    return [f"{best['attack']}, the best of {len(attacks)} attacks, tells {who} ({area})."]
 
 
 def _epsilon(epsilon: Found | None) -> list[str]:
