@@ -53,9 +53,9 @@ def _draw_errors(cells: Mapping[str, CellResult], path: Path) -> None:
         right.set_xscale("log")
         right.set_title("Error of each image")
         right.set_xlabel("mean squared error, clipped (dot: median)")
-        right.legend(loc="lower left", fontsize=9)
+        figure.legend(loc="outside lower right", ncols=2, fontsize=9)
 
-    save(on, path, (12, 1.8 + 0.24 * len(cells)))
+    save(on, path, (12, 2 + 0.24 * len(cells)))
 
 
 def _draw_losses(cells: Mapping[str, CellResult], path: Path) -> None:

@@ -124,7 +124,7 @@ def _claim(one: Answer, cells: Mapping[str, CellResult]) -> tuple[str, str, str,
     elif one.difference is not None and one.interval and one.claim.compare:
         low, high = one.interval
         first, other = one.claim.compare
-        ours = f"**{one.difference:+.4f}** [{low:+.4f}, {high:+.4f}] capped error, {first} − {other}"
+        ours = f"**{one.difference:+.2g}** [{low:+.2g}, {high:+.2g}] capped error, {first} − {other}"
     return one.claim.id, " ".join(one.claim.statement.split()), ours, str(one.verdict)
 
 
@@ -183,6 +183,11 @@ def _interval(rate: Rate) -> str:
 
 def _provenance(results: Sequence[CellResult]) -> str:
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
-    commits = sorted({result.git_commit or "not recorded" for result in results})
+    commits = sorted({_commit(result.git_commit) for result in results})
     seconds = sum(result.cpu_seconds for result in results)
-    return f"{seconds / 60:.0f} CPU minutes of attacks. Run with {'; '.join(versions)}; commit {', '.join(commits)}."
+    return f"{seconds / 60:.0f} CPU minutes of attacks. Run with {'; '.join(versions)}; commits {', '.join(commits)}."
+
+
+def _commit(commit: str | None) -> str:
+    """Short; ``-dirty`` where the checkout was changed."""
+    return "not recorded" if commit is None else commit[:12] + "-dirty" * commit.endswith("-dirty")
