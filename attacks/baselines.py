@@ -11,6 +11,11 @@ def grey(true: Tensor) -> Tensor:
     return torch.full_like(true, 0.5)
 
 
+def flat(true: Tensor) -> Tensor:
+    """Each image's own mean colour all over, which nobody is told: what an image without contrast gives for nothing."""
+    return true.mean((2, 3), keepdim=True).expand_as(true).clone()
+
+
 def mean_image(true: Tensor, reference: Tensor) -> Tensor:
     """The mean of reference images ``(r, C, H, W)``, which the attacker may have."""
     return reference.mean(0).expand_as(true).clone()
@@ -37,7 +42,7 @@ def baselines(
     true: Tensor, labels: Tensor | None = None, reference: Tensor | None = None, reference_labels: Tensor | None = None
 ) -> dict[str, Tensor]:
     """All that can be made of what there is, by name."""
-    found = {"grey image": grey(true)}
+    found = {"grey image": grey(true), "own mean colour": flat(true)}
     if reference is not None and len(reference):
         found |= {"mean image": mean_image(true, reference), "nearest public": nearest(true, reference)}
         if labels is not None and reference_labels is not None:

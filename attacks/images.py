@@ -7,12 +7,15 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn import functional as F
 
+CONTRAST = 0.02
+"""Least mean squared difference of a crop from its own mean colour: of sky and wall a flat image would pass for a recovery."""
+
 
 def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, reduce: int = 4) -> tuple[Tensor, Tensor]:
     """``n`` distinct crops ``(n, 3, side, side)`` in [0, 1] and labels ``(n,)`` drawn uniformly; the same for the same seed.
 
     The photographs (a temple and a flower, 640x427) are first made ``reduce`` times smaller, so that a crop has something in it,
-    then cut in turn at places without repetition.
+    then cut in turn at places without repetition, where there is something to see (:data:`CONTRAST`).
 
     Raises:
         ValueError: there are not that many places.
@@ -22,14 +25,19 @@ def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, red
         F.avg_pool2d(torch.tensor(photograph).permute(2, 0, 1).float()[None] / 255, reduce)[0]
         for photograph in load_sample_images().images
     ]
-    places = [(p.shape[1] - side + 1, p.shape[2] - side + 1) for p in photographs]
-    most = 2 * min(rows * columns for rows, columns in places)
+    places = [_places(photograph, side) for photograph in photographs]
+    most = 2 * min(len(some) for some in places)
     if not 0 < n <= most:
         raise ValueError(f"the two photographs have 1 to {most} places for a crop, not {n}")
-    orders = [torch.randperm(rows * columns, generator=draw).tolist() for rows, columns in places]
+    orders = [torch.randperm(len(some), generator=draw) for some in places]
     crops = []
     for i in range(n):
-        photograph, (_, columns) = photographs[i % 2], places[i % 2]
-        row, column = divmod(orders[i % 2][i // 2], columns)
-        crops.append(photograph[:, row : row + side, column : column + side])
+        row, column = places[i % 2][orders[i % 2][i // 2]].tolist()
+        crops.append(photographs[i % 2][:, row : row + side, column : column + side])
     return torch.stack(crops), torch.randint(classes, (n,), generator=draw)
+
+
+def _places(photograph: Tensor, side: int) -> Tensor:
+    """Upper left corners ``(m, 2)`` of the crops of ``(3, H, W)`` that have contrast."""
+    mean, square = (F.avg_pool2d(values[None], side, stride=1)[0] for values in (photograph, photograph.square()))
+    return ((square - mean.square()).mean(0) >= CONTRAST).nonzero()

@@ -46,6 +46,17 @@ def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3
     return Split(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
 
 
+def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64) -> Split:
+    """A net whose first layer is linear and fed the image: ``pixels -> hidden -> classes`` with a sigmoid, as torch draws it."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.Sigmoid())
+    net = Split(body, nn.Linear(hidden, classes))
+    generator = torch.Generator().manual_seed(seed)
+    for layer in (body[1], net.top):
+        assert isinstance(layer, nn.Linear)
+        uniform_(layer, generator, layer.in_features**-0.5)
+    return net
+
+
 def uniform_(net: nn.Module, generator: torch.Generator, bound: float = 0.5) -> None:
     """All parameters uniform in ``[-bound, bound]``, as the DLG code draws them (with 0.5)."""
     with torch.no_grad():

@@ -69,14 +69,14 @@ def test_the_sign_rule_finds_every_label(bias: bool) -> None:
 
 @pytest.mark.parametrize("attack", [Dlg(steps=25), Idlg(steps=25)])
 def test_positive_control(attack: Dlg) -> None:
-    found = positive_control(attack, n=3)
+    found = positive_control(attack, Setting(images=3))
     assert found.passed, found.sentence
 
 
 def test_negative_control_and_one_that_must_fail() -> None:
-    found = negative_control(Idlg(steps=8, restarts=0), n=3)
+    found = negative_control(Idlg(steps=8, restarts=0), Setting(images=3))
     assert found.passed and "random gradients" in found.sentence
-    assert not positive_control(Idlg(steps=1, restarts=0), n=2).passed
+    assert not positive_control(Idlg(steps=1, restarts=0), Setting(images=2)).passed
 
 
 def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
@@ -198,7 +198,7 @@ def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
     names = {"dlg", "idlg", "dlg-published", "idlg-published", "inverting-gradients", "head-free"}
     assert names | {"joint-head", "known-head", "random-head"} <= set(image_attacks())
     assert all((attack.__doc__ or "").strip() for attack in image_attacks().values())
-    with pytest.raises(KeyError, match="head-free"):
+    with pytest.raises(KeyError, match="did you mean 'dlg'"):
         image_attack("dig")
 
 

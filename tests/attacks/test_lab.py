@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacks.dlg import Dlg
 from attacks.images import default_images
-from attacks.lab import Attacker, attackers, attempt, observations, run_controls
+from attacks.lab import _MUST_NOT_INVENT, _MUST_WORK, Attacker, attackers, attempt, observations, run_controls
 from attacks.observation import Observation, ThreatModel
 from attacks.options import defaults_of, like
 from attacks.reconstruction import Reconstruction
@@ -127,8 +127,16 @@ def test_with_a_mask_every_attacker_that_can_be_tried_is() -> None:
     assert known.threat.top == "initial" and free.threat.top == "unknown"
 
 
-def test_controls_are_run_where_the_literature_has_a_setting() -> None:
-    assert run_controls(Attacker(short("inverting-gradients"), ThreatModel()), 0) == []
+def test_every_attack_has_controls() -> None:
+    """A positive one where it must work somewhere, else the negative one alone; another package's attack has none."""
+    assert _MUST_WORK.keys() | _MUST_NOT_INVENT.keys() == image_attacks().keys()
+    positive, negative = run_controls(Attacker(image_attack("analytic")(), ThreatModel()), 0)
+    assert positive.passed and negative.passed
+    (negative,) = run_controls(Attacker(short("random-head"), ThreatModel()), 0)
+    assert negative.name == "negative" and negative.passed
+
+
+def test_a_control_fails_where_the_attack_was_cut_short() -> None:
     positive, negative = run_controls(Attacker(short("idlg"), ThreatModel()), 0)
     assert (positive.name, positive.passed, negative.name, negative.passed) == ("positive", False, "negative", True)
 

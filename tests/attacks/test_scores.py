@@ -99,4 +99,6 @@ def test_baselines_are_what_they_say() -> None:
     torch.testing.assert_close(found["nearest public"], reference[[3, 6]])
     torch.testing.assert_close(found["class mean"][0], reference[1::2].mean(0))
     torch.testing.assert_close(found["class mean"][1], found["mean image"][1])
-    assert set(baselines(true)) == {"grey image"}
+    assert set(baselines(true)) == {"grey image", "own mean colour"}
+    blank = baselines(true)["own mean colour"]
+    torch.testing.assert_close(mse(blank, true), true.var((2, 3), correction=0).mean(1))
