@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from attacks.observation import Observation, Schedule, ThreatModel
@@ -22,7 +21,7 @@ from fedpriv.errors import UsageError
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire import STATISTIC
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,14 @@ class Message:
     Attributes:
         received: what the client was sent in this round, by the net's names.
         uploaded: what it sent back, compressed changes turned into whole weights.
+        num_examples: what it says of the number of its samples.
     """
 
-    sealed: Sealed
     round: int
     client: int
     received: Mapping[str, Tensor]
     uploaded: Mapping[str, Tensor]
+    num_examples: int | None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Evidence:
         download = self.store.download(round)
         received = {} if download is None else download.tensors()
         sealed = self.store.upload(round, client)
-        return Message(sealed, round, client, received, decoded(sealed, received).tensors())
+        return Message(round, client, received, decoded(sealed, received).tensors(), sealed.num_examples)
 
     def truth(self, client: int) -> Truth:
         """What the client trained on, without augmentation."""
@@ -126,7 +126,7 @@ class Evidence:
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
         victim = cut(federation.resident.net, sent)
         dataset = federation.dataset
-        known = message.sealed.num_examples if threat.num_examples else None
+        known = message.num_examples if threat.num_examples else None
         observation = Observation(
             shared={victim.names[n]: message.uploaded[n].float() - message.received[n] for n in sent if n in victim.names},
             kind="change",
@@ -166,30 +166,3 @@ class Evidence:
             if name in known and (hidden_too or not is_hidden):
                 found[cut_name] = known[name].clone()
         return found
-
-
-def single_steps(evidence: Evidence, message: Message, images: Tensor, labels: Tensor, threat: ThreatModel) -> list[Observation]:
-    """What the client would have sent had it taken one step on one image: the easiest case for an attacker, on this very net.
-
-    The same layers are shared, at the weights that the server sent; hidden layers are as in round 0.
-
-    Args:
-        images: ``(n, C, H, W)`` in [0, 1]; labels ``(n,)``.
-    """
-    from attacks.nets import observe
-
-    net = evidence.federation.resident.net
-    federation = evidence.federation
-    sent = [name for name in message.uploaded if is_model(name) and name in message.received]
-    start = federation.resident.space.pack(message.received, federation.initial.clone())
-    federation.resident.row.copy_(start)
-    federation.resident.set_trained(frozenset())
-    victim = cut(net, sent)
-    everything = victim.net.requires_grad_(True)
-    mean, std = tuple(federation.dataset.mean), tuple(federation.dataset.std)
-    names = {victim.names[name] for name in sent if name in victim.names}
-    hidden = not all(f"top.{name}" in names for name, _ in victim.net.top.named_parameters())
-    pairs = zip(torch.split(images, 1), torch.split(labels, 1), strict=True)
-    made = [observe(everything, image, label, threat, hidden=hidden, mean=mean, std=std) for image, label in pairs]
-    victim.net.requires_grad_(False)
-    return [replace(one, shared={n: t for n, t in one.shared.items() if n in names}) for one in made]

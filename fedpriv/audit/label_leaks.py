@@ -76,7 +76,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     sets = torch.zeros(shadows, classes, dtype=torch.bool)
     for row, size in zip(sets, sizes, strict=True):
         row[torch.randperm(classes, generator=draw)[:size]] = True
-    samples = messages[0].sealed.num_examples or 10 * federation.config.train.batch_size
+    samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
     def client(present: Tensor, number: int) -> Message:
         played = turns.play(_public(evidence, present, samples, number), number)

@@ -133,7 +133,7 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
     # A shadow has as many samples as the client: it takes as many steps.
-    filling = max(0, (message.sealed.num_examples or 0) - len(asked.members) // 2)
+    filling = max(0, (message.num_examples or 0) - len(asked.members) // 2)
 
     def shadow(inside: Mask, number: int) -> Uploaded | None:
         chosen = torch.from_numpy(inside).to(asked.data.labels.device)

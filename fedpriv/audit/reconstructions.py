@@ -1,4 +1,4 @@
-"""Every attacker on the run's real messages, and on the easiest case: one image, one step, on the same net."""
+"""Every attacker on the run's real messages, and on the easiest case: clients that hold one image."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from attacks.lab import Attacker, Attempt, attackers, attempt
 from attacks.observation import Observation, ThreatModel
 from fedpriv.audit import figures
-from fedpriv.audit.evidence import Evidence, single_steps
+from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
+from fedpriv.audit.single_images import single_images
 from fedpriv.audit.target import Target, message
 from fedpriv.errors import UsageError
 
@@ -33,8 +34,8 @@ _MESSAGE_BUDGET: dict[str, dict[str, Any]] = {
     "unrolled": {"iterations": 20, "restarts": 1},
 }
 """All samples of a client are unknowns at once, and in the pilots more steps brought these attackers no nearer."""
-_ON_STEPS = ("analytic", "analytic-features", "dlg", "idlg", "inverting-gradients")
-_STEP_BUDGET: dict[str, dict[str, Any]] = {
+_ON_SINGLES = ("analytic", "analytic-features", "dlg", "idlg", "inverting-gradients")
+_SINGLE_BUDGET: dict[str, dict[str, Any]] = {
     "analytic-features": {"adam": 300, "lbfgs": 20},
     "random-head": {"steps": 30, "restarts": 0},
     **{name: {"steps": 80, "restarts": 0} for name in ("dlg", "idlg", "known-head")},
@@ -103,20 +104,17 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
     )
 
 
-def on_single_steps(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack single steps on the first images of that client, at the weights that it was sent in that round.
-
-    Not what the run sent, but what its net gives away where nothing stands in the way: many samples and steps do.
-    """
-    real, found = message(evidence, round, client), evidence.message(round, client)
-    images, labels = real.images[:EASIEST], real.labels[:EASIEST]
+def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
+    """Attack what clients that hold one image each would have sent in that round."""
+    real, played = message(evidence, round, client), single_images(evidence, round, client, EASIEST)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return single_steps(evidence, found, images, labels, threat)
+        return [evidence.observation(one, threat) for one in played]
 
-    title = f"one step on each of {len(images)} images of client {client}, at the weights of round {round}"
+    images, labels = real.images[: len(played)], real.labels[: len(played)]
+    title = f"clients with one image each, {len(played)} of client {client}'s, in round {round}"
     target = Target(title, images, labels, real.masked, observe, real.reference, real.reference_labels)
-    return _attack(target, "single step", round, client, _tried(_ON_STEPS, _STEP_BUDGET, real.masked), seed, say)
+    return _attack(target, "single image", round, client, _tried(_ON_SINGLES, _SINGLE_BUDGET, real.masked), seed, say)
 
 
 def _tried(names: Sequence[str], budget: Budget, masked: int) -> list[Attacker]:

@@ -15,7 +15,7 @@ from fedpriv.audit.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.leaving import conditions, crossed, knowledge
 from fedpriv.audit.membership import Membership, membership
 from fedpriv.audit.pictures import grid
-from fedpriv.audit.reconstructions import Attacked, on_message, on_single_steps
+from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.verdict import best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
 
@@ -73,7 +73,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
             pictures[picture] = grid(rows)
         attacks.append(attacked.described(picture if rows else None))
     findings["attacks"] = attacks
-    findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single step")}
+    findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single image")}
     say("labels")
     findings["labels"] = [labels_of(evidence, round, client) for round, client in evidence.messages()]
     findings["label_shadow"], findings["not_tried"] = None, {}
@@ -113,7 +113,7 @@ def _attacked(evidence: Evidence, options: AuditOptions, say: Say) -> list[Attac
     spread = sorted({rounds[i * (len(rounds) - 1) // max(1, options.messages - 1)] for i in range(options.messages)})
     chosen = [(round, evidence.store.clients(round)[0]) for round in spread]
     found = [on_message(evidence, round, client, options.seed, say) for round, client in chosen]
-    return [*found, on_single_steps(evidence, *chosen[0], options.seed, say)]
+    return [*found, on_single_images(evidence, *chosen[0], options.seed, say)]
 
 
 def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ LIMIT = "0.01"
 def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
     said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
-    said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single step"]
+    said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
     return [*said, *_labels(run["labels"]), *_membership(run["membership"]), *_epsilon(run["epsilon"])]
 
 
@@ -46,14 +46,12 @@ def _message(attack: Found) -> str:
 def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
     if best is None:
-        return (
-            "On the easiest case (one step on one image) no attack could be mounted, which says nothing about what it gives away."
-        )
+        return "On clients with a single image no attack could be mounted, which says nothing about what they give away."
     hit = best["success"][LIMIT]
-    case = f"Had client {attack['client']} taken one step on one image in round {attack['round']}"
+    case = f"From clients that hold a single image (played by the audit, defences included; round {attack['round']})"
     if hit["successes"] == 0:
-        return f"{case}, none of {hit['n']} images would have been reconstructed by the attacks tried within their budgets."
-    return f"{case}, {best['attacker']} would have reconstructed {hit['successes']} of {hit['n']}."
+        return f"{case}, none of {hit['n']} images was reconstructed by the attacks tried within their budgets."
+    return f"{case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']}."
 
 
 def _copied(attack: Found) -> int | None:

@@ -73,7 +73,7 @@ def _undefended() -> dict[str, Any]:
         ),
         _attack(
             step,
-            "single step",
+            "single image",
             8,
             [
                 _attempt("analytic", (8, 8, 8), 8, 3e-14, seconds=0.01, labels=1.0),
@@ -88,7 +88,7 @@ def _undefended() -> dict[str, Any]:
         "attacks": attacks,
         "best": {
             "message": {"attacker": "analytic", "target": message, "success": rate(13, 72)},
-            "single step": {"attacker": "analytic", "target": step, "success": rate(8, 8)},
+            "single image": {"attacker": "analytic", "target": step, "success": rate(8, 8)},
         },
         "labels": [
             _labels(1, 0, "class centres, in clear", [1, 4], [1, 4]),
@@ -144,7 +144,7 @@ def _defended() -> dict[str, Any]:
             "bytes_up_ratio": 0.8,
         },
         "attacks": [_attack(target, "message", 72, attempts, "mp-dp-r1-c0.png")],
-        "best": {"message": {"attacker": "analytic", "target": target, "success": rate(0, 72)}, "single step": None},
+        "best": {"message": {"attacker": "analytic", "target": target, "success": rate(0, 72)}, "single image": None},
         "labels": [_labels(1, 0, "class centres, in clear", [1, 4], [1, 4])],
         "membership": [{**_membership(30, "loss threshold", 0.53, 0.0), "note": "no shadow turns within the budget"}],
         "epsilon": {
@@ -233,7 +233,7 @@ def _run(name: str, defence: list[str]) -> dict[str, Any]:
             "momentum 0.9, which the multi-step attack is told",
         ],
         "attacks": [],
-        "best": {"message": None, "single step": None},
+        "best": {"message": None, "single image": None},
         "labels": [],
         "label_shadow": None,
         "centers": [],

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from attacks.multistep import as_gradient
 from attacks.observation import ThreatModel
-from fedpriv.audit.evidence import Evidence, single_steps
+from attacks.registry import image_attack
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.single_images import single_images
 from fedpriv.audit.victim import cut
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
@@ -78,15 +80,22 @@ def test_masked_and_compressed_messages(tmp_path: Path) -> None:
     assert all(change.abs().max() > 0 for change in observation.shared.values())
 
 
-def test_the_step_of_one_image_is_its_gradient(tmp_path: Path) -> None:
-    found = evidence(tmp_path / "run", "mpfedcon")
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tmp_path: Path, method: str) -> None:
+    found = evidence(tmp_path / "plain", method)
     round, client = found.messages()[0]
-    truth, message = found.truth(client), found.message(round, client)
-    made = single_steps(found, message, truth.images[:2], truth.labels[:2], ThreatModel())
-    assert [one.num_examples for one in made] == [1, 1] and all(one.kind == "gradient" for one in made)
-    assert made[0].shared.keys() == found.observation(message, ThreatModel()).shared.keys()
-    for name, weight in made[0].weights.items():
-        torch.testing.assert_close(weight, found.observation(message, ThreatModel(top="initial")).weights[name])
+    played = single_images(found, round, client, 2)
+    real = found.observation(found.message(round, client), ThreatModel())
+    for message, image in zip(played, found.truth(client).images, strict=False):
+        observation = found.observation(message, ThreatModel())
+        assert observation.num_examples == 1 and observation.shared.keys() == real.shared.keys()
+        made = image_attack("analytic")().run([observation]).images
+        torch.testing.assert_close(made[0], image, rtol=0, atol=1e-3)
+    noise = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
+    defended = evidence(tmp_path / "noisy", method, **noise)
+    (message,) = single_images(defended, *defended.messages()[0], 1)
+    made = image_attack("analytic")().run([defended.observation(message, ThreatModel())]).images
+    assert float((made[0] - defended.truth(message.client).images[0]).square().mean()) > 1e-2
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
     budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
     monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions._STEP_BUDGET", budget)
+    monkeypatch.setattr("fedpriv.audit.reconstructions._SINGLE_BUDGET", budget)
     monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
     passed = [Control("positive", True, "recovered 3 of 3", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
@@ -83,7 +83,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
     for run in found["runs"]:
         page = (first / "audit" / "audit.html").read_text()
         assert all(run[key] in page for key in ("run_id", "partition_hash"))
-        assert {attack["kind"] for attack in run["attacks"]} == {"message", "single step"}
+        assert {attack["kind"] for attack in run["attacks"]} == {"message", "single image"}
         assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
         values = audit_values(found, run["run_id"])
         assert values.keys() >= {"audit/recovered_from_message", "audit/labels_exact", "audit/membership_auc"}
@@ -93,7 +93,7 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
     """The positive control of the whole way from the wire to the page: a linear first layer gives images away."""
     result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--membership-shadows", 0, "--label-shadows", 0, "--json")
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    easiest = next(attack for attack in run["attacks"] if attack["kind"] == "single step")
+    easiest = next(attack for attack in run["attacks"] if attack["kind"] == "single image")
     analytic = next(one for one in easiest["attempts"] if one["attacker"] == "analytic")
     assert analytic["success"]["0.01"]["share"] == 1 and analytic["mse_median"] < 1e-9
     assert run["labels"] and all(one["exact"] and "in clear" in one["how"] for one in run["labels"])

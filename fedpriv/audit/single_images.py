@@ -1,0 +1,29 @@
+"""The easiest case that a run's protocol allows an attacker: clients that hold a single image."""
+
+from __future__ import annotations
+
+from fedpriv.audit.evidence import Evidence, Message
+from fedpriv.audit.shadow_turns import ShadowTurns
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError
+
+
+def single_images(evidence: Evidence, round: int, client: int, count: int) -> list[Message]:
+    """What clients would have sent in that round that hold one image each, the first ``count`` of this client's.
+
+    The turns are the run's own, with its schedule, its defences and its differential privacy, from what the server sent. They
+    are played here: no message of the run stands for one image.
+
+    Raises:
+        FedprivError: such a turn cannot be played, or diverged.
+    """
+    download, message = evidence.store.download(round), evidence.message(round, client)
+    if download is None:
+        raise FedprivError(f"what the server sent in round {round} was not kept")
+    turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast())
+    images, labels = evidence.federation.data.train(client)
+    played = [turns.play(Split(images[i : i + 1], labels[i : i + 1]), i) for i in range(min(count, len(labels)))]
+    if any(one is None for one in played):
+        raise FedprivError(f"round {round}: a client with a single image diverged")
+    told = None if message.num_examples is None else 1
+    return [Message(round, client, message.received, one.uploaded, told) for one in played if one is not None]
