@@ -12,7 +12,7 @@ READING = (
     "Only messages that the run kept were attacked, and not always all of them; shares are of their images, not of all "
     "images of all clients.",
     "Intervals are 95 % Wilson intervals over images. They cover the draw of the images, not that of the seed or of the run.",
-    "The easiest case (clients with a single image, played by the audit with the run's own turn, defences included) shows what the "
+    "The easiest case (clients with a single image, played by the audit with the run's own turn and defences) shows what the "
     "same attackers reach where it suits them; it is not what crossed the wire.",
 )
 GLOSSARY = {
