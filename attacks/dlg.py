@@ -52,7 +52,7 @@ class Dlg:
         restarts: at most so many further starts for what failed.
         enough: done: the share of the gradient's squared norm that is unexplained.
         failed: an end above this is a failure.
-        give_up: (outer step, share): what is above it then has failed already.
+        give_up: (outer step, share): what is above it then has failed already, and starts anew; not in the last restart.
         normalised: every tensor counts alike (:func:`attacks.distances.per_layer`), instead of every entry.
     """
 
@@ -144,7 +144,7 @@ def normal(size: int) -> Callable[[torch.Generator], Tensor]:
 def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
     labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
     objective = label_matching(case, squared, labels)
-    best = search(objective, normal(objective.layout.size), lambda o, x: lbfgs(o, x, LbfgsOptions(), steps), seed)
+    best = search(objective, normal(objective.layout.size), lambda o, x, last: lbfgs(o, x, LbfgsOptions(), steps), seed)
     return reconstruction(case, objective.layout, best, labels)
 
 
@@ -153,8 +153,9 @@ def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = Fals
     objective = label_matching(case, per_layer if options.normalised else relative, labels, known_top)
     how = LbfgsOptions(history=options.history, line_search=True)
 
-    def solve(objective: Objective, x: Tensor) -> Found:
-        return lbfgs(objective, x, how, options.steps, options.enough, options.give_up, SAFE_SCALE)
+    def solve(objective: Objective, x: Tensor, last: bool) -> Found:
+        give_up = (0, 0.0) if last else options.give_up
+        return lbfgs(objective, x, how, options.steps, options.enough, give_up, SAFE_SCALE)
 
     best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, options.failed)
     return reconstruction(case, objective.layout, best, labels)

@@ -53,7 +53,7 @@ class HeadFree:
         objective = signal_matching(case, self.closed_form)
         how = LbfgsOptions(history=self.history, line_search=True)
 
-        def solve(objective: Objective, x: Tensor) -> Found:
+        def solve(objective: Objective, x: Tensor, last: bool) -> Found:
             if "signal" not in objective.layout.shapes:
                 return lbfgs(objective, x, how, self.steps, self.enough, scale=SAFE_SCALE)
             return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough)

@@ -58,7 +58,7 @@ class RandomHead:
         best = search(
             objective,
             draw,
-            lambda o, x: lbfgs(o, x, how, self.steps, scale=1.0 if self.published else SAFE_SCALE),
+            lambda o, x, last: lbfgs(o, x, how, self.steps, scale=1.0 if self.published else SAFE_SCALE),
             seed,
             self.restarts,
             failed=-1.0,
@@ -99,7 +99,7 @@ class JointHead:
         best = search(
             objective,
             start,
-            lambda o, x: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
+            lambda o, x, last: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
             seed,
             self.restarts,
             self.failed,

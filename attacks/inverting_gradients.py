@@ -45,7 +45,7 @@ class InvertingGradients:
         best = search(
             objective,
             normal(objective.layout.size),
-            lambda o, x: adam(o, x, self.lr, self.steps, signed=True, milestones=milestones),
+            lambda o, x, last: adam(o, x, self.lr, self.steps, signed=True, milestones=milestones),
             seed,
             self.restarts,
             failed=-1.0,  # total variation is never done

@@ -28,8 +28,8 @@ class Found:
     iterations: Tensor
 
 
-Solve = Callable[[Objective, Tensor], Found]
-"""From starts ``(n, p)``."""
+Solve = Callable[[Objective, Tensor, bool], Found]
+"""From starts ``(n, p)``; told whether they are the last ones, which are not to be given up: noise may be all that is left."""
 Start = Callable[[torch.Generator], Tensor]
 """Draws the start of one problem ``(p,)``."""
 
@@ -136,7 +136,8 @@ def search(objective: Objective, start: Start, solve: Solve, seed: int, restarts
             break
         for rows in torch.split(wanting, _together(objective)):
             draws = [torch.Generator().manual_seed(_mix(seed, int(row), attempt)) for row in rows]
-            found = solve(objective.select(rows), torch.stack([start(draw) for draw in draws]).to(example.dtype))
+            starts = torch.stack([start(draw) for draw in draws]).to(example.dtype)
+            found = solve(objective.select(rows), starts, attempt == restarts)
             iterations[rows] += found.iterations
             for i, row in enumerate(rows.tolist()):
                 value = found.loss[i].nan_to_num(torch.inf, torch.inf)

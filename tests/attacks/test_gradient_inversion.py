@@ -202,6 +202,18 @@ def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
         image_attack("dig")
 
 
+def test_the_last_start_is_not_given_up() -> None:
+    """Noise leaves a share unexplained that a failed start leaves too; an attacker that stopped there would flatter the noise."""
+    images, labels = default_images(1)
+    noise = torch.Generator().manual_seed(0)
+    observed = Setting().observations(images, labels, 0)[0]
+    shared = {name: g + 0.1 * torch.randn(g.shape, generator=noise) for name, g in observed.shared.items()}
+    noisy = replace(observed, shared=shared)
+    options = {"steps": 6, "give_up": (2, 1e-2), "failed": 1e-5}
+    assert Idlg(restarts=0, **options).run([noisy]).iterations.tolist() == [6]
+    assert Idlg(restarts=1, **options).run([noisy]).iterations.tolist() == [2 + 6]
+
+
 def test_default_images_are_distinct_and_the_same_each_time() -> None:
     images, labels = default_images(50)
     again, labels_again = default_images(50)
