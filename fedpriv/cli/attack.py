@@ -54,6 +54,8 @@ def attack(
     from fedpriv.config import parse_assignment
 
     out = console()
+    if not out.is_terminal:
+        out.width = 120  # a file has no width to keep to
     target = _target(run_name, seed, **chosen)
     try:
         tried = attackers(name, target.masked, dict(parse_assignment(text) for text in assignments))
