@@ -25,7 +25,7 @@ def start(draw: torch.Generator) -> Tensor:
     return torch.randn(P, generator=draw)
 
 
-def solve(objective: Objective, x: Tensor) -> Found:
+def solve(objective: Objective, x: Tensor, last: bool) -> Found:
     return lbfgs(objective, x, STRONG_WOLFE, steps=3)
 
 
@@ -33,9 +33,9 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_else_changes(monkeypatch
     whole = search(bowls(), start, solve, seed=1)
     sizes = []
 
-    def noted(objective: Objective, x: Tensor) -> Found:
+    def noted(objective: Objective, x: Tensor, last: bool) -> Found:
         sizes.append(len(x))
-        return solve(objective, x)
+        return solve(objective, x, last)
 
     one = 4 * (200 * P + 8 * P)  # bytes: histories, gradients and what is known of a problem
     monkeypatch.setattr(module, "MEMORY", 3 * one)
@@ -53,16 +53,18 @@ def test_only_what_failed_is_started_again_and_the_best_is_kept() -> None:
     """The solver's answers are made up: attempt k of problem i ends with ``losses[k][i]``."""
     losses = [[0.5, 0.0, 3.0], [0.7, 9.0, float("nan")], [0.2, 9.0, 2.0]]
     calls: list[int] = []
+    last_starts: list[bool] = []
     objective = Objective(lambda x, data: x["x"].sum(), Layout({"x": (1,)}), {"number": torch.arange(3.0)})
 
-    def made_up(part: Objective, x: Tensor) -> Found:
+    def made_up(part: Objective, x: Tensor, last: bool) -> Found:
         attempt, rows = len(calls), part.data["number"].long()
         calls.append(len(rows))
+        last_starts.append(last)
         loss = torch.tensor(losses[attempt])[rows]
         return Found(torch.full_like(x, float(attempt)), loss, loss[None], torch.ones(len(x), dtype=torch.long))
 
     best = search(objective, lambda draw: torch.zeros(1), made_up, seed=0, restarts=2, failed=0.1)
-    assert calls == [3, 2, 2]
+    assert calls == [3, 2, 2] and last_starts == [False, False, True]
     torch.testing.assert_close(best.loss, torch.tensor([0.2, 0.0, 2.0]))
     assert best.restart.tolist() == [2, 0, 2] and best.x.flatten().tolist() == [2, 0, 2]
     assert best.iterations.tolist() == [3, 1, 3]
@@ -71,7 +73,7 @@ def test_only_what_failed_is_started_again_and_the_best_is_kept() -> None:
 def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
     seen: list[Tensor] = []
 
-    def noted(objective: Objective, x: Tensor) -> Found:
+    def noted(objective: Objective, x: Tensor, last: bool) -> Found:
         seen.append(x)
         return Found(x, torch.ones(len(x), dtype=x.dtype), x[:, 0][None], torch.ones(len(x), dtype=torch.long))
 
