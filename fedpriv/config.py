@@ -155,6 +155,11 @@ class PrivacyConfig(_Section):
         None, description="noise multiplier: standard deviation of the noise over `clip`; null: found for target_epsilon"
     )
     clip: PositiveFloat = Field(1.0, description="bound on the L2 norm of a client's change, or of a sample's gradient")
+    clipping: Literal["per_sample", "ghost"] = Field(
+        "per_sample",
+        description="level sample: each sample's gradient is made (any loss), or only its norm (Opacus' ghost clipping: "
+        "less memory, no loss that looks at the parameters)",
+    )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
     target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
     accountant: Literal["rdp", "prv"] = Field("rdp", description="whose epsilon counts; the summary has both")

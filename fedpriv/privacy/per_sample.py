@@ -25,7 +25,7 @@ Fields = dict[str, Tensor]
 """The tensors of an ``Outputs`` by name, which ``vmap`` can cut into samples."""
 
 
-class _Entrance(nn.Module):
+class Entrance(nn.Module):
     """The net, entered with inputs or with features."""
 
     def __init__(self, net: Net) -> None:
@@ -34,6 +34,16 @@ class _Entrance(nn.Module):
 
     def forward(self, x: Tensor, from_features: bool) -> Outputs:
         return self.net.from_features(x) if from_features else self.net(x)
+
+
+def fields_of(outputs: Outputs) -> Fields:
+    """The outputs of a batch, for ``vmap``."""
+    return {name: tensor for name, tensor in vars(outputs).items() if tensor is not None}
+
+
+def outputs_of(fields: Fields) -> Outputs:
+    """The outputs of one sample within ``vmap``, as those of a batch of one."""
+    return Outputs(**{"prediction": None, **{name: tensor[None] for name, tensor in fields.items()}})  # type: ignore[arg-type]
 
 
 class PerSampleGradients:
@@ -56,7 +66,7 @@ class PerSampleGradients:
         from_features: bool,
         clip: float,
     ) -> None:
-        self._net, self._clip = _Entrance(net), clip
+        self._net, self._clip = Entrance(net), clip
         self._constant = {name: tensor.detach() for name, tensor in parameters.items()}
         self._names = [name for name in parameters if name.split(".")[0] in phase.trains]
         self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
@@ -69,10 +79,7 @@ class PerSampleGradients:
     def _of_one(self, trained: dict[str, Tensor], sample: Tensor, label: Tensor, teachers: dict[str, Fields]) -> Tensor:
         own = {"net." + name: tensor for name, tensor in trained.items()}
         outputs = functional_call(self._net, own, (sample[None], self._from_features))
-        frozen = {
-            name: Outputs(**{"prediction": None, **{field: tensor[None] for field, tensor in fields.items()}})  # type: ignore[arg-type]
-            for name, fields in teachers.items()
-        }
+        frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
         parameters = {**self._constant, **trained}
         return self._loss(Step(label[None], outputs, parameters, self._received, self._phase.trains, frozen.__getitem__))
 
@@ -82,7 +89,7 @@ class PerSampleGradients:
         """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
         trained = {name: self._constant[name] for name in self._names}
         total = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
-        fields = {name: {f: t for f, t in vars(out).items() if t is not None} for name, out in teachers.items()}
+        fields = {name: fields_of(out) for name, out in teachers.items()}
         losses, lengths = [], []
         for part in torch.split(torch.arange(len(labels), device=labels.device), self._chunk):
             if not len(part):

@@ -16,6 +16,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Phase, Private
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.step import Loss, Step
+from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.resident import Resident, channels_last
@@ -140,9 +141,8 @@ class Turn:
         inputs = self._present_features() if cached else self.images
         resident.set_trained(phase.trains)
         optimiser = resident.optimiser(phase.trains, train)
-        gradients = PerSampleGradients(
-            resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip
-        )
+        kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
+        gradients = kind(resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip)
         losses = [self.labels.new_zeros(0, dtype=inputs.dtype)]
         for _ in range(phase.epochs * steps):
             index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)

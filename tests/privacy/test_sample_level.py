@@ -11,12 +11,14 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.errors import UsageError
 from fedpriv.methods.base import phase
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.models.registry import build_model
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.objectives.step import Loss, Step
 from fedpriv.privacy import per_sample
+from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from tests.simulation.small import simulation
 
@@ -29,10 +31,13 @@ def batch(count: int = 7) -> tuple[Any, dict[str, Tensor], Tensor, Tensor]:
     return net, dict(net.named_parameters()), torch.randn(count, 1, 16, 16), torch.randint(0, 4, (count,))
 
 
-def sums(net: Any, clip: float, x: Tensor, y: Tensor, loss: Loss = cross_entropy, **teachers: Outputs) -> dict[str, Tensor]:
+def sums(
+    net: Any, clip: float, x: Tensor, y: Tensor, loss: Loss = cross_entropy, kind: Any = PerSampleGradients, **teachers: Outputs
+) -> dict[str, Tensor]:
     parameters = dict(net.named_parameters())
-    gradients = PerSampleGradients(net, parameters, {}, phase(*ROLES, epochs=1), loss, from_features=False, clip=clip)
-    return gradients(x, y, teachers)[0]
+    gradients = kind(net, parameters, {}, phase(*ROLES, epochs=1), loss, from_features=False, clip=clip)
+    found: dict[str, Tensor] = gradients(x, y, teachers)[0]
+    return found
 
 
 def test_unclipped_it_is_the_gradient_of_the_summed_loss() -> None:
@@ -73,6 +78,39 @@ def test_in_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(per_sample, "_ENTRIES", 1)
     for name, gradient in sums(net, 0.5, x, y).items():
         torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0, 1e9])
+def test_ghost_clipping_gives_the_same_sums(clip: float) -> None:
+    net, parameters, x, y = batch()
+    with torch.no_grad():
+        old = build_model(**LENET)(x)  # type: ignore[arg-type]
+
+    def loss(step: Step) -> Tensor:
+        return F.mse_loss(step.outputs.projection, step.teacher("old").projection) + cross_entropy(step)
+
+    before = {name: set(vars(p)) for name, p in parameters.items()}
+    ghost, made = (sums(net, clip, x, y, loss, kind, old=old) for kind in (GhostGradients, PerSampleGradients))
+    assert ghost.keys() == made.keys()
+    for name, gradient in made.items():
+        torch.testing.assert_close(ghost[name], gradient, rtol=1e-3, atol=1e-5)
+    assert {name: set(vars(p)) for name, p in parameters.items()} == before  # Opacus' marks are gone
+    assert all(p.grad is None for p in parameters.values())
+    nothing = sums(net, clip, x[:0], y[:0], loss, GhostGradients)
+    assert all(not gradient.any() for gradient in nothing.values())
+
+
+def test_ghost_clipping_refuses_a_loss_that_looks_at_the_parameters() -> None:
+    net, _, x, y = batch(2)
+    with pytest.raises(UsageError, match="ghost clipping cannot see"):
+        sums(net, 1.0, x, y, lambda step: cross_entropy(step) + step.parameters["head.bias"].square().sum(), GhostGradients)
+
+
+def test_a_private_turn_with_ghost_clipping_is_that_without(tmp_path: Any) -> None:
+    options = {"level": "sample", "noise": 0.5, "clip": 0.1}
+    _, plain, _ = turned(tmp_path / "plain", **options)
+    _, ghost, _ = turned(tmp_path / "ghost", **options, clipping="ghost")
+    torch.testing.assert_close(ghost, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_a_loss_may_look_at_the_parameters_and_at_teachers() -> None:

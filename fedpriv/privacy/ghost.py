@@ -1,0 +1,97 @@
+"""Ghost clipping (Li, Tramèr, Liang & Hashimoto, ICLR 2022): per-sample norms without per-sample gradients, by Opacus.
+
+Two backward passes: Opacus' hooks get each sample's norm from what flows into and out of a layer (for linear layers; of others
+the layer's per-sample gradient is made and dropped), and the gradient of the losses, weighted by the clipping factors, is the
+clipped sum. Memory then does not grow with samples times parameters. It sees only what passes through layers, so a loss that
+looks at the parameters themselves is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import Phase
+from fedpriv.models.net import Net, Outputs
+from fedpriv.objectives.step import Loss, Step
+from fedpriv.privacy.per_sample import Entrance, Fields, fields_of, outputs_of
+
+Sums = tuple[dict[str, Tensor], Tensor, Tensor]
+
+
+class _Parameters(Mapping[str, Tensor]):
+    """What a loss sees of the parameters: that it must not look."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise UsageError(
+            "privacy.clipping = ghost: this method's loss looks at the parameters, which ghost clipping cannot see; "
+            "use privacy.clipping = per_sample"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        self[""]
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+class GhostGradients:
+    """Clipped sums for one phase, as :class:`fedpriv.privacy.per_sample.PerSampleGradients` gives them.
+
+    Args: as there.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        parameters: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        phase: Phase,
+        loss: Loss,
+        from_features: bool,
+        clip: float,
+    ) -> None:
+        self._net, self._clip = Entrance(net), clip
+        self._trained = {name: tensor for name, tensor in parameters.items() if name.split(".")[0] in phase.trains}
+        self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
+
+    def _of_one(self, label: Tensor, output: Fields, teachers: dict[str, Fields]) -> Tensor:
+        frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
+        step = Step(label[None], outputs_of(output), _Parameters(), self._received, self._phase.trains, frozen.__getitem__)
+        return self._loss(step)
+
+    def __call__(self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
+        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
+        if not len(labels):
+            nothing = samples.new_zeros(0)
+            return {name: torch.zeros_like(tensor) for name, tensor in self._trained.items()}, nothing, nothing
+        with warnings.catch_warnings():
+            # The inputs need no gradient, and that of the first layer's outputs is all its hook wants.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            return self._clipped(samples, labels, teachers)
+
+    def _clipped(self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
+        from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as opacus  # type: ignore[import-untyped]
+
+        # For this step alone: the net is everybody's, and Opacus leaves marks on its layers and parameters.
+        hooks = opacus.GradSampleHooksFastGradientClipping(
+            self._net, loss_reduction="sum", max_grad_norm=self._clip, strict=False
+        )
+        try:
+            outputs = self._net(samples, self._from_features)
+            losses: Tensor = vmap(self._of_one)(labels, fields_of(outputs), {n: fields_of(out) for n, out in teachers.items()})
+            trained = list(self._trained.values())
+            torch.autograd.grad(losses.sum(), trained, retain_graph=True)
+            norms: Tensor = hooks.get_norm_sample().detach()
+            hooks.disable_hooks()
+            factors = (self._clip / norms).clamp(max=1.0)
+            total = torch.autograd.grad((factors * losses).sum(), trained)
+        finally:
+            hooks.cleanup()
+        return dict(zip(self._trained, total, strict=True)), losses.detach(), norms
