@@ -19,7 +19,7 @@ from typing import Any
 
 from attacks.lab import attackers, run_controls
 from fedpriv.audit.page import render_html, render_markdown
-from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
@@ -38,9 +38,12 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         workers: processes, each with one torch thread.
 
     Raises:
+        UsageError: one of the runs cannot be audited.
         FedprivError: a control failed; then nothing can be said.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    for run_dir in run_dirs:  # before hours of work on the others
+        check(run_dir)
     controls = _controls(options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]

@@ -51,17 +51,27 @@ class Audited:
     pictures: dict[str, bytes]
 
 
-def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
-    """Audit a finished run from what it kept.
+def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
+    """What there is to audit of a run, and its summary; looks at no data yet.
 
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.
-        FedprivError: its files are damaged, or the membership attack finds something where there is nothing to find.
     """
     evidence = Evidence(run_dir)
     summary = evidence.folder.summary()
     if summary is None:
         raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
+    return evidence, summary
+
+
+def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
+    """Audit a finished run from what it kept.
+
+    Raises:
+        UsageError: see :func:`check`; or the data are not those the run was trained on.
+        FedprivError: its files are damaged, or the membership attack finds something where there is nothing to find.
+    """
+    evidence, summary = check(run_dir)
     name, pictures = evidence.folder.path.name, {}
     say("what left the clients")
     findings = _facts(evidence, summary)

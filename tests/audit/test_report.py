@@ -119,13 +119,17 @@ def test_a_failed_control_says_nothing_of_the_run(runs: Callable[[str], Path], t
     assert not (tmp_path / "report").exists()
 
 
-def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
     play(tmp_path / "silent", "local", **{"train.rounds": 1})
     result = fedpriv("audit", tmp_path / "silent", *QUICK)
     assert result.exit_code == 2 and "kept no payloads" in result.stderr and "--keep-payloads" in result.stderr
     (play(tmp_path / "begun", "fedavg", **{"train.rounds": 1}).folder.path / "summary.json").unlink()
     result = fedpriv("audit", tmp_path / "begun", *QUICK)
     assert result.exit_code == 2 and "not finished" in result.stderr and "resume" in result.stderr
+    began: list[str] = []
+    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: began.append("work"))
+    result = fedpriv("audit", runs("fedavg"), tmp_path / "begun", *QUICK)
+    assert result.exit_code == 2 and "begun is not finished" in result.stderr and not began
     result = fedpriv("audit", runs("fedavg"), "--messages", 0)
     assert result.exit_code == 2 and "at least 1" in result.stderr
     assert fedpriv("audit").exit_code == 2
