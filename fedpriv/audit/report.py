@@ -27,7 +27,7 @@ from fedpriv.files import write_atomically
 Say = Callable[[str], None]
 FILES = ("audit.html", "audit.md", "audit.json")
 CONTROLLED = ("idlg", "head-free", "analytic")
-"""Attackers whose controls stand for the harness: one that needs the last layer, one that does not, one that optimises nothing."""
+"""Attackers whose controls stand for the harness: with the last layer, without it, and without any optimisation."""
 
 
 def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
