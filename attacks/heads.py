@@ -41,12 +41,13 @@ class RandomHead:
 
     Attributes:
         assumed: linear layers that it takes the head to have (``at`` in the paper), widths as in the reference nets.
+        steps: its loss hardly moves after some 20 of them.
         published: unbounded image and no line search, as in the paper, where it drifts off; otherwise the safe settings.
     """
 
     assumed: int = 1
-    steps: int = 100
-    restarts: int = 1
+    steps: int = 50
+    restarts: int = 0
     published: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
@@ -69,13 +70,17 @@ class RandomHead:
 @register("joint-head")
 @dataclass(frozen=True)
 class JointHead:
-    """Optimises a head together with image and soft labels (A4): the hidden architecture, or ``assumed`` linear layers."""
+    """Optimises a head together with image and soft labels (A4): the hidden architecture, or ``assumed`` linear layers.
+
+    Every start moves all weights of the head (100,000 for two linear layers). Three times the steps and a second start recovered
+    no more: 0 of 20 images either way.
+    """
 
     assumed: int | None = None
     adam_steps: int = 500
     lr: float = 0.05
-    steps: int = 60
-    restarts: int = 1
+    steps: int = 20
+    restarts: int = 0
     enough: float = 1e-7
     failed: float = 1e-4
 
