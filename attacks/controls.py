@@ -16,11 +16,9 @@ from attacks.images import default_images
 from attacks.nets import observe, perceptron, reference_victim
 from attacks.observation import Observation, Schedule, ThreatModel
 from attacks.registry import ImageAttack
-from attacks.scores import mse
+from attacks.scores import RECOVERED, mse
 from attacks.unrolled import local_run
 
-RECOVERED = 1e-2
-"""Mean squared error below which an image counts as recovered."""
 ENOUGH = 3e-6
 """Unexplained share of the gradient at which the positive control stops: its images then have an error of 5e-4 to 4e-3, clear of
 :data:`RECOVERED`. The attacks go on to 5e-8, for three times the steps."""

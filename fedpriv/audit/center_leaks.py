@@ -11,9 +11,9 @@ from torch.func import functional_call
 from attacks.centers import Embed, embedding, invert_centers, read_label_set
 from attacks.observation import Observation, ThreatModel
 from attacks.reconstruction import Inapplicable
-from attacks.scores import mse, wilson
+from attacks.scores import RECOVERED, mse, wilson
 from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.figures import RECOVERED, rate
+from fedpriv.audit.figures import rate
 from fedpriv.audit.target import public_images
 
 HEAD = "head"

@@ -108,7 +108,7 @@ class Evidence:
         data = self.federation.data
         index = data.indices("train", client)
         images = data.dataset.train_images.to(index.device)[index].float() / 255
-        return Truth(images.cpu(), data.split("train", client).labels.cpu())
+        return Truth(images.cpu(), data.labels("train")[index].cpu())
 
     def observation(self, message: Message, threat: ThreatModel) -> Observation:
         """The message as an attacker with that knowledge sees it.

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from attacks.baselines import baselines
 from attacks.lab import Attempt
-from attacks.scores import Rate, mse, wilson
+from attacks.scores import RECOVERED, Rate, mse, wilson
 from fedpriv.audit.target import Target
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-RECOVERED = 1e-2
-"""Mean squared error below which an image counts as recovered in tables and verdicts."""
 
 
 def rate(found: Rate) -> dict[str, Any]:

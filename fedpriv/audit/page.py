@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from attacks.scores import RECOVERED
 from fedpriv.audit import charts, formats, words
-from fedpriv.audit.figures import RECOVERED
 from fedpriv.errors import FedprivError
 
 Found = Mapping[str, Any]

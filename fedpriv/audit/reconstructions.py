@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.lab import Attacker, Attempt, attackers, attempt
 from attacks.observation import Observation, ThreatModel
+from attacks.scores import RECOVERED
 from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
@@ -153,7 +154,7 @@ def _steps(target: Target) -> int | None:
 
 def _success(one: Attempt) -> tuple[int, float]:
     assert one.scores is not None
-    return one.scores.recovered[figures.RECOVERED].successes, -float(one.scores.mse.median())
+    return one.scores.recovered[RECOVERED].successes, -float(one.scores.mse.median())
 
 
 def _described(one: Attempt) -> dict[str, Any]:

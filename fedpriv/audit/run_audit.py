@@ -16,7 +16,7 @@ from fedpriv.audit.leaving import conditions, crossed, knowledge
 from fedpriv.audit.membership import Membership, membership
 from fedpriv.audit.pictures import grid
 from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
-from fedpriv.audit.verdict import best_attempt, verdict
+from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
 
 Say = Callable[[str], None]
@@ -167,8 +167,8 @@ def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
     tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
     if not tried:
         return None
-    attack, best = max(tried, key=lambda pair: (pair[1]["success"]["0.01"]["share"], -pair[1]["mse_median"]))
-    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"]["0.01"]}
+    attack, best = max(tried, key=lambda pair: (pair[1]["success"][LIMIT]["share"], -pair[1]["mse_median"]))
+    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"][LIMIT]}
 
 
 def _membership(found: Membership) -> list[dict[str, Any]]:

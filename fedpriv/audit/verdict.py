@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attacks.scores import RECOVERED
+
 Found = Mapping[str, Any]
-LIMIT = "0.01"
+LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -65,6 +66,18 @@ def png(_context: click.Context, _parameter: click.Parameter, path: Path | None)
     if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
     return path
+
+
+def described_options(schema: Any) -> list[dict[str, Any]]:
+    """Name, default and description of the fields of a dataclass of options."""
+    return [
+        {
+            "name": f.name,
+            "default": getattr(f.default, "default", f.default),
+            "description": getattr(f.default, "description", "") or "",
+        }
+        for f in dataclasses.fields(schema)
+    ]
 
 
 def run_folders(runs: tuple[str, ...], runs_dir: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, described_options
 
 
 @command(main, "defenses")
@@ -18,8 +18,6 @@ def defenses() -> dict[str, Any]:
     Example: fedpriv defenses
              fedpriv train --mask-layers 2 --defense clip:norm=1 --defense gaussian --variance 1e-4
     """
-    from dataclasses import fields
-
     from rich import box
     from rich.table import Table
 
@@ -27,14 +25,7 @@ def defenses() -> dict[str, Any]:
 
     rows: list[dict[str, Any]] = []
     for name, transform in transforms().items():
-        options = [
-            {
-                "name": f.name,
-                "default": getattr(f.default, "default", f.default),
-                "description": getattr(f.default, "description", "") or "",
-            }
-            for f in fields(transform)
-        ]
+        options = described_options(transform)
         about = " ".join((transform.__doc__ or name).partition("\n\n")[0].split())
         rows.append({"name": name, "about": about, "options": options})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, described_options
 from fedpriv.cli.options import config_from, config_options
 
 _RUNS_DIR = click.option(
@@ -90,22 +90,13 @@ def methods() -> dict[str, Any]:
     Example: fedpriv methods
              fedpriv methods --json
     """
-    from dataclasses import fields
-
     from rich.table import Table
 
     from fedpriv.methods import methods as all_methods
 
     rows: list[dict[str, Any]] = []
     for name, method in all_methods().items():
-        options = [
-            {
-                "name": f.name,
-                "default": getattr(f.default, "default", f.default),
-                "description": getattr(f.default, "description", "") or "",
-            }
-            for f in fields(method.Params)
-        ]
+        options = described_options(method.Params)
         keeps = [] if not method.shared else sorted({"encoder", "projector", "head"} - method.shared)
         rows.append(
             {

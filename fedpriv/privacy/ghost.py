@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedpriv.errors import UsageError
-from fedpriv.methods.base import Phase
-from fedpriv.models.net import Net, Outputs
-from fedpriv.objectives.step import Loss, Step
-from fedpriv.privacy.per_sample import Entrance, Fields, fields_of, outputs_of
+from fedpriv.models.net import Outputs
+from fedpriv.objectives.step import Step
+from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
 
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
@@ -41,25 +40,8 @@ class _Parameters(Mapping[str, Tensor]):
         return len(list(self))
 
 
-class GhostGradients:
-    """Clipped sums for one phase, as :class:`fedpriv.privacy.per_sample.PerSampleGradients` gives them.
-
-    Args: as there.
-    """
-
-    def __init__(
-        self,
-        net: Net,
-        parameters: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        phase: Phase,
-        loss: Loss,
-        from_features: bool,
-        clip: float,
-    ) -> None:
-        self._net, self._clip = Entrance(net), clip
-        self._trained = {name: tensor for name, tensor in parameters.items() if name.split(".")[0] in phase.trains}
-        self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
+class GhostGradients(ClippedSums):
+    """The sums of :class:`fedpriv.privacy.per_sample.PerSampleGradients`; arguments as of :class:`ClippedSums`."""
 
     def _of_one(self, label: Tensor, output: Fields, teachers: dict[str, Fields]) -> Tensor:
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}

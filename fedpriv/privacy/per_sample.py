@@ -9,6 +9,7 @@ not be the same net then: it is refused at set-up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,8 @@ def outputs_of(fields: Fields) -> Outputs:
     return Outputs(**{"prediction": None, **{name: tensor[None] for name, tensor in fields.items()}})  # type: ignore[arg-type]
 
 
-class PerSampleGradients:
-    """Clipped sums for one phase.
+class ClippedSums:
+    """What both ways to sums of clipped per-sample gradients know of their phase.
 
     Args:
         parameters: of the net, by name; the trained ones are those of the phase's roles.
@@ -67,14 +68,21 @@ class PerSampleGradients:
         clip: float,
     ) -> None:
         self._net, self._clip = Entrance(net), clip
-        self._constant = {name: tensor.detach() for name, tensor in parameters.items()}
-        self._names = [name for name in parameters if name.split(".")[0] in phase.trains]
+        self._parameters = parameters
+        self._trained = {name: tensor for name, tensor in parameters.items() if name.split(".")[0] in phase.trains}
         self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
-        size = sum(parameters[name].numel() for name in self._names)
-        self._chunk = max(1, _ENTRIES // max(1, size))
-        self._gradients: Callable[..., tuple[dict[str, Tensor], Tensor]] = vmap(
-            grad_and_value(self._of_one), in_dims=(None, 0, 0, 0), randomness="different"
-        )
+
+
+class PerSampleGradients(ClippedSums):
+    """Clipped sums for one phase, of gradients that are made; arguments as of :class:`ClippedSums`."""
+
+    @cached_property
+    def _constant(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self._parameters.items()}
+
+    @cached_property
+    def _gradients(self) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+        return vmap(grad_and_value(self._of_one), in_dims=(None, 0, 0, 0), randomness="different")
 
     def _of_one(self, trained: dict[str, Tensor], sample: Tensor, label: Tensor, teachers: dict[str, Fields]) -> Tensor:
         own = {"net." + name: tensor for name, tensor in trained.items()}
@@ -87,11 +95,12 @@ class PerSampleGradients:
         self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
-        trained = {name: self._constant[name] for name in self._names}
+        trained = {name: self._constant[name] for name in self._trained}
         total = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
         fields = {name: fields_of(out) for name, out in teachers.items()}
         losses, lengths = [], []
-        for part in torch.split(torch.arange(len(labels), device=labels.device), self._chunk):
+        chunk = max(1, _ENTRIES // max(1, sum(tensor.numel() for tensor in trained.values())))
+        for part in torch.split(torch.arange(len(labels), device=labels.device), chunk):
             if not len(part):
                 continue
             of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}

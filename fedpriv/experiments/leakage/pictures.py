@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.experiments.leakage.result import RECOVERED, CellResult
+from attacks.scores import RECOVERED
+from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.plots import BLUE, ORANGE, save
 
 if TYPE_CHECKING:

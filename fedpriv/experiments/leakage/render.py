@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attacks.scores import THRESHOLDS, Rate
+from attacks.scores import RECOVERED, THRESHOLDS, Rate
 from fedpriv.experiments.leakage.cell import VictimSpec
 from fedpriv.experiments.leakage.claims import Answer
 from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow
-from fedpriv.experiments.leakage.result import RECOVERED, CellResult
+from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import Table
 from fedpriv.experiments.markdown import bullets, table
 

@@ -8,15 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from attacks.scores import Rate, wilson
+from attacks.scores import RECOVERED, Rate, wilson
 from fedpriv.config import parse
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.files import write_atomically
 from fedpriv.tracking.folder import read_json
-
-RECOVERED = 1e-2
-"""Mean squared error below which an image counts as recovered."""
 
 
 @dataclass(frozen=True)
