@@ -34,6 +34,10 @@ USUAL_PARTICIPANTS = 10
 """Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""
 
 
+_NAMED = ("method", "objective", "aggregation")
+"""The sections that are a name and its options."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -72,7 +76,11 @@ class DataConfig(_Section):
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
     )
-    augment: Literal["none", "crop_flip"] = Field("none", description="pad-4 random crop and horizontal flip, drawn per sample")
+    augment: Literal["none", "crop_flip"] | None = Field(
+        None,
+        description="what is drawn anew for each sample of a batch: nothing, or a pad-4 random crop and horizontal flip; "
+        "null: as the objective suggests, else nothing",
+    )
 
 
 class ModelConfig(_Section):
@@ -81,6 +89,10 @@ class ModelConfig(_Section):
     name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
 
+    predictor: PositiveInt | None = Field(
+        None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
+    )
+
     @field_validator("projection", mode="before")
     @classmethod
     def _none_by_name(cls, value: Any) -> Any:
@@ -88,15 +100,28 @@ class ModelConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """The round schedule and the clients' optimiser (SGD)."""
+    """The round schedule and the clients' optimiser."""
 
     rounds: PositiveInt = Field(30, description="number of rounds T")
     participation: float | None = Field(
         None, gt=0, le=1, description="share of the clients sampled each round; null: ten clients, or all where there are fewer"
     )
+    selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
+        None,
+        description="who takes part: drawn uniformly, consecutive windows of a shuffled order (SimProx), everybody, or as "
+        "`schedule` says; null: as the method suggests, else uniform",
+    )
+    schedule: tuple[tuple[NonNegativeInt, ...], ...] | Path | None = Field(
+        None, description="the clients of each round, or a file with a line of them for each (selection: schedule)"
+    )
     local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
+    local_steps: PositiveInt | None = Field(None, description="stop local training after so many steps; null: all of the epochs")
     batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
-    lr: PositiveFloat = Field(0.01, description="learning rate, constant")
+    min_batch: PositiveInt = Field(1, description="smaller batches are skipped; 2 where BatchNorm normalises vectors")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the clients' optimiser, fresh at each phase")
+    lr: PositiveFloat = Field(0.01, description="learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
+    clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
@@ -191,11 +216,11 @@ class TrackingConfig(_Section):
         return uri
 
 
-class MethodConfig(BaseModel):
-    """A method's name and its own options; the options are checked by the method's ``Params``."""
+class NamedOptions(BaseModel):
+    """A name and its own options; the options are checked by the named thing's ``Params``."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("mpfedcon", description="a name of `fedpriv methods`")
+    name: str
 
     @property
     def params(self) -> dict[str, Any]:
@@ -205,7 +230,11 @@ class MethodConfig(BaseModel):
 class RunConfig(_Section):
     """Everything that decides what a run computes, and where its record goes."""
 
-    method: MethodConfig = MethodConfig(name="mpfedcon")
+    method: NamedOptions = Field(NamedOptions(name="mpfedcon"), description="a name of `fedpriv methods`, and its options")
+    objective: NamedOptions | None = Field(
+        None, description="another client's half than the method's: a name of `fedpriv methods --halves`, and its options"
+    )
+    aggregation: NamedOptions | None = Field(None, description="another server's half than the method's, and its options")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
@@ -218,9 +247,18 @@ class RunConfig(_Section):
     threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
     run_dir: Path | None = Field(None, description="the run's folder; null: runs/<date>-<method>-<data>-s<seed>-<tag>")
 
-    @field_validator("method", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _method_by_name(cls, value: Any) -> Any:
+    def _halves_alone_are_fedavgs(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        usual = "fedavg" if values.get("objective") or values.get("aggregation") else "mpfedcon"
+        method = values.get("method", usual)
+        return {**values, "method": {"name": usual, **method} if isinstance(method, dict) else method}
+
+    @field_validator("method", "objective", "aggregation", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -231,6 +269,12 @@ class RunConfig(_Section):
                 f"train.participation {share} of {self.data.clients} clients selects nobody; "
                 f"at least {1 / self.data.clients:g} selects one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_schedule_if_it_follows_one(self) -> RunConfig:
+        if (self.train.selection == "schedule") != (self.train.schedule is not None):
+            raise ValueError("train.selection schedule and train.schedule, a file with a line of clients a round, go together")
         return self
 
     @model_validator(mode="after")
@@ -316,14 +360,14 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
     """Set ``values['a']['b'] = value`` for ``dotted = 'a.b'``, in place, making mappings on the way."""
     *sections, key = dotted.split(".")
     for section in sections:
-        inner = values.get(section, {})
-        if section == "method" and isinstance(inner, str):
+        inner = values.get(section) or {}
+        if section in _NAMED and isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
             raise UsageError(f"--set {dotted}: {section!r} is not a section")
         values[section] = inner = dict(inner)
-        if (section, key) == ("method", "name") and inner.get("name") not in (None, value):
-            inner.clear()  # another method: the options of the one before are not its own
+        if section in _NAMED and key == "name" and inner.get("name") not in (None, value):
+            inner.clear()  # another one: the options of the one before are not its own
         values = inner
     values[key] = value
 

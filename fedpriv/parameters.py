@@ -10,7 +10,7 @@ stay in the net: they are neither sent nor averaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -78,6 +78,16 @@ class ParameterSpace:
         """The names of the entries of ``roles``, in row order; without buffers if so asked."""
         wanted = frozenset(roles)
         return tuple(e.name for e in self.entries if e.role in wanted and (buffers or e.kind != "buffer"))
+
+    def restricted(self, names: Iterable[str]) -> ParameterSpace:
+        """The space of these entries alone, in the same order, without gaps."""
+        wanted, entries, start = frozenset(names), [], 0
+        for entry in self.entries:
+            if entry.name in wanted:
+                size = entry.stop - entry.start
+                entries.append(replace(entry, start=start, stop=start + size))
+                start += size
+        return ParameterSpace(entries)
 
     def slices(self, roles: Iterable[str], kind: Kind) -> Iterator[slice]:
         """The contiguous parts of the row that hold ``kind`` entries of ``roles`` (neighbours are joined)."""

@@ -23,7 +23,17 @@ Kind = Literal["weights", "delta", "gradient"]
 Direction = Literal["down", "up"]
 
 STATISTIC = "statistic."
-"""Prefix of tensors that are neither weights nor gradients: class centres, masks, counts."""
+"""Prefix of tensors that are not the model: class centres, masks, counts, control variates."""
+
+
+def statistic(what: str, about: str | None = None) -> str:
+    """The wire name of a statistic; if it says something of a tensor of the net: ``statistic.variate/encoder.fc.weight``."""
+    return f"{STATISTIC}{what}" + (f"/{about}" if about else "")
+
+
+def tensor_of(name: str) -> str:
+    """The net's tensor that a wire name is, or says something of; a mask that hides the tensor hides both."""
+    return name.rpartition("/")[2] if name.startswith(STATISTIC) else name
 
 
 @dataclass(frozen=True)

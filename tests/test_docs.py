@@ -35,9 +35,8 @@ def commands() -> list[str]:
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The methods that a document's code registers are forgotten after the test."""
-    registry.methods()
-    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
-    return registry._methods
+    monkeypatch.setattr(registry, "_known", registry.all())
+    return registry._known
 
 
 def test_the_method_of_the_readme(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:

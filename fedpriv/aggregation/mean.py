@@ -1,9 +1,14 @@
 """The weighted mean."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.parts import params
 
 
 def normalised(weights: Sequence[float]) -> Tensor:
@@ -21,3 +26,27 @@ def normalised(weights: Sequence[float]) -> Tensor:
 def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
     """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: one product, ``(p,)``."""
     return normalised(weights).to(rows) @ rows
+
+
+@params
+class MeanParams:
+    """Options of the mean."""
+
+    weights: Literal["samples", "uniform"] = Field(
+        "samples", description="a client weighs its number of training samples (McMahan et al. 2017), or the same as all"
+    )
+
+
+@register("mean")
+class Mean(Aggregation):
+    """The mean of the uploads, weighted by samples or uniform."""
+
+    paper = "McMahan et al., AISTATS 2017"
+    Params = MeanParams
+
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """The clients' weights ``(K,)``, not normalised."""
+        return uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads)
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        return Merged(weighted_mean(uploads.rows, self.weigh(uploads)), memory)

@@ -22,7 +22,11 @@ _DATA_FLAGS: dict[str, tuple[str, Any, str]] = {
 }
 _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "method": ("method.name", str, "A name of `fedpriv methods`."),
+    "objective": ("objective.name", str, "Another client's half than the method's; `fedpriv methods` lists them."),
+    "aggregation": ("aggregation.name", str, "Another server's half than the method's; without --method the rest is FedAvg's."),
     "model": ("model.name", str, "A name of `fedpriv models`."),
+    "selection": ("train.selection", str, "Who takes part: uniform, window, all or schedule."),
+    "optimizer": ("train.optimizer", str, "The clients' optimiser: sgd or adam."),
     "participation": ("train.participation", float, "Share of the clients sampled each round. Default: ten clients."),
     "rounds": ("train.rounds", int, "Number of rounds."),
     "local-epochs": ("train.local_epochs", int, "Local epochs (layered methods: of the encoder phase)."),

@@ -38,7 +38,7 @@ def train(
     """
     config = config_from(config_file, assignments, flags)
     if dump_config:
-        from fedpriv.methods import with_options
+        from fedpriv.methods.build import with_options
 
         config = with_options(config)
         click.echo(config.to_yaml(), nl=False)

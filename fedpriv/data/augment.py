@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 PADDING = 4
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(images ``(B, C, H, W)``, generator) -> the images, each sample changed by a draw of its own."""
 
 
 def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -29,3 +34,8 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     sample = torch.arange(size, device=images.device)[:, None, None]
     # Advanced indices around a slice come out first: (B, H, W, C).
     return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def augmentation(name: str) -> Augment | None:
+    """What ``data.augment`` names."""
+    return {"none": None, "crop_flip": crop_flip}[name]

@@ -12,7 +12,7 @@ from fedpriv.defenses.stage import transform
 from fedpriv.encoding import base_name, is_model
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
-from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire import Payload, TransformContext, tensor_of
 
 
 @transform
@@ -62,7 +62,13 @@ class Mask:
         return left
 
     def _drops(self, name: str, hidden: tuple[str, ...]) -> bool:
-        return name.split(".")[0] in self.roles or name.startswith(hidden) or any(fnmatch(name, p) for p in self.names)
+        # What is said of a hidden tensor (a control variate is a gradient) is hidden with it.
+        about = tensor_of(name)
+        return (
+            about.split(".")[0] in self.roles
+            or about.startswith(hidden)
+            or any(fnmatch(name, pattern) or fnmatch(about, pattern) for pattern in self.names)
+        )
 
     def __str__(self) -> str:
         return f"mask({', '.join((*self.roles, *self.names, *([f'last {self.last}'] if self.last else [])))})"

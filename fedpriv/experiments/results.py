@@ -12,7 +12,7 @@ from typing import Any
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
-from fedpriv.methods import find_method
+from fedpriv.methods.build import with_options
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
@@ -188,6 +188,4 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
     """A config as a run stores it, flat, without loading the data."""
-    method = config.method
-    options = parse(find_method(method.name).Params, method.params, f"method {method.name}")
-    return dict(flatten(_portable(resolve(config, options, usual_model))))
+    return dict(flatten(_portable(resolve(with_options(config), usual_model))))

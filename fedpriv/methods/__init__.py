@@ -1,5 +1,9 @@
 """The methods; one paper a file. ``register`` makes a class known by name."""
 
-from fedpriv.methods.registry import find_method, methods, register, with_options
+from fedpriv.methods.base import Method
+from fedpriv.registry import Registry
 
-__all__ = ["find_method", "methods", "register", "with_options"]
+registry: Registry[type[Method]] = Registry("method", "fedpriv.methods")
+register, methods, find_method = registry.register, registry.all, registry.find
+
+__all__ = ["Method", "find_method", "methods", "register"]

@@ -1,51 +1,28 @@
 """What a method is: which roles it shares, what each side keeps, and the four steps of a round.
 
 A method never sees the loop, the wire or another client: it gets a :class:`ClientTurn` on the client's side and sealed
-payloads on the server's. The defaults below are FedAvg's; a method overrides what its paper changes.
+payloads on the server's. Its two halves, ``Objective`` and ``Aggregation``, can each be replaced by another one by name; a
+method overrides what its paper changes and neither half can say. The defaults are FedAvg's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as params_dataclass
 from torch import Tensor
 
-from fedpriv.aggregation.mean import weighted_mean
-from fedpriv.config import RunConfig
-from fedpriv.models.net import ROLES, Outputs
-from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.objectives.step import Loss, Step
-from fedpriv.parameters import ParameterSpace
+from fedpriv.aggregation import Aggregation, Uploads
+from fedpriv.aggregation.mean import Mean
+from fedpriv.models.net import ROLES
+from fedpriv.objectives import Objective
+from fedpriv.objectives.cross_entropy import CrossEntropy
+from fedpriv.parts import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
 from fedpriv.wire import Payload, Sealed
 
-Private = Mapping[str, Tensor]
-"""What a client keeps between rounds, by name."""
-
-params = params_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-"""Decorator of a method's options: a frozen dataclass whose values are checked."""
-
-
-@params
-class NoParams:
-    """A method without options of its own."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of local training: the roles that learn (all others are frozen and in evaluation mode) and for how long."""
-
-    trains: frozenset[str]
-    epochs: int
-
-
-def phase(*trains: str, epochs: int) -> Phase:
-    """``phase("encoder", epochs=5)``; without roles: all of them."""
-    return Phase(frozenset(trains or ROLES), epochs)
+__all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
 
 @dataclass
@@ -54,52 +31,8 @@ class ServerState:
 
     row: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
-
-
-class ClientTurn(Protocol):
-    """One client's turn in one round, as a method sees it."""
-
-    round: int
-    client: int
-    num_examples: int
-    received: Mapping[str, Tensor]
-    """What the server sent this round."""
-    private: Private
-    """What the client kept from its last turn (:meth:`Method.first_private` at its first)."""
-    first_time: bool
-    labels: Tensor
-    """``(n_i,)`` labels of the training data, in order."""
-
-    def train(self, phase: Phase, loss: Loss) -> None:
-        """Run a phase on the client's training data, with a fresh optimiser."""
-
-    def freeze(self, name: str, state: Mapping[str, Tensor] | None = None) -> None:
-        """Keep the present model (with ``state`` laid over it) as the constant teacher ``name`` of this turn."""
-
-    def embed(self) -> Outputs:
-        """Outputs of the present model on all training data, in order, without augmentation, in evaluation mode."""
-
-    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Views of the present model."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """The facts of a run that a method may use.
-
-    Attributes:
-        classes: number of classes C.
-        projection_dim: width k of ``Outputs.projection``.
-        new_row: initial model row ``(p,)`` drawn for a label (e.g. a client id) instead of for the run.
-        generator: a fresh generator of the run for a purpose.
-    """
-
-    config: RunConfig
-    space: ParameterSpace
-    classes: int
-    projection_dim: int
-    new_row: Callable[[str], Tensor]
-    generator: Callable[[str], torch.Generator]
+    report: Mapping[str, float] = field(default_factory=dict)
+    """What the round's record should say of the last merge; not kept."""
 
 
 class Method:
@@ -109,16 +42,29 @@ class Method:
     title: ClassVar[str]
     paper: ClassVar[str]
     Params: ClassVar[type[Any]] = NoParams
+    """The method's own options; :func:`options_of` adds those of its halves."""
+    objective_class: ClassVar[type[Objective]] = CrossEntropy
+    """The client's half."""
+    aggregation_class: ClassVar[type[Aggregation]] = Mean
+    """The server's half."""
+    suggests: ClassVar[Mapping[str, Any]] = {}
+    """As :attr:`fedpriv.parts.Part.suggests`, before those of its halves."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
     """The roles that cross the wire; the rest stays with the client."""
+    no_dp: ClassVar[str] = ""
+    """As :attr:`fedpriv.parts.Part.no_dp`, of what the method itself does."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """What happens to the floating-point buffers of shared roles: averaged like weights, or kept by each client."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
 
-    def __init__(self, params: Any, context: Context) -> None:
+    def __init__(
+        self, params: Any, context: Context, objective: Objective | None = None, aggregation: Aggregation | None = None
+    ) -> None:
         self.params = params
         self.context = context
+        self.objective = objective or self.objective_class(params, context)
+        self.aggregation = aggregation or self.aggregation_class(params, context)
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
@@ -127,17 +73,22 @@ class Method:
         self.tested_names = space.names if tests_own else self.private_names
         """What a client is tested with of its own; the rest is the server's."""
         self.kept_names = self.tested_names
-        """What a client keeps between rounds; a method may keep more than it tests with."""
+        """What a client keeps of the net between rounds; a method may keep more than it tests with."""
+
+    @property
+    def halves(self) -> tuple[Objective, Aggregation]:
+        """Both parts, which the client's steps go through in this order."""
+        return self.objective, self.aggregation
 
     def select_shared(self) -> tuple[str, ...]:
-        """The names of the tensors that cross the wire, in row order: by default those of the shared roles."""
-        return self.context.space.select(self.shared, buffers=self.buffers == "average")
+        """The names of the tensors that cross the wire, in row order: by default those of the shared roles that are trained."""
+        return self.context.space.select(self.shared & self.objective.reaches, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
     def start(self, row: Tensor) -> ServerState:
         """The server's state before the first round, from the initial model ``(p,)``."""
-        return ServerState(row)
+        return ServerState(row, self.aggregation.start(row))
 
     def broadcast(self, server: ServerState) -> Payload | None:
         """Round 0: what every client is sent before the first round."""
@@ -149,49 +100,87 @@ class Method:
 
     def download(self, server: ServerState, round: int) -> Payload | None:
         """Server state -> what each participant is sent. ``None``: the method does not communicate."""
-        return Payload(self.context.space.unpack(server.row, self.shared_names), round)
+        names = self.aggregation.sent(self.shared_names, server.memory, round)
+        return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
 
     def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
-        """The round's uploads, ordered by client -> the new server state. By default the mean weighted by examples (FedAvg)."""
-        return ServerState(self._mean_row(server, uploads, [upload.num_examples or 0 for upload in uploads]), server.memory)
+        """The round's uploads, ordered by client -> the new server state.
 
-    def _mean_row(self, server: ServerState, uploads: Sequence[Sealed], weights: Sequence[float]) -> Tensor:
-        # What no upload holds (private, or masked on the way) keeps the server's value to the bit; what only some hold is
-        # averaged with the server's value in the others' place.
-        space, names = self.context.space, set[str]()
-        rows = server.row.repeat(len(uploads), 1)
-        for row, upload in zip(rows, uploads, strict=True):
-            tensors = upload.tensors()
+        Uploads that are not finite are left out; without any other the model stays as it is. What no upload holds (private,
+        or masked on the way) keeps the server's value to the bit and is no part of the matrix; what only some hold has the
+        server's value in the others' place.
+        """
+        arrived = [(upload, upload.tensors()) for upload in uploads]
+        sent = {name for _, tensors in arrived for name in tensors if name in self.context.space}
+        space = self.context.space.restricted(sent)
+        previous = space.pack(self.context.space.unpack(server.row, sent), server.row.new_empty(space.size))
+        rows = previous.repeat(len(arrived), 1)
+        for row, (_, tensors) in zip(rows, arrived, strict=True):
             space.pack(tensors, row)
-            names |= {name for name in tensors if name in space}
-        return space.pack(space.unpack(weighted_mean(rows, weights), names), server.row.clone())
+        finite = torch.isfinite(rows.sum(1)).tolist()
+        report = {"rejected": float(finite.count(False))} if not all(finite) else {}
+        if not any(finite):
+            return ServerState(server.row, server.memory, report)
+        kept = [one for one, good in zip(arrived, finite, strict=True) if good]
+        merged = self.aggregation.merge(
+            Uploads(
+                space=space,
+                rows=rows if len(kept) == len(rows) else rows[torch.tensor(finite)],
+                previous=previous,
+                examples=[upload.num_examples or 0 for upload, _ in kept],
+                statistics=[{name: t for name, t in tensors.items() if name not in space} for _, tensors in kept],
+                clients=[-1 if upload.client is None else upload.client for upload, _ in kept],
+                round=uploads[0].round,
+                registered=self.context.config.data.clients,
+            ),
+            server.memory,
+        )
+        row = self.context.space.pack(space.unpack(merged.row), server.row.clone())
+        return ServerState(row, dict(merged.memory), {**report, **merged.report})
 
     # --- the client's side -------------------------------------------------------------------------------------------
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         """What a client that never took part keeps, given the initial model ``(p,)``."""
-        return self.context.space.unpack(initial, self.kept_names)
+        kept = self.context.space.unpack(initial, self.kept_names)
+        for half in self.halves:
+            kept |= half.first_kept(initial)
+        return kept
 
     def phases(self, round: int) -> Sequence[Phase]:
         """The schedule of local training."""
-        return [phase(epochs=self.train.local_epochs)]
+        return [phase(*self.objective.reaches, epochs=self.train.local_epochs, steps=self.train.local_steps)]
 
     def local_loss(self, step: Step) -> Tensor:
         """The scalar that a client minimises."""
-        return cross_entropy(step)
+        return self.objective.loss(step)
+
+    def begin(self, turn: ClientTurn) -> None:
+        """Before local training."""
+        for half in self.halves:
+            half.begin(turn)
 
     def local_update(self, turn: ClientTurn) -> None:
         """A client's training in one round."""
+        self.begin(turn)
         for stretch in self.phases(turn.round):
-            turn.train(stretch, self.local_loss)
+            turn.train(stretch, self.local_loss, self.objective)
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        """What the client uploads besides the model, by full name."""
+        return {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
 
     def upload(self, turn: ClientTurn) -> Payload | None:
         """Client state -> what is sent (before transforms)."""
-        return Payload(turn.state(self.shared_names), turn.round, turn.client, num_examples=turn.num_examples)
+        tensors = {**turn.state(self.shared_names), **self.statistics(turn)}
+        return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         """What the client keeps for its next turn."""
-        return turn.state(self.kept_names)
+        kept = turn.state(self.kept_names)
+        for half in self.halves:
+            kept |= half.keep(turn)
+        return kept
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -219,3 +208,19 @@ class Method:
     def has_global_model(self) -> bool:
         """Whether the server alone holds a complete model, so that a server-side test set makes sense."""
         return not self.private_names
+
+
+def options_of(method: type[Method], own_objective: bool = True, own_aggregation: bool = True) -> type[Any]:
+    """The dataclass of a method's options: its own, and those of the halves that are not replaced by others."""
+    parts = [method.Params]
+    parts += [method.objective_class.Params] if own_objective else []
+    parts += [method.aggregation_class.Params] if own_aggregation else []
+    bases: list[type[Any]] = []
+    for part in parts:
+        if fields(part) and not any(issubclass(base, part) for base in bases):
+            bases.append(part)
+    if len(bases) < 2:
+        return bases[0] if bases else NoParams
+    # The fields of the last base come first.
+    composed: type[Any] = params(type(f"{method.__name__}Options", tuple(reversed(bases)), {}))
+    return composed

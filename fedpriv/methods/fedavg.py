@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedpriv.methods import register
 from fedpriv.methods.base import Method, Phase, params, phase
-from fedpriv.methods.registry import register
 from fedpriv.models.net import ROLES
 
 

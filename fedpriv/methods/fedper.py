@@ -7,8 +7,8 @@ from fnmatch import fnmatch
 from pydantic import Field
 
 from fedpriv.errors import UsageError
+from fedpriv.methods import register
 from fedpriv.methods.base import Method, params
-from fedpriv.methods.registry import register
 
 
 @params

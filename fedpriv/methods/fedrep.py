@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from fedpriv.methods import register
 from fedpriv.methods.base import Phase, params, phase
 from fedpriv.methods.fedper import FedPer, FedPerParams
-from fedpriv.methods.registry import register
 
 
 @params

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Method, Phase, ServerState, params, phase
-from fedpriv.methods.registry import register
 from fedpriv.seeding import derive
 from fedpriv.wire import Payload
 

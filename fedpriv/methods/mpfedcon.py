@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
-from fedpriv.methods.registry import register
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.objectives.step import Step
+from fedpriv.parts import Step
 from fedpriv.wire import STATISTIC, Payload, Sealed
 
 CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
@@ -55,8 +55,8 @@ class MpFedcon(FedRep):
     paper = "Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022"
     Params = MpFedconParams
 
-    def __init__(self, params: MpFedconParams, context: Context) -> None:
-        super().__init__(params, context)
+    def __init__(self, params: MpFedconParams, context: Context, *halves: Any) -> None:
+        super().__init__(params, context, *halves)
         if params.negative == "R2":
             self.kept_names = context.space.names
 
@@ -70,14 +70,16 @@ class MpFedcon(FedRep):
             centers = F.normalize(centers if centers.shape == shape else centers.T, dim=1).contiguous()
         if self.params.center_init != "mask":
             mask = ~mask
-        return ServerState(row, {CENTERS: centers, MASK: mask})
+        return ServerState(row, {**super().start(row).memory, CENTERS: centers, MASK: mask})
 
     def broadcast(self, server: ServerState) -> Payload:
-        return Payload({**self.context.space.unpack(server.row), **server.memory}, round=0)
+        return Payload({**self.context.space.unpack(server.row), **_table(server)}, round=0)
 
     def download(self, server: ServerState, round: int) -> Payload:
         # All C centres go to everybody: which ones a client needs is not the server's to know.
-        return Payload({**self.context.space.unpack(server.row, self.shared_names), **server.memory}, round)
+        sent = super().download(server, round)
+        assert sent is not None
+        return replace(sent, tensors={**sent.tensors, **_table(server)})
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         if self.params.projector_init == "per_client":
@@ -88,15 +90,16 @@ class MpFedcon(FedRep):
         return super().first_private(client, initial)
 
     def local_update(self, turn: ClientTurn) -> None:
+        self.begin(turn)
         uses_reference = self.params.mu > 0 and self.params.negative != "none"
         for index, stretch in enumerate(self.phases(turn.round)):
             if uses_reference and (index == 0 or self.params.negative == "R3"):
                 last_own_model = turn.private if self.params.negative == "R2" and not turn.first_time else None
                 turn.freeze(REFERENCE, last_own_model)
-            turn.train(stretch, self.local_loss)
+            turn.train(stretch, self.local_loss, self.objective)
 
     def local_loss(self, step: Step) -> Tensor:
-        loss = cross_entropy(step)
+        loss = super().local_loss(step)
         in_encoder_phase = "encoder" in step.trains
         if self.params.mu == 0 or self.params.con_phase == ("head" if in_encoder_phase else "encoder"):
             return loss
@@ -114,16 +117,15 @@ class MpFedcon(FedRep):
         total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
         return total
 
-    def upload(self, turn: ClientTurn) -> Payload:
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         z, k = turn.embed().projection, self.context.projection_dim
         counts = torch.bincount(turn.labels, minlength=self.context.classes)
         sums = torch.zeros(self.context.classes, k, dtype=torch.float64).index_add_(0, turn.labels.cpu(), z.double().cpu())
         held = counts.cpu().nonzero().squeeze(1)
-        statistics = {CENTERS: (sums[held] / counts.cpu()[held, None]).float(), CLASSES: held.to(torch.int16)}
+        centers = {CENTERS: (sums[held] / counts.cpu()[held, None]).float(), CLASSES: held.to(torch.int16)}
         if self.params.center_weighting == "counts":
-            statistics[COUNTS] = counts.cpu()[held].to(torch.int32)
-        tensors = {**turn.state(self.shared_names), **statistics}
-        return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
+            centers[COUNTS] = counts.cpu()[held].to(torch.int32)
+        return {**super().statistics(turn), **centers}
 
     def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
         merged = super().aggregate(server, uploads)
@@ -144,5 +146,9 @@ class MpFedcon(FedRep):
         beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class has nothing to be averaged with
         heard = weights > 0
         centers = torch.where(heard[:, None], beta * old + (1 - beta) * new, old)  # a class nobody holds keeps its centre
-        merged.memory = {CENTERS: centers, MASK: mask | heard}
+        merged.memory = {**merged.memory, CENTERS: centers, MASK: mask | heard}
         return merged
+
+
+def _table(server: ServerState) -> dict[str, Tensor]:
+    return {name: server.memory[name] for name in (CENTERS, MASK)}

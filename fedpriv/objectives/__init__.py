@@ -1,1 +1,9 @@
 """What one client minimises; one idea a file."""
+
+from fedpriv.objectives.base import Objective
+from fedpriv.registry import Registry
+
+registry: Registry[type[Objective]] = Registry("objective", "fedpriv.objectives")
+register, objectives, find_objective = registry.register, registry.all, registry.find
+
+__all__ = ["Objective", "find_objective", "objectives", "register"]

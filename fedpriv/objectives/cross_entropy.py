@@ -3,9 +3,30 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.objectives.step import Step
+from fedpriv.objectives import Objective, register
+from fedpriv.parts import Step
+
+
+class Plain(Objective):
+    """A step along the gradient of whatever loss it is given."""
+
+    def __init__(self) -> None:
+        """It needs no options and no facts of a run."""
+
+
+PLAIN = Plain()
 
 
 def cross_entropy(step: Step) -> Tensor:
     """Mean cross-entropy of the batch's logits ``(B, C)``; a scalar."""
     return F.cross_entropy(step.outputs.logits, step.labels)
+
+
+@register("cross-entropy")
+class CrossEntropy(Objective):
+    """Cross-entropy on the labels."""
+
+    paper = "McMahan et al., AISTATS 2017"
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Outputs
-from fedpriv.objectives.step import Step
+from fedpriv.parts import Step
 from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
 
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
-from fedpriv.objectives.step import Loss, Step
+from fedpriv.parts import Loss, Step
 
 _ENTRIES = 2**24
 """Entries of per-sample gradients that are held at a time (64 MB)."""

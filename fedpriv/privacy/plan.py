@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedpriv.aggregation.mean import Mean
 from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
@@ -34,11 +35,18 @@ def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module
             f"privacy.level {level}: BatchNorm ({norms[0]}{', ...' if len(norms) > 1 else ''}) {why}; "
             "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
         )
-    if level == "client" and (kind.aggregate is not Method.aggregate or kind.participants is not Method.participants):
+    own_way = kind.aggregate is not Method.aggregate or kind.participants is not Method.participants
+    if level == "client" and (own_way or type(method.aggregation) is not Mean or config.train.selection != "uniform"):
         raise UsageError(
             f"privacy.level client replaces how the server draws and averages, and method {name} has its own way; "
             "fedavg, fedper and fedrep have not"
         )
+    objective = method.objective
+    if level == "sample":
+        if reason := objective.no_dp or method.aggregation.no_dp or method.no_dp:
+            raise UsageError(f"privacy.level sample: {method.name} with objective {objective.name}: {reason}")
+        if config.train.local_steps is not None:
+            raise UsageError("privacy.level sample counts epochs; leave train.local_steps out")
     if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
         raise UsageError(
             f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "

@@ -69,7 +69,17 @@ class SequentialExecutor:
             kept = fed.method.first_private(client, fed.initial) if stored is None else stored
             fed.resident.row.copy_(start)
             fed.resident.space.pack({name: tensor for name, tensor in kept.items() if name not in received}, fed.resident.row)
-            turn = Turn(fed.resident, fed.data.train(client), fed.config, round, client, received, kept, stored is None)
+            turn = Turn(
+                fed.resident,
+                fed.data.train(client),
+                fed.config,
+                round,
+                client,
+                received,
+                kept,
+                stored is None,
+                augment=fed.augment,
+            )
             if self.spend is not None and private_level == "sample":
                 turn.spend = partial(self.spend, client)
             try:

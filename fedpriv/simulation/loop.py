@@ -42,7 +42,9 @@ class Simulation:
         self.meter = ByteMeter()
         federation.wire.taps += [self.meter, PayloadKeeper(folder, self.config)]
         self.executor = SequentialExecutor(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
-        self.scorer = Scorer(federation.resident, federation.data, federation.method, self.config, self._on_divergence)
+        self.scorer = Scorer(
+            federation.resident, federation.data, federation.method, self.config, self._on_divergence, federation.augment
+        )
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
         self.private = self.config.privacy.level != "none"
@@ -114,6 +116,8 @@ class Simulation:
         elif uploads:
             self.server = method.aggregate(self.server, uploads)
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
+        if uploads:
+            metrics |= self.server.report
         if samples:
             metrics["train_loss"] = losses / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}

@@ -29,10 +29,6 @@ class FlatSGD:
         self._parts, self._lr, self._momentum = parts, lr, momentum
         self._velocity: list[Tensor] = []
 
-    def zero_grad(self) -> None:
-        for _, grad, _ in self._parts:
-            grad.zero_()
-
     @torch.no_grad()
     def step(self) -> None:
         first = not self._velocity
@@ -60,7 +56,9 @@ class Resident:
         space.bind(self.net, self.row, self.grad)
         self.views = space.unpack(self.row)
         self.parameters = dict(self.net.named_parameters())
+        self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
         self._frozen: Resident | None = None
+        self._companion: Resident | None = None
         self._trained: frozenset[str] | None = None
         self._flat: dict[frozenset[str], list[tuple[str, Tensor, Tensor]]] = {}
 
@@ -72,6 +70,13 @@ class Resident:
             self._frozen.set_trained(frozenset())
         return self._frozen
 
+    @property
+    def companion(self) -> Resident:
+        """A third net, for a second model that learns beside the first; made when first asked for."""
+        if self._companion is None:
+            self._companion = Resident(copy.deepcopy(self.net), self.space, self.device)
+        return self._companion
+
     def set_trained(self, roles: frozenset[str]) -> None:
         """Let ``roles`` learn; the others are fixed functions: no gradient, evaluation mode."""
         if roles == self._trained:
@@ -82,14 +87,25 @@ class Resident:
             part.train(name in roles)
             part.requires_grad_(name in roles)
 
-    def optimiser(self, roles: frozenset[str], config: TrainConfig) -> FlatSGD:
-        """A fresh SGD over the roles' slices of the row."""
+    def parts(self, roles: frozenset[str]) -> list[tuple[str, Tensor, Tensor]]:
+        """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are."""
         if roles not in self._flat:
             self._flat[roles] = [
                 (kind, self.row[part], self.grad[part]) for kind in ("weight", "bias") for part in self.space.slices(roles, kind)
             ]
+        return self._flat[roles]
+
+    def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float) -> FlatSGD | torch.optim.Adam:
+        """A fresh optimiser over the roles' slices of the row."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
-        return FlatSGD([(row, grad, decay[kind]) for kind, row, grad in self._flat[roles]], config.lr, config.momentum)
+        if config.optimizer == "sgd":
+            return FlatSGD([(row, grad, decay[kind]) for kind, row, grad in self.parts(roles)], lr, config.momentum)
+        groups = []
+        for kind, row, grad in self.parts(roles):
+            flat = row.detach()
+            flat.grad = grad
+            groups.append({"params": [flat], "weight_decay": decay[kind]})
+        return torch.optim.Adam(groups, lr=lr, fused=True)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:

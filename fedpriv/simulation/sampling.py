@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from fedpriv.config import RunConfig
+from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method
 from fedpriv.seeding import generator
 
 
 def participants(config: RunConfig, method: Method, everyone: Sequence[int], round: int) -> list[int]:
-    """The clients of a round (1-based), by number.
+    """The clients of a round (1-based), by number, as ``train.selection`` says.
 
-    Without DP a fixed number of them, drawn without replacement. Under client-level DP each one with probability
-    ``train.participation``, independently: that is the sampling whose epsilon the accountants know (Poisson), so the number
-    varies and may be none.
+    Under client-level DP each one with probability ``train.participation``, independently: that is the sampling whose epsilon
+    the accountants know (Poisson), so the number varies and may be none.
+
+    Args:
+        everyone: the clients that hold training data.
     """
     if config.privacy.level == "client":
         share = config.train.participation or 0.0
         return [client for client in everyone if _uniform(config.seed, round, client) < share]
-    count = config.participants_of(len(everyone))
+    return sorted(method.participants(round, _selected(config, everyone, round), everyone))
+
+
+def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[int]:
+    train, count = config.train, config.participants_of(len(everyone))
+    if train.selection == "all":
+        return list(everyone)
+    if train.selection == "schedule":
+        assert isinstance(train.schedule, tuple)  # read at set-up
+        return list(train.schedule[round - 1])
+    if train.selection == "window":
+        return sliding_window(config.seed, everyone, count, round)
     order = torch.randperm(len(everyone), generator=generator(config.seed, round, "participants"))
-    sampled = [everyone[i] for i in order[:count].tolist()]
-    return sorted(method.participants(round, sampled, everyone))
+    return [everyone[i] for i in order[:count].tolist()]
+
+
+def sliding_window(seed: int, everyone: Sequence[int], count: int, round: int) -> list[int]:
+    """Consecutive windows of ``count`` clients in a shuffled order; shuffled anew when all have been served (SimProx, sec. IV,
+    after the SimAgg notebook).
+
+    Where the windows do not fit, the order is continued with its own first clients, so that each window has ``count`` distinct
+    ones and a cycle serves everybody.
+    """
+    windows = math.ceil(len(everyone) / count)
+    cycle, index = divmod(round - 1, windows)
+    order = torch.randperm(len(everyone), generator=generator(seed, cycle, "window")).tolist()
+    order += order[: windows * count - len(order)]
+    return [everyone[i] for i in order[index * count : (index + 1) * count]]
+
+
+def read_schedule(path: Path, clients: int, rounds: int) -> tuple[tuple[int, ...], ...]:
+    """The clients of every round from a file with a line of client numbers for each.
+
+    Raises:
+        UsageError: no such file, a line that is not client numbers, a client that does not exist, too few lines.
+    """
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read train.schedule {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        names = line.replace(",", " ").split()
+        chosen = [int(name) for name in names if name.isdecimal() and int(name) < clients]
+        if len(chosen) < len(names) or len(set(chosen)) < len(chosen):
+            raise UsageError(f"{path}:{number}: {line.strip()!r}: expected client numbers from 0 to {clients - 1}, each once")
+        found.append(tuple(chosen))
+    if len(found) < rounds:
+        raise UsageError(f"{path}: {len(found)} lines for {rounds} rounds (train.rounds)")
+    return tuple(found)
 
 
 def _uniform(seed: int, round: int, client: int) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
+from fedpriv.data.augment import Augment
 from fedpriv.data.federated import FederatedData, Pool
 from fedpriv.evaluation import client_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
@@ -34,8 +35,10 @@ class Scorer:
         method: Method,
         config: RunConfig,
         on_drop: Callable[[ClientDiverged], None],
+        augment: Augment | None = None,
     ) -> None:
         self.resident, self.data, self.method, self.config, self.on_drop = resident, data, method, config, on_drop
+        self.augment = augment
         self.split = config.eval.split
         self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
 
@@ -77,7 +80,9 @@ class Scorer:
             kept = private(client)
             space.pack(self.method.client_state(server, kept), self.resident.row)
             if phases and self.data.size(client):
-                turn = Turn(self.resident, self.data.train(client), self.config, round, client, {}, kept, False, "adapt")
+                turn = Turn(
+                    self.resident, self.data.train(client), self.config, round, client, {}, kept, False, "adapt", self.augment
+                )
                 try:
                     for phase in phases:
                         turn.train(phase, self.method.local_loss)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.config import USUAL_PARTICIPANTS, MethodConfig, RunConfig, parse
+from fedpriv.config import USUAL_PARTICIPANTS, RunConfig
+from fedpriv.data.augment import Augment, augmentation
 from fedpriv.data.federated import FederatedData
 from fedpriv.data.partition import make_partition
 from fedpriv.data.sources import Dataset, load_dataset
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
-from fedpriv.methods import find_method
 from fedpriv.methods.base import Context, Method
+from fedpriv.methods.build import build_method, with_options
 from fedpriv.models.net import Net
 from fedpriv.models.registry import build_model
 from fedpriv.parameters import ParameterSpace
@@ -25,7 +27,7 @@ from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.resident import Resident
-from fedpriv.simulation.sampling import participants
+from fedpriv.simulation.sampling import participants, read_schedule
 from fedpriv.simulation.turn import schedule
 from fedpriv.wire import Transform, Wire
 
@@ -43,6 +45,7 @@ class Federation:
     initial: Tensor
     layers: tuple[str, ...]
     linear: tuple[str, ...]
+    augment: Augment | None = None
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
 
@@ -53,14 +56,13 @@ def build(config: RunConfig) -> Federation:
     Raises:
         UsageError: a name or a value that cannot be right, before anything is written.
     """
-    method_class = find_method(config.method.name)
-    options = parse(method_class.Params, config.method.params, f"method {config.method.name}")
+    config = with_options(config)
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)
     dataset = load_dataset(config.data.name, config.data.dir)
     where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=where)})
-    config = resolve(config, options, dataset.default_model)
+    config = resolve(config, dataset.default_model)
     partition = make_partition(
         dataset.train_labels.numpy(),
         dataset.test_labels.numpy(),
@@ -69,6 +71,10 @@ def build(config: RunConfig) -> Federation:
         config.data.partition.seed or 0,
     )
     data = FederatedData(dataset, partition, device)
+    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
+    scheduled = {client for clients in schedule for client in clients}
+    if strangers := sorted(scheduled - set(data.nonempty)):
+        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
@@ -76,7 +82,11 @@ def build(config: RunConfig) -> Federation:
     def new_net(label: str) -> Net:
         with global_rng(config.seed, "model", label):
             return build_model(
-                config.model.name or "", dataset.input_shape, len(dataset.classes), projection=config.model.projection
+                config.model.name or "",
+                dataset.input_shape,
+                len(dataset.classes),
+                projection=config.model.projection,
+                predictor=config.model.predictor or False,
             )
 
     net = new_net("initial")
@@ -90,9 +100,16 @@ def build(config: RunConfig) -> Federation:
         projection_dim=net.projection_dim,
         new_row=lambda label: space.row_of(new_net(label)),
         generator=lambda purpose: generator(config.seed, purpose),
+        norms=frozenset(
+            f"{where}.{name}"
+            for where, module in net.named_modules()
+            if isinstance(module, _BatchNorm)
+            for name in module.state_dict()
+        ),
+        layers=layers,
     )
     resident = Resident(net, space, device)
-    method = method_class(options, context)
+    method = build_method(config, context)
     sent = sent_names(method.shared_names, transforms, linear)  # refuses a mask that cannot be right
     noisy_mean = None
     if config.privacy.level != "none":
@@ -104,7 +121,8 @@ def build(config: RunConfig) -> Federation:
             expected = (config.train.participation or 0.0) * config.data.clients
             noisy_mean = NoisyMean(space, sent, privacy.clip, privacy.noise or 0.0, expected)
     initial = resident.row.clone()
-    return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, noisy_mean)
+    augment = augmentation(config.data.augment or "none")
+    return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, augment, noisy_mean)
 
 
 def _plans(config: RunConfig, method: Method, data: FederatedData) -> list[tuple[float, int]]:
@@ -127,17 +145,22 @@ def _clipped(transforms: list[Transform], bound: float) -> list[Transform]:
     return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]
 
 
-def resolve(config: RunConfig, options: Any, usual_model: str | None) -> RunConfig:
-    """The config with what it left open: the method's options, the data set's usual net, the partition's seed, participation."""
+def resolve(config: RunConfig, usual_model: str | None) -> RunConfig:
+    """The config with what method and options left open: the data set's usual net, the partition's seed, participation."""
     partition, train = config.data.partition, config.train
     seed = config.seed if partition.seed is None else partition.seed
     share = min(1.0, USUAL_PARTICIPANTS / config.data.clients) if train.participation is None else train.participation
+    schedule = train.schedule
+    if isinstance(schedule, Path):  # a run is a function of its config, not of a file that may change
+        schedule = read_schedule(schedule, config.data.clients, train.rounds)
+    data = {"partition": partition.model_copy(update={"seed": seed}), "augment": config.data.augment or "none"}
     return config.model_copy(
         update={
-            "method": MethodConfig(name=config.method.name, **asdict(options)),
             "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
-            "train": train.model_copy(update={"participation": share}),
-            "data": config.data.model_copy(update={"partition": partition.model_copy(update={"seed": seed})}),
+            "train": train.model_copy(
+                update={"participation": share, "selection": train.selection or "uniform", "schedule": schedule}
+            ),
+            "data": config.data.model_copy(update=data),
         }
     )
 

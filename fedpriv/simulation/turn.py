@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
-from fedpriv.data.augment import crop_flip
+from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.methods.base import Phase, Private
 from fedpriv.models.net import Outputs
-from fedpriv.objectives.step import Loss, Step
+from fedpriv.objectives.cross_entropy import PLAIN
+from fedpriv.parts import How, Loss, Phase, Private
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import generator, global_rng
-from fedpriv.simulation.resident import Resident, channels_last
+from fedpriv.simulation.learner import ResidentLearner, TurnBatch
+from fedpriv.simulation.resident import CHUNK, Resident, channels_last
 
 
 class ClientDiverged(FedprivError):
@@ -43,6 +45,9 @@ class Turn:
 
     Starts from the resident net's row as it stands. Where the data are the same in every epoch (no augmentation), what a
     frozen encoder or a frozen teacher makes of them is computed once.
+
+    Args:
+        augment: (batch, generator) -> the batch, each sample changed by a draw of its own; ``None``: as they are.
     """
 
     def __init__(
@@ -56,77 +61,146 @@ class Turn:
         private: Private,
         first_time: bool,
         purpose: str = "train",
+        augment: Augment | None = None,
     ) -> None:
         self.resident, self.config = resident, config
         self.images, self.labels = data.images, data.labels
         self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
         self.num_examples = len(self.labels)
         self.mean_loss = float("nan")
+        self.steps = 0
+        self.start = resident.row.clone()
+        self.row = resident.row
+        self.memo: dict[str, Tensor] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
         self._purpose = purpose
         self._phases = 0
-        self._augments = config.data.augment != "none"
-        self._caches = config.train.cache_features and not self._augments
+        self._phase: Phase | None = None
+        self._learner: ResidentLearner | None = None
+        self._companion: ResidentLearner | None = None
+        self._has_companion = False
+        self._augment = augment
+        self._caches = config.train.cache_features and augment is None
         # Features by the version of the encoder that made them: a teacher frozen before the encoder moved shares them.
         self._encoder_version = 0
         self._features: dict[int, Tensor] = {}
         self._teachers: dict[str, tuple[Tensor, int | None]] = {}
         self._teacher_tables: dict[str, Outputs] = {}
 
+    @property
+    def learner(self) -> ResidentLearner:
+        if self._learner is None:
+            raise RuntimeError("a client's model learns only within a phase")
+        return self._learner
+
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: self.resident.views[name] for name in names}
+
+    @property
+    def companion(self) -> ResidentLearner:
+        if self._phase is None:
+            raise RuntimeError("a companion learns only within a phase")
+        if self._companion is None:
+            other = self.resident.companion
+            if not self._has_companion:
+                other.row.copy_(self.start)
+            self._has_companion = True
+            self._companion = ResidentLearner(other, self._phase, self.config.train, self._lr(self._phase))
+        return self._companion
 
     def embed(self) -> Outputs:
         return self.resident.from_features(self._present_features())
 
-    def freeze(self, name: str, state: Mapping[str, Tensor] | None = None) -> None:
-        row = self.resident.row.clone()
-        if state:
+    def accuracy(self) -> float:
+        # Not by way of the cache: the model may have moved within a phase.
+        chunks = zip(torch.split(self.images, CHUNK), torch.split(self.labels, CHUNK), strict=True)
+        logits = ((self.resident.from_features(self.resident.features(images)).logits, labels) for images, labels in chunks)
+        return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
+
+    def gradient(self, reduction: str = "mean") -> Tensor:
+        resident = self.resident
+        resident.set_trained(frozenset())
+        for parameter in resident.parameters.values():
+            parameter.requires_grad_(True)
+        resident.grad.zero_()
+        for images, labels in zip(torch.split(channels_last(self.images), CHUNK), torch.split(self.labels, CHUNK), strict=True):
+            F.cross_entropy(resident.net(images).logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        for parameter in resident.parameters.values():
+            parameter.requires_grad_(False)
+        return resident.grad / self.num_examples if reduction == "mean" else resident.grad.clone()
+
+    def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
+        row = state.clone() if isinstance(state, Tensor) else self.resident.row.clone()
+        if isinstance(state, Mapping):
             self.resident.space.pack(state, row)
-        self._teachers[name] = (row, None if state else self._encoder_version)
+        # Within a phase the encoder may have moved since its features were computed.
+        present = state is None and self._phase is None
+        self._teachers[name] = (row, self._encoder_version if present else None)
         self._teacher_tables.pop(name, None)
 
-    def train(self, phase: Phase, loss: Loss) -> None:
+    def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
         self._phases += 1
+        self._phase, self._companion = phase, None
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
-        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augments else None)
+        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
         with global_rng(*labels, "dropout"):
             if self.spend is None:
-                self._train(phase, loss, *draws)
+                self._train(phase, loss, how or PLAIN, *draws)
             else:
-                self._train_privately(phase, loss, *draws, generator(*labels, "dp noise"))
+                self._train_privately(phase, loss, how or PLAIN, *draws, generator(*labels, "dp noise"))
+        self._phase = None
         if "encoder" in phase.trains:
             self._encoder_version += 1
 
-    def _train(self, phase: Phase, loss: Loss, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
-        train, resident, parameters = self.config.train, self.resident, self.resident.parameters
-        cached = self._caches and "encoder" not in phase.trains
+    def _train(self, phase: Phase, loss: Loss, how: How, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
+        resident, size = self.resident, self.config.train.batch_size * how.batches_per_step
+        smallest = max(self.config.train.min_batch, how.smallest_batch)
+        cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
         inputs = self._present_features() if cached else self.images
-        forward = resident.net.from_features if cached else resident.net
-        resident.set_trained(phase.trains)
-        optimiser = resident.optimiser(phase.trains, train)
+        self._learner = ResidentLearner(resident, phase, self.config.train, self._lr(phase))
         losses: list[tuple[Tensor, int]] = []
-        for _ in range(phase.epochs):
+        taken, trainable = 0, min(size, self.num_examples) >= smallest
+        for epoch in count() if phase.steps and trainable else range(phase.epochs):
+            if taken == phase.steps:
+                break
             losses.clear()
+            how.epoch(self, epoch)
+            resident.set_trained(phase.trains)
             order = torch.randperm(self.num_examples, generator=shuffle).to(resident.device)
             # index_select copies whole samples; indexing goes entry by entry.
             columns = (order, channels_last(inputs.index_select(0, order)), self.labels.index_select(0, order))
-            for index, batch, targets in zip(*(torch.split(column, train.batch_size) for column in columns), strict=True):
-                if augment is not None:
-                    batch = crop_flip(batch, augment)
-                optimiser.zero_grad()
-                teacher = partial(self._teacher, index, batch)
-                value = loss(Step(targets, self._outputs(forward, batch), parameters, self.received, phase.trains, teacher))
-                value.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-                losses.append((value.detach(), len(targets)))
-        if phase.epochs:
-            self.mean_loss = sum(float(value) * size for value, size in losses) / self.num_examples
-            self._check_finite()
+            for index, samples, targets in zip(*(torch.split(column, size) for column in columns), strict=True):
+                if len(index) < smallest or taken == phase.steps:
+                    break
+                views = [self._augmented(samples, augment) for _ in range(how.views)]
+                batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teacher)
+                losses.append((self._step(how, batch, loss), len(targets)))
+                taken += 1
+        self.steps += taken
+        if losses:
+            self.mean_loss = sum(float(value) * size for value, size in losses) / sum(size for _, size in losses)
+        self._check_finite(spoiled=bool(losses) and not math.isfinite(self.mean_loss))
+
+    def _step(self, how: How, batch: TurnBatch, loss: Loss) -> Tensor:
+        try:
+            return how.step(self, batch, loss)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UsageError(
+                f"client {self.client} has a batch of {len(batch.labels)}, and BatchNorm needs more to train on images this "
+                "small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do too"
+            ) from None
+
+    def _augmented(self, samples: Tensor, augment: torch.Generator | None) -> Tensor:
+        return samples if augment is None or self._augment is None else self._augment(samples, augment)
+
+    def _lr(self, phase: Phase) -> float:
+        return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
 
     def _train_privately(
-        self, phase: Phase, loss: Loss, draw: torch.Generator, augment: torch.Generator | None, noise: torch.Generator
+        self, phase: Phase, loss: Loss, how: How, draw: torch.Generator, augment: torch.Generator | None, noise: torch.Generator
     ) -> None:
         """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
 
@@ -139,44 +213,33 @@ class Turn:
         self.spend(rate, phase.epochs * steps)
         cached = self._caches and "encoder" not in phase.trains
         inputs = self._present_features() if cached else self.images
-        resident.set_trained(phase.trains)
-        optimiser = resident.optimiser(phase.trains, train)
+        learner = self._learner = ResidentLearner(resident, phase, train, self._lr(phase))
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
         gradients = kind(resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip)
         losses = [self.labels.new_zeros(0, dtype=inputs.dtype)]
         for _ in range(phase.epochs * steps):
             index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
             batch = inputs.index_select(0, index)
-            if augment is not None and len(index):
-                batch = crop_flip(batch, augment)
+            if len(index):
+                batch = self._augmented(batch, augment)
             teachers = {name: self._teacher(index, batch, name) for name in self._teachers} if len(index) else {}
             total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
             for name, part in total.items():
                 drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
                 resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
-            optimiser.step()
+            how.correct(self, learner)
+            learner.descend()
             losses.append(values.to(inputs))
         seen = torch.cat(losses)
         if len(seen):  # small clients may draw nobody; then there is no loss to speak of
             self.mean_loss = float(seen.mean())
-        self._check_finite()
+        self.steps += phase.epochs * steps
+        self._check_finite(spoiled=False)
 
-    def _check_finite(self) -> None:
+    def _check_finite(self, spoiled: bool) -> None:
         # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
-        spoiled = not math.isfinite(self.mean_loss) and self.spend is None
         if spoiled or not math.isfinite(float(self.resident.row.sum())):
             raise ClientDiverged(self.client, self.round, self.config.train.lr)
-
-    def _outputs(self, forward: Callable[[Tensor], Outputs], batch: Tensor) -> Outputs:
-        try:
-            return forward(batch)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise UsageError(
-                f"client {self.client} has a batch of {len(batch)}, and BatchNorm needs more to train on images this small; "
-                "another --batch-size, larger images or a net without BatchNorm would do"
-            ) from None
 
     def _present_features(self) -> Tensor:
         if self._encoder_version not in self._features:

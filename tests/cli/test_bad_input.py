@@ -69,7 +69,7 @@ VALUES = [
     case("--set train.rounds=2.5", "train.rounds", "integer"),
     case("--set train.rounds=null", "train.rounds", "integer"),
     case("--set train=3", "train", "TrainConfig"),
-    case("--set method=3", "method", "MethodConfig"),
+    case("--set method=3", "method", "NamedOptions"),
     case("--set wire.transforms=3", "wire.transforms", "tuple"),
     case("--keep-payloads some", "wire.keep_payloads = 'some'", "none, default, all, or rounds"),
     case("--keep-payloads 0,5", "wire.keep_payloads", "1,5,10"),

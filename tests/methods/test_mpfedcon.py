@@ -67,9 +67,9 @@ def one_turn(simulation: Simulation, watch: Callable[[str, Turn], None]) -> Turn
     turn = Turn(fed.resident, fed.data.train(client), fed.config, 1, client, received, private, True)
     train = turn.train
 
-    def spied(phase: Any, loss: Any) -> None:
+    def spied(phase: Any, loss: Any, how: Any) -> None:
         watch("before", turn)
-        train(phase, loss)
+        train(phase, loss, how)
         watch("after", turn)
 
     turn.train = spied  # type: ignore[method-assign]
@@ -165,7 +165,7 @@ def test_samples_of_a_class_without_center_count_in_the_mean(simulate: Simulate)
     simulation = simulate("mpfedcon", play=False, **QUICK, **{"method.mu": 3, "method.negative": "none"})
     method = simulation.federation.method
     from fedpriv.models.net import Outputs
-    from fedpriv.objectives.step import Step
+    from fedpriv.parts import Step
 
     z = torch.randn(4, 16)
     outputs = Outputs(z, z, None, torch.zeros(4, 10))

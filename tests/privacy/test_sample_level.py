@@ -16,7 +16,7 @@ from fedpriv.methods.base import phase
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.models.registry import build_model
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.objectives.step import Loss, Step
+from fedpriv.parts import Loss, Step
 from fedpriv.privacy import per_sample
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients

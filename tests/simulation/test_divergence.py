@@ -26,9 +26,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[int], Collec
     def make(clients: Collection[int], rounds: Collection[int]) -> None:
         real = Turn.train
 
-        def train(turn: Turn, phase: Any, loss: Any) -> None:
+        def train(turn: Turn, phase: Any, loss: Any, *how: Any) -> None:
             poisoned = turn.client in clients and turn.round in rounds
-            real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss)
+            real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
 
         monkeypatch.setattr(Turn, "train", train)
 
@@ -150,9 +150,9 @@ def test_a_client_that_runs_away_while_it_is_adapted_for_the_test(
 ) -> None:
     real = Turn.train
 
-    def train(turn: Turn, phase: Any, loss: Any) -> None:
+    def train(turn: Turn, phase: Any, loss: Any, *how: Any) -> None:
         poisoned = turn._purpose == "adapt" and turn.client == 4
-        real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss)
+        real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
 
     monkeypatch.setattr(Turn, "train", train)
     overrides = {"train.on_nan": policy, "train.rounds": 1, "method.ft_epochs": 1}

@@ -1,0 +1,70 @@
+"""The server's half of a method: how uploads become the next model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedpriv.parameters import ParameterSpace
+from fedpriv.parts import Part
+
+Memory = Mapping[str, Tensor]
+"""What the server keeps between rounds besides the model, by name."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The finite uploads of a round as a matrix.
+
+    Attributes:
+        space: the layout of what was sent; a part of the net's where some of it stays with the clients or is masked.
+        rows: ``(K, p)``, ordered by client; what one of them did not send has the server's value.
+        previous: ``(p,)`` the server's model at the round's start.
+        examples: the clients' numbers of training samples; 0 where they are not revealed.
+        statistics: by full name, what each client sent besides the model.
+        clients: their numbers.
+        registered: number K_all of registered clients.
+    """
+
+    space: ParameterSpace
+    rows: Tensor
+    previous: Tensor
+    examples: Sequence[int]
+    statistics: Sequence[Mapping[str, Tensor]]
+    clients: Sequence[int]
+    round: int
+    registered: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The next model ``(p,)``, the next memory, and what the round's record should say of the merge, by name."""
+
+    row: Tensor
+    memory: Memory = field(default_factory=dict)
+    report: Mapping[str, float] = field(default_factory=dict)
+
+
+class Aggregation(Part):
+    """How the server merges; a subclass says :meth:`merge`."""
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        """The memory before the first round, given the initial model ``(p,)`` of the whole net."""
+        return {}
+
+    def down(self, memory: Memory) -> dict[str, Tensor]:
+        """What every participant is sent besides the model, by full name."""
+        return {}
+
+    def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
+        """Those of the shared tensors that are sent down in this round."""
+        return names
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        """At least one upload -> the next model."""
+        raise NotImplementedError

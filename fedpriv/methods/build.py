@@ -1,0 +1,80 @@
+"""From a config to its method: options checked and filled in, halves put together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fedpriv.aggregation import Aggregation, find_aggregation
+from fedpriv.config import NamedOptions, RunConfig, parse
+from fedpriv.errors import UsageError
+from fedpriv.methods import find_method
+from fedpriv.methods.base import Context, Method, options_of
+from fedpriv.objectives import Objective, find_objective
+
+
+def with_options(config: RunConfig) -> RunConfig:
+    """The config with all options of its method, objective and aggregation, checked; :class:`UsageError` where one is wrong.
+
+    What the method suggests for keys that the config leaves open is filled in too.
+    """
+    method = find_method(config.method.name)
+    halves: dict[str, NamedOptions | None] = {}
+    if (objective := config.objective) is not None:
+        halves["objective"] = _filled(objective, find_objective(objective.name).Params, "objective")
+    if (aggregation := config.aggregation) is not None:
+        halves["aggregation"] = _filled(aggregation, find_aggregation(aggregation.name).Params, "aggregation")
+    schema = options_of(method, config.objective is None, config.aggregation is None)
+    config = config.model_copy(update={"method": _filled(config.method, schema, "method"), **halves})
+    objective_class = method.objective_class if config.objective is None else find_objective(config.objective.name)
+    aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
+    suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
+    for key, value in suggestions.items():
+        section, _, name = key.partition(".")
+        part = getattr(config, section)
+        if getattr(part, name) is None:
+            config = config.model_copy(update={section: part.model_copy(update={name: value})})
+    return config
+
+
+def _filled(named: NamedOptions, schema: type[Any], kind: str) -> Any:
+    options = parse(schema, named.params, f"{kind} {named.name}")
+    return type(named)(name=named.name, **asdict(options))
+
+
+def build_method(config: RunConfig, context: Context) -> Method:
+    """The method that a config with all its options (:func:`with_options`) names, with its halves.
+
+    Raises:
+        UsageError: the halves do not fit each other, or the net.
+    """
+    kind = find_method(config.method.name)
+    schema = options_of(kind, config.objective is None, config.aggregation is None)
+    objective: Objective | None = None
+    aggregation: Aggregation | None = None
+    if config.objective is not None:
+        half = find_objective(config.objective.name)
+        objective = half(parse(half.Params, config.objective.params, f"objective {half.name}"), context)
+    if config.aggregation is not None:
+        other = find_aggregation(config.aggregation.name)
+        aggregation = other(parse(other.Params, config.aggregation.params, f"aggregation {other.name}"), context)
+    method = kind(parse(schema, config.method.params, f"method {kind.name}"), context, objective, aggregation)
+    _check(method, config)
+    return method
+
+
+def _check(method: Method, config: RunConfig) -> None:
+    objective, aggregation = method.halves
+    if config.aggregation is not None and not method.shared_names:
+        raise UsageError(f"aggregation {aggregation.name}: method {method.name} sends nothing, so there is nothing to merge")
+    pairs = (("objective", objective, "aggregation", aggregation), ("aggregation", aggregation, "objective", objective))
+    for kind, half, what, other in pairs:
+        if missing := sorted(half.reads - other.writes):
+            raise UsageError(
+                f"{kind} {half.name} needs {', '.join(missing)}, which {what} {other.name} does not send;"
+                f" use --{what} {half.name}"
+            )
+    roles = {name.split(".")[0] for name in method.context.space.names}
+    if missing := sorted(objective.needs - roles):
+        option = {"projector": "model.projection=128", "predictor": "model.predictor=64"}.get(missing[0], "another net")
+        raise UsageError(f"objective {objective.name} needs a {missing[0]}, and the net has none; --set {option}")

@@ -1,0 +1,237 @@
+"""What the two halves of a method are made of, and what they see.
+
+A method has a client's half, its *objective* (what a client minimises and how it steps), and a server's half, its *aggregation*
+(how uploads become the next model). Both are a :class:`Part`: they have options, may add statistics to a payload and may keep
+tensors on the client between rounds. Neither knows the loop, the wire or the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as params_dataclass
+from torch import Tensor
+
+from fedpriv.config import RunConfig
+from fedpriv.models.net import ROLES, Outputs
+from fedpriv.parameters import ParameterSpace
+
+Private = Mapping[str, Tensor]
+"""What a client keeps between rounds, by name."""
+
+params = params_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+"""Decorator of a part's options: a frozen dataclass whose values are checked."""
+
+
+@params
+class NoParams:
+    """A part without options of its own."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: the roles that learn (all others are frozen and in evaluation mode) and for how long.
+
+    Attributes:
+        epochs: passes over the client's data.
+        steps: exactly so many steps, in as many epochs as they take; ``None``: all steps of the epochs.
+        lr: another learning rate than ``train.lr``.
+    """
+
+    trains: frozenset[str]
+    epochs: int
+    steps: int | None = None
+    lr: float | None = None
+
+
+def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None = None) -> Phase:
+    """``phase("encoder", epochs=5)``; without roles: all of them."""
+    return Phase(frozenset(trains or ROLES), epochs, steps, lr)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The facts of a run that a part may use.
+
+    Attributes:
+        classes: number of classes C.
+        projection_dim: width k of ``Outputs.projection``.
+        new_row: initial model row ``(p,)`` drawn for a label (e.g. a client id) instead of for the run.
+        generator: a fresh generator of the run for a purpose.
+        norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
+        layers: the net's parameter names in forward order.
+    """
+
+    config: RunConfig
+    space: ParameterSpace
+    classes: int
+    projection_dim: int
+    new_row: Callable[[str], Tensor]
+    generator: Callable[[str], torch.Generator]
+    norms: frozenset[str] = frozenset()
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch under the current parameters: what a loss may look at.
+
+    Attributes:
+        labels: ``(B,)`` int64.
+        outputs: the trained net's outputs on the batch, with gradient.
+        parameters: the trained net's parameters by name, with gradient.
+        received: what the server sent this round, by name; constant.
+        trains: the roles that this phase trains.
+        teacher: the outputs, on the same (equally augmented) batch and without gradient, of a model frozen by name.
+        views: the outputs on every augmented view of the batch, ``outputs`` first; more than one where the objective asks for it.
+        memo: the turn's :attr:`ClientTurn.memo`.
+    """
+
+    labels: Tensor
+    outputs: Outputs
+    parameters: Mapping[str, Tensor]
+    received: Mapping[str, Tensor]
+    trains: frozenset[str]
+    teacher: Callable[[str], Outputs]
+    views: Sequence[Outputs] = ()
+    memo: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Loss = Callable[[Step], Tensor]
+"""A scalar of a step."""
+
+
+class Learner(Protocol):
+    """A model in training: its state and gradient as rows ``(p,)``, and its optimiser, fresh in each phase."""
+
+    row: Tensor
+    """The model itself: writing it moves the model."""
+    grad: Tensor
+    """Of the last :meth:`backward`; only the trained roles' entries mean anything."""
+    lr: float
+
+    def backward(self, value: Tensor) -> None:
+        """The gradient of a scalar, in place of the one before."""
+
+    def descend(self) -> None:
+        """One step of the optimiser along ``grad``."""
+
+
+class Batch(Protocol):
+    """The samples of one step."""
+
+    def under(self, learner: Learner) -> Step:
+        """The batch under a model, with gradient, in training mode."""
+
+    def look(self, learner: Learner) -> Outputs:
+        """Outputs in training mode that leave no trace: no gradient, and BatchNorm's running statistics as they were."""
+
+    def split(self, parts: int) -> Sequence[Batch]:
+        """The samples in so many nearly equal parts."""
+
+
+class ClientTurn(Protocol):
+    """One client's turn in one round, as a method sees it."""
+
+    round: int
+    client: int
+    num_examples: int
+    received: Mapping[str, Tensor]
+    """What the server sent this round."""
+    private: Private
+    """What the client kept from its last turn (:meth:`Part.first_kept` at its first)."""
+    first_time: bool
+    labels: Tensor
+    """``(n_i,)`` labels of the training data, in order."""
+    start: Tensor
+    """``(p,)`` the model at the start of the turn: what was received, and the client's own parts."""
+    row: Tensor
+    """``(p,)`` the client's model; writing it moves the model."""
+    memo: dict[str, Tensor]
+    """What an objective notes during the turn, such as a step size or a row; gone after it."""
+    steps: int
+    """SGD steps taken so far in this turn."""
+    mean_loss: float
+    """Mean loss of the last local epoch, in nats; NaN before the first."""
+
+    @property
+    def learner(self) -> Learner:
+        """The client's model within a phase."""
+
+    @property
+    def companion(self) -> Learner:
+        """Within a phase, a second model of the same net, for objectives that train two; its row begins as ``start``."""
+
+    def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
+        """Run a phase on the client's training data, with a fresh optimiser; ``how`` may change what a step is."""
+
+    def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
+        """Keep the present model (with ``state`` laid over it, or the row ``state``) as the constant teacher ``name``."""
+
+    def embed(self) -> Outputs:
+        """Outputs of the present model on all training data, in order, without augmentation, in evaluation mode."""
+
+    def accuracy(self) -> float:
+        """Share in [0, 1] of the training data that the present model classifies right, in evaluation mode."""
+
+    def gradient(self, reduction: str = "mean") -> Tensor:
+        """``(p,)``: gradient of the cross-entropy (``mean`` or ``sum``) over all training data, in evaluation mode."""
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Views of the present model."""
+
+
+class How(Protocol):
+    """How a phase is stepped through (:class:`fedpriv.objectives.base.Objective` says what each means)."""
+
+    @property
+    def views(self) -> int: ...
+    @property
+    def batches_per_step(self) -> int: ...
+    @property
+    def smallest_batch(self) -> int: ...
+    @property
+    def uses_companion(self) -> bool: ...
+
+    def epoch(self, turn: ClientTurn, epoch: int) -> None: ...
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor: ...
+    def correct(self, turn: ClientTurn, learner: Learner) -> None: ...
+
+
+class Part:
+    """Half of a method; by default it adds nothing and keeps nothing."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    Params: ClassVar[type[Any]] = NoParams
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Statistics (without a tensor's name) that the other half must provide: :meth:`statistics` or ``Aggregation.down``."""
+    writes: ClassVar[frozenset[str]] = frozenset()
+    """Statistics that this half provides."""
+    suggests: ClassVar[Mapping[str, Any]] = {}
+    """Config keys, such as ``model.predictor``, and what they become where the config leaves them open (null)."""
+    no_dp: ClassVar[str] = ""
+    """Why it cannot be used with sample-level DP; empty: it can."""
+
+    def __init__(self, params: Any, context: Context) -> None:
+        self.params, self.context = params, context
+
+    def begin(self, turn: ClientTurn) -> None:
+        """Called on the client before training."""
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        """What the client uploads besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        return {}
+
+    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+        """What a client that never took part keeps for this half, given the initial model ``(p,)``."""
+        return {}
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        """What the client keeps for this half until its next turn; names must not be those of the net."""
+        return {}
