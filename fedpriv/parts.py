@@ -113,6 +113,8 @@ class Learner(Protocol):
     grad: Tensor
     """Of the last :meth:`backward`; only the trained roles' entries mean anything."""
     lr: float
+    trains: frozenset[str]
+    """The roles that it trains."""
 
     def backward(self, value: Tensor) -> None:
         """The gradient of a scalar, in place of the one before."""
@@ -165,6 +167,9 @@ class ClientTurn(Protocol):
     @property
     def companion(self) -> Learner:
         """Within a phase, a second model of the same net, for objectives that train two; its row begins as ``start``."""
+
+    def report(self, name: str, value: float) -> None:
+        """Tell the user a number; the round's record has its mean over the clients."""
 
     def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
         """Run a phase on the client's training data, with a fresh optimiser; ``how`` may change what a step is."""

@@ -20,7 +20,7 @@ from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parts import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
-from fedpriv.wire import Payload, Sealed
+from fedpriv.wire import Payload, Sealed, tensor_of
 
 __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
@@ -167,8 +167,10 @@ class Method:
             turn.train(stretch, self.local_loss, self.objective)
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client uploads besides the model, by full name."""
-        return {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
+        """What the client uploads besides the model, by full name; nothing that says something of a tensor that stays with it."""
+        private = set(self.private_names)
+        found = {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
+        return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
     def upload(self, turn: ClientTurn) -> Payload | None:
         """Client state -> what is sent (before transforms)."""

@@ -22,7 +22,7 @@ Spend = Callable[[int, float, int], None]
 class TurnResult:
     """What comes out of a client's turn: what was sent, what the client keeps (views, valid until the next turn), its loss.
 
-    ``reported``: what the transforms reported, by name.
+    ``reported``: what the client's half and the transforms reported, by name.
     """
 
     client: int
@@ -90,12 +90,11 @@ class SequentialExecutor:
             payload = fed.method.upload(turn)
             if payload is not None and private_level == "client":
                 payload = replace(payload, num_examples=None)  # every client weighs the same
-            reported: dict[str, float] = {}
-            contexts = partial(self._context, round, client, received, reported)
+            contexts = partial(self._context, round, client, received, turn.reported)
             upload = None if payload is None else fed.wire.upload(payload, contexts)
             if upload is not None and private_level != "none":
                 check_upload(upload)
-            yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples, reported)
+            yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples, turn.reported)
 
     def _context(
         self, round: int, client: int, received: Mapping[str, Tensor], reported: dict[str, float], index: int

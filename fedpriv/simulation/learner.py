@@ -19,6 +19,7 @@ class ResidentLearner:
 
     def __init__(self, resident: Resident, phase: Phase, train: TrainConfig, lr: float) -> None:
         self.resident, self.row, self.grad, self.lr = resident, resident.row, resident.grad, lr
+        self.trains = phase.trains
         self._clip = train.clip_grad_norm
         self._grads = [grad for _, _, grad in resident.parts(phase.trains)]
         self._optimiser = resident.optimiser(phase.trains, train, lr)

@@ -72,6 +72,7 @@ class Turn:
         self.start = resident.row.clone()
         self.row = resident.row
         self.memo: dict[str, Tensor] = {}
+        self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
         self._purpose = purpose
@@ -93,6 +94,9 @@ class Turn:
         if self._learner is None:
             raise RuntimeError("a client's model learns only within a phase")
         return self._learner
+
+    def report(self, name: str, value: float) -> None:
+        self.reported[name] = value
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: self.resident.views[name] for name in names}
