@@ -71,14 +71,18 @@ class DataConfig(_Section):
 
     name: str = Field("digits", description="a data set's name, or the path of an image folder, parquet file or folder")
     dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
+    limit: PositiveInt | None = Field(
+        None, description="training samples kept, a fixed choice with the classes in proportion; null: all. Test images stay"
+    )
     clients: PositiveInt = Field(20, description="number of registered clients")
     partition: PartitionConfig = PartitionConfig()
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
     )
-    augment: Literal["none", "crop_flip"] | None = Field(
+    augment: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate"] | None = Field(
         None,
-        description="what is drawn anew for each sample of a batch: nothing, or a pad-4 random crop and horizontal flip; "
+        description="what is drawn anew for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
+        "with mirrored edges in place of zeros (MOON, CIFAR-10), or followed by a turn of up to 15 degrees (MOON, CIFAR-100); "
         "null: as the objective suggests, else nothing",
     )
 
@@ -232,7 +236,7 @@ class RunConfig(_Section):
 
     method: NamedOptions = Field(NamedOptions(name="mpfedcon"), description="a name of `fedpriv methods`, and its options")
     objective: NamedOptions | None = Field(
-        None, description="another client's half than the method's: a name of `fedpriv methods --halves`, and its options"
+        None, description="another client's half than the method's: an objective of `fedpriv methods`, and its options"
     )
     aggregation: NamedOptions | None = Field(None, description="another server's half than the method's, and its options")
     data: DataConfig = DataConfig()

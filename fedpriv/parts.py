@@ -126,6 +126,10 @@ class Learner(Protocol):
 class Batch(Protocol):
     """The samples of one step."""
 
+    @property
+    def labels(self) -> Tensor:
+        """``(B,)`` int64."""
+
     def under(self, learner: Learner) -> Step:
         """The batch under a model, with gradient, in training mode."""
 
@@ -220,6 +224,10 @@ class Part:
     """Statistics that this half provides."""
     suggests: ClassVar[Mapping[str, Any]] = {}
     """Config keys, such as ``model.predictor``, and what they become where the config leaves them open (null)."""
+    sends: ClassVar[str] = ""
+    """What crosses the wire for it besides the model, in words, with its size and direction; empty: nothing."""
+    keeps: ClassVar[str] = ""
+    """What a client keeps for it between rounds, in words; empty: nothing."""
     no_dp: ClassVar[str] = ""
     """Why it cannot be used with sample-level DP; empty: it can."""
 

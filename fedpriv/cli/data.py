@@ -77,7 +77,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 
     # Who takes part in a round says nothing about who holds what: a file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})
-    opened = load_labels(config.data.name, config.data.dir)
+    opened = load_labels(config.data.name, config.data.dir, config.data.limit)
     classes = opened.classes
     partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed)
     counts = partition.counts(opened.train_labels, len(classes))

@@ -1,4 +1,4 @@
-"""``fedpriv train``, ``fedpriv resume``, ``fedpriv methods``."""
+"""``fedpriv train``, ``fedpriv resume``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, described_options
+from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
 
 _RUNS_DIR = click.option(
@@ -78,43 +78,3 @@ def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:
     if outcome.summary is None:
         sys.exit(130)
     return dict(outcome.summary)
-
-
-@command(main, "methods")
-def methods() -> dict[str, Any]:
-    """List the methods and their options.
-
-    Also what each shares and what stays with the client.
-
-    \b
-    Example: fedpriv methods
-             fedpriv methods --json
-    """
-    from rich.table import Table
-
-    from fedpriv.methods import methods as all_methods
-
-    rows: list[dict[str, Any]] = []
-    for name, method in all_methods().items():
-        options = described_options(method.Params)
-        keeps = [] if not method.shared else sorted({"encoder", "projector", "head"} - method.shared)
-        rows.append(
-            {
-                "name": name,
-                "title": method.title,
-                "paper": method.paper,
-                "shares": [role for role in ("encoder", "projector", "predictor", "head") if role in method.shared],
-                "keeps": keeps if method.shared else ["everything"],
-                "broadcasts_initial_model": method.round_zero,
-                "options": options,
-            }
-        )
-    table = Table(title="Methods", title_justify="left")
-    for column in ("name", "what it is", "shares", "options (default)"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        options_text = "\n".join(f"[bold]{o['name']}[/] = {o['default']}" for o in row["options"])
-        table.add_row(row["name"], f"{row['title']}\n[dim]{row['paper']}[/]", ", ".join(row["shares"]) or "nothing", options_text)
-    console().print(table)
-    console().print("[dim]Options are set with --set method.NAME=VALUE; --json has their descriptions and sources.[/]")
-    return {"methods": rows}

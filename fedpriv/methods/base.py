@@ -8,6 +8,7 @@ method overrides what its paper changes and neither half can say. The defaults a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -47,10 +48,15 @@ class Method:
     """The client's half."""
     aggregation_class: ClassVar[type[Aggregation]] = Mean
     """The server's half."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Options of its own halves for which the method has another default than they have."""
     suggests: ClassVar[Mapping[str, Any]] = {}
     """As :attr:`fedpriv.parts.Part.suggests`, before those of its halves."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
     """The roles that cross the wire; the rest stays with the client."""
+    sends: ClassVar[str] = ""
+    keeps: ClassVar[str] = ""
+    """As :attr:`fedpriv.parts.Part.sends` and ``keeps``, of what neither half does; the roles that stay are not repeated."""
     no_dp: ClassVar[str] = ""
     """As :attr:`fedpriv.parts.Part.no_dp`, of what the method itself does."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
@@ -68,7 +74,8 @@ class Method:
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
-        self.private_names = tuple(name for name in space.names if name not in set(self.shared_names))
+        learnt = space.select(self.objective.reaches)  # the rest is as it was initially, on every side
+        self.private_names = tuple(name for name in learnt if name not in set(self.shared_names))
         tests_own = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_own else self.private_names
         """What a client is tested with of its own; the rest is the server's."""
@@ -216,13 +223,21 @@ def options_of(method: type[Method], own_objective: bool = True, own_aggregation
     """The dataclass of a method's options: its own, and those of the halves that are not replaced by others."""
     parts = [method.Params]
     parts += [method.objective_class.Params] if own_objective else []
-    parts += [method.aggregation_class.Params] if own_aggregation else []
+    parts += [method.aggregation_class.Params] if own_aggregation and method.shared else []
     bases: list[type[Any]] = []
     for part in parts:
         if fields(part) and not any(issubclass(base, part) for base in bases):
             bases.append(part)
-    if len(bases) < 2:
-        return bases[0] if bases else NoParams
+    if not bases:
+        return NoParams
+    known = {name: info for base in bases for name, info in base.__pydantic_fields__.items()}
+    changed: dict[str, Any] = {}
+    for name in method.defaults.keys() & known.keys():
+        changed[name] = copy(known[name])
+        changed[name].default = method.defaults[name]
+    if len(bases) == 1 and not changed:
+        return bases[0]
+    body = {**changed, "__annotations__": {name: info.annotation for name, info in changed.items()}}
     # The fields of the last base come first.
-    composed: type[Any] = params(type(f"{method.__name__}Options", tuple(reversed(bases)), {}))
+    composed: type[Any] = params(type(f"{method.__name__}Options", tuple(reversed(bases)), body))
     return composed

@@ -54,6 +54,7 @@ class MpFedcon(FedRep):
 
     paper = "Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022"
     Params = MpFedconParams
+    sends = "class centres: C x k floats down; up those of the classes a client holds, with their numbers"
 
     def __init__(self, params: MpFedconParams, context: Context, *halves: Any) -> None:
         super().__init__(params, context, *halves)

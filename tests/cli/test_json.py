@@ -91,6 +91,14 @@ def test_methods(fedpriv: Fedpriv) -> None:
     assert len(result.stdout.splitlines()) == 1
 
 
+def test_methods_by_name(fedpriv: Fedpriv) -> None:
+    found = last_line(fedpriv("methods", "mean", "fedper", "--json"))
+    assert [row["name"] for group in found.values() for row in group] == ["fedper", "mean"]
+    assert found["methods"][0]["keeps"] == ["projector", "head"]
+    wrong = fedpriv("methods", "fedpr")
+    assert wrong.exit_code == 2 and "did you mean 'fed" in wrong.stderr
+
+
 def test_models(fedpriv: Fedpriv) -> None:
     found = {model["name"]: model for model in last_line(fedpriv("models", "--json"))["models"]}
     assert found["cnn10"]["bytes"]["encoder"] == 4 * found["cnn10"]["parameters"]["encoder"]

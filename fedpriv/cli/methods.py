@@ -1,0 +1,118 @@
+"""``fedpriv methods``: the methods, their halves, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console, described_options
+
+if TYPE_CHECKING:
+    from fedpriv.methods import Method
+    from fedpriv.parts import Part
+
+
+@command(main, "methods")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def methods(names: tuple[str, ...]) -> dict[str, Any]:
+    """List the methods, their halves and their options.
+
+    What each shares, what stays with the client, what it sends besides the model, and its options with their defaults and
+    sources. With NAMEs, those alone. An objective (what a client minimises) goes with any aggregation (how the server merges).
+
+    \b
+    Example: fedpriv methods
+             fedpriv methods feddual
+             fedpriv train --objective moon --aggregation simprox
+    """
+    from fedpriv.aggregation import aggregations
+    from fedpriv.errors import UnknownName
+    from fedpriv.methods import methods as all_methods
+    from fedpriv.objectives import objectives
+
+    rows = {
+        "methods": [_method(method) for method in all_methods().values()],
+        "objectives": [_half(half) for half in objectives().values()],
+        "aggregations": [_half(half) for half in aggregations().values()],
+    }
+    known = {row["name"] for group in rows.values() for row in group}
+    for name in names:
+        if name not in known:
+            raise UnknownName("method, objective or aggregation", name, known)
+    shown = {kind: [row for row in group if not names or row["name"] in names] for kind, group in rows.items()}
+    for kind, group in shown.items():
+        _print(kind, group)
+    console().print("[dim]Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION.[/]")
+    return shown
+
+
+def _method(method: type[Method]) -> dict[str, Any]:
+    from fedpriv.methods.base import options_of
+    from fedpriv.models.net import ROLES
+
+    # A net without a predictor has none to share; the others are always there.
+    shared = method.shared & method.objective_class.reaches
+    halves: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
+    stays = [role for role in ("encoder", "projector", "head") if role not in shared]
+    return {
+        "name": method.name,
+        "title": method.title,
+        "paper": method.paper,
+        "objective": method.objective_class.name,
+        "aggregation": method.aggregation_class.name if method.shared else None,
+        "shares": [role for role in ROLES if role in shared],
+        "keeps": [*(stays if method.shared else ["everything"]), *_words(half.keeps for half in halves)],
+        "sends_besides": _words(half.sends for half in halves),
+        "broadcasts_initial_model": method.round_zero,
+        "suggests": {**method.aggregation_class.suggests, **method.objective_class.suggests, **method.suggests},
+        "options": described_options(options_of(method)),
+    }
+
+
+def _half(half: type[Part]) -> dict[str, Any]:
+    return {
+        "name": half.name,
+        "title": half.title,
+        "paper": half.paper,
+        "keeps": _words([half.keeps]),
+        "sends_besides": _words([half.sends]),
+        "suggests": dict(half.suggests),
+        "options": described_options(half.Params),
+    }
+
+
+def _words(texts: Iterable[str]) -> list[str]:
+    return [text for text in texts if text]
+
+
+def _print(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+
+    if not rows:
+        return
+    console().rule(f"[bold]{kind}[/]", align="left")
+    for row in rows:
+        console().print(f"[bold]{row['name']}[/]  {row['title']} [dim]{row['paper']}[/]")
+        facts = Table.grid(padding=(0, 1))
+        facts.add_column(no_wrap=True, style="dim")
+        facts.add_column(overflow="fold")
+        if "objective" in row and row["aggregation"]:
+            facts.add_row("halves", f"objective {row['objective']}, aggregation {row['aggregation']}")
+        if "shares" in row:
+            facts.add_row("shares", ", ".join(row["shares"]) or "nothing")
+        for key, label in (("keeps", "client keeps"), ("sends_besides", "also sends")):
+            if row[key]:
+                facts.add_row(label, "; ".join(row[key]))
+        if row["suggests"]:
+            facts.add_row("suggests", ", ".join(f"{key}={value}" for key, value in row["suggests"].items()))
+        for option in row["options"]:
+            facts.add_row(f"{option['name']} = {_value(option['default'])}", option["description"])
+        console().print(Padding(facts, (0, 0, 1, 4)))
+
+
+def _value(default: Any) -> str:
+    return ", ".join(map(str, default)) or "()" if isinstance(default, tuple) else str(default)
