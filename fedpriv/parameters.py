@@ -105,6 +105,11 @@ class ParameterSpace:
         if current is not None:
             yield current
 
+    def parameters(self, roles: Iterable[str] | None = None) -> list[slice]:
+        """The contiguous parts of the row that hold the parameters (no buffers) of ``roles``; of all of them by default."""
+        wanted = {entry.role for entry in self.entries} if roles is None else frozenset(roles)
+        return [*self.slices(wanted, "weight"), *self.slices(wanted, "bias")]
+
     def view(self, row: Tensor, name: str) -> Tensor:
         """The entry ``name`` of ``row`` ``(p,)``, as a view of its own shape."""
         entry = self._by_name[name]

@@ -48,6 +48,8 @@ class Method:
     """The client's half."""
     aggregation_class: ClassVar[type[Aggregation]] = Mean
     """The server's half."""
+    fixed_objective: ClassVar[str] = ""
+    """Why its objective cannot be replaced; empty: it can."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Options of its own halves for which the method has another default than they have."""
     suggests: ClassVar[Mapping[str, Any]] = {}

@@ -25,7 +25,7 @@ class Objective(Part):
     """Whether it looks at labels; without, a run has no accuracy until it is probed."""
     views: ClassVar[int] = 1
     """Augmented views of a batch that a step sees."""
-    batches_per_step: ClassVar[int] = 1
+    batches_per_step: int = 1
     """Batches of ``train.batch_size`` that a step takes together."""
 
     smallest_batch: ClassVar[int] = 1

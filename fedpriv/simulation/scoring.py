@@ -47,6 +47,7 @@ class Scorer:
     ) -> tuple[dict[str, float], list[float | None]]:
         """Metrics of the pass, and each client's accuracy (``None``: no test data)."""
         phases = self.method.adaptation(round)
+        alike = not phases and not self.method.tested_names  # every client is tested with the server's model as it is
         metrics: dict[str, float] = {}
         hits: Tensor | None = None  # of the global model, on all images of the pool that the clients are tested on
         if self.method.has_global_model:
@@ -55,8 +56,8 @@ class Scorer:
                 hits, metrics["test_loss"] = self._global("server")
                 metrics["global_accuracy"] = float(hits.double().mean())
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
-                hits = None if phases else self._global(self.split)[0]
-        if hits is not None and not phases:
+                hits = self._global(self.split)[0] if alike else None
+        if hits is not None and alike:
             accuracies = [self._share(hits, client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, private, round, phases)

@@ -1,0 +1,53 @@
+"""APFL (Deng et al. 2020): each client is tested with a mix of the global model and one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.methods import register
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params
+from fedpriv.objectives.apfl import ALPHA, PERSONAL, Mixed, mixed
+
+OWN = "apfl.own"
+"""The client's last ``w`` as a row ``(p,)``."""
+
+
+@params
+class ApflMethodParams:
+    """Options of APFL besides those of its step."""
+
+    test_with: Literal["global", "local"] = Field(
+        "global",
+        description="what a client's own model is mixed with for the test: the new global model, or its own last w (card 2.4)",
+    )
+
+
+@register("apfl")
+class Apfl(Method):
+    """A global model, and a personal one of each client that learns and is tested in a mix with it."""
+
+    paper = "Deng et al., arXiv:2003.13461"
+    Params = ApflMethodParams
+    objective_class = Mixed
+    fixed_objective = "clients are tested with the mix that only its own objective trains"
+    defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
+
+    def __init__(self, params: ApflMethodParams, context: Context, *halves: Any) -> None:
+        super().__init__(params, context, *halves)
+        self.tested_names = context.space.names
+
+    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+        own = {OWN: initial.clone()} if self.params.test_with == "local" else {}
+        return {**super().first_private(client, initial), **own}
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {**super().keep(turn), **({OWN: turn.row} if self.params.test_with == "local" else {})}
+
+    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
+        shared = private[OWN] if self.params.test_with == "local" else server.row
+        space = self.context.space
+        return space.unpack(mixed(space, shared.to(server.row), private[PERSONAL].to(server.row), float(private[ALPHA])))

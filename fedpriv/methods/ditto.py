@@ -1,0 +1,74 @@
+"""Ditto (Li et al. 2021): each client trains a personal model beside the global one, pulled towards what it received."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.methods import register
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params, phase
+from fedpriv.objectives.cross_entropy import Plain, cross_entropy
+from fedpriv.parts import Learner
+
+PERSONAL = "ditto.personal"
+
+
+@params
+class DittoParams:
+    """Options of Ditto."""
+
+    lam: float = Field(1.0, ge=0, description="pull of the received model on the personal one (card 2.5: grid 0.1, 0.5, 1, 2)")
+    personal_epochs: int | None = Field(
+        None, ge=1, description="epochs of the personal model; null: as long as the global one (train.local_epochs, local_steps)"
+    )
+
+
+class Pull(Plain):
+    """Adds ``lam (v - w)`` to a step's gradient, ``w`` being what the client received this round."""
+
+    def __init__(self, lam: float, towards: Tensor) -> None:
+        self.lam, self.towards = lam, towards
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        if self.lam:
+            learner.grad.add_(learner.row - self.towards, alpha=self.lam)
+
+
+@register("ditto")
+class Ditto(Method):
+    """The global model as its objective trains it, and a personal one that is kept, tested, and pulled towards what was received.
+
+    A turn trains two models: twice the local compute.
+    """
+
+    paper = "Li et al., ICML 2021"
+    Params = DittoParams
+    keeps = "its personal model: p floats"
+    no_dp = "the personal model is trained on the same samples in steps that the ledger's plan does not count"
+
+    def __init__(self, params: DittoParams, context: Context, *halves: Any) -> None:
+        super().__init__(params, context, *halves)
+        self.tested_names = context.space.names
+
+    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+        return {**super().first_private(client, initial), PERSONAL: initial.clone()}
+
+    def local_update(self, turn: ClientTurn) -> None:
+        super().local_update(turn)
+        shared, loss, steps = turn.row.clone(), turn.mean_loss, turn.steps
+        turn.row.copy_(turn.private[PERSONAL])
+        epochs = self.params.personal_epochs
+        stretch = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
+        turn.train(stretch, cross_entropy, Pull(self.params.lam, turn.start))
+        turn.memo[PERSONAL] = turn.row.clone()
+        # What is uploaded, weighed and reported is of the global model.
+        turn.row.copy_(shared)
+        turn.mean_loss, turn.steps = loss, steps
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {**super().keep(turn), PERSONAL: turn.memo[PERSONAL]}
+
+    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
+        return self.context.space.unpack(private[PERSONAL])

@@ -1,0 +1,44 @@
+"""Per-FedAvg (Fallah et al. 2020): a global model that is good after one step of a client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from fedpriv.methods import register
+from fedpriv.methods.base import Method, Phase, params, phase
+from fedpriv.objectives.perfedavg import MetaGradient
+
+
+@params
+class PerFedAvgMethodParams:
+    """Options of Per-FedAvg besides those of its step."""
+
+    b: float = Field(
+        0.001,
+        gt=0,
+        description="rate of the outer step, in place of train.lr (a public reimplementation's; with few epochs try 0.01)",
+    )
+    pers_steps: int = Field(1, ge=1, description="steps of rate a that a client takes on a copy before it is tested (card 2.3)")
+
+
+@register("perfedavg")
+class PerFedAvg(Method):
+    """A global model that is tested after one step of each client's own, and trained for that."""
+
+    paper = "Fallah et al., NeurIPS 2020"
+    Params = PerFedAvgMethodParams
+    objective_class = MetaGradient
+    fixed_objective = "clients are tested after a step that only its own objective trains for"
+    defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
+
+    def phases(self, round: int) -> Sequence[Phase]:
+        return [replace(stretch, lr=self.params.b) for stretch in super().phases(round)]
+
+    def adaptation(self, round: int) -> Sequence[Phase]:
+        """``pers_steps`` SGD steps of rate ``a`` on the client's training data; none where ``a`` is 0."""
+        rate = self.objective.params.a
+        return [phase(epochs=1, steps=self.params.pers_steps, lr=rate)] if rate else ()

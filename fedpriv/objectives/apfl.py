@@ -1,0 +1,99 @@
+"""APFL's step (Deng et al. 2020, sec. 4): a global model, and a personal one that learns in a mix with it.
+
+With ``mix = alpha v + (1 - alpha) w``, everything at the step's start::
+
+    w <- w - lr grad L(w)
+    v <- v - lr alpha grad L(mix)                                   # alpha: the chain rule
+    alpha <- clip(alpha - lr_alpha < grad L(mix), v - w >, 0, 1)    # where it is adaptive
+
+Both models have an optimiser of their own; weight decay acts on ``w`` and on ``v``.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.parameters import ParameterSpace
+from fedpriv.parts import Batch, ClientTurn, Loss, Step, params
+
+PERSONAL, ALPHA = "apfl.personal", "apfl.alpha"
+"""What a client keeps: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""
+
+
+@params
+class ApflParams:
+    """Options of APFL's step."""
+
+    alpha: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive (card 2.4)",
+    )
+    adaptive: bool = Field(False, description="whether each client's alpha learns too (sec. 4.2)")
+    alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: that of the models")
+
+
+@register("apfl")
+class Mixed(Objective):
+    """Cross-entropy of the global model, and of a mix of it with a personal one; method apfl tests the mix.
+
+    The mix is one of parameters. BatchNorm's running statistics are those of the mix, and stay with the personal model.
+    """
+
+    paper = "Deng et al., arXiv:2003.13461"
+    Params = ApflParams
+    uses_companion = True
+    keeps = "its personal model and alpha: p + 1 floats"
+    no_dp = "its steps train two models on the same samples, of which clipping and noise would cover one"
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)
+
+    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+        alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha
+        return {PERSONAL: initial.clone(), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
+
+    def begin(self, turn: ClientTurn) -> None:
+        turn.memo[ALPHA] = turn.private[ALPHA].clone()
+
+    def epoch(self, turn: ClientTurn, epoch: int) -> None:
+        if PERSONAL not in turn.memo:  # a second model exists within a phase only
+            turn.companion.row.copy_(turn.private[PERSONAL])
+            turn.memo[PERSONAL] = turn.companion.row
+
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        own, other, alpha = turn.learner, turn.companion, float(turn.memo[ALPHA])
+        space = self.context.space
+        start, personal = own.row.clone(), other.row.clone()
+        value = loss(batch.under(own))
+        own.backward(value)
+        other.row.copy_(mixed(space, start, personal, alpha))
+        step = batch.under(other)
+        other.backward(loss(step))
+        for part in space.parameters(step.trains):
+            other.row[part] = personal[part]
+        if self.params.adaptive:
+            apart, trained = personal - start, space.parameters(step.trains)
+            slope = sum(float(other.grad[part].double() @ apart[part].double()) for part in trained)
+            turn.memo[ALPHA].sub_((self.params.alpha_lr or own.lr) * slope).clamp_(0, 1)
+        other.grad.mul_(alpha)
+        self.correct(turn, own)
+        own.descend()
+        other.descend()
+        return value.detach()
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {PERSONAL: turn.memo.get(PERSONAL, turn.private[PERSONAL]), ALPHA: turn.memo[ALPHA]}
+
+
+def mixed(space: ParameterSpace, shared: Tensor, personal: Tensor, alpha: float) -> Tensor:
+    """``alpha personal + (1 - alpha) shared`` of the parameters, with the personal model's buffers: ``(p,)``."""
+    row = personal.clone()
+    for part in space.parameters():
+        row[part] = alpha * personal[part] + (1 - alpha) * shared[part]
+    return row

@@ -1,0 +1,114 @@
+"""Per-FedAvg's step (Fallah et al. 2020): the gradient, at the model, of the loss after one step of the client's own.
+
+With independent batches ``D, D', D''`` and inner rate ``a``::
+
+    w' = w - a grad L(w; D),    v = grad L(w'; D')
+    first order:   g = v
+    Hessian-free:  g = v - a ( grad L(w + e v; D'') - grad L(w - e v; D'') ) / (2 e)
+
+``g`` goes through the client's optimiser (learning rate, momentum, weight decay); the inner step is plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
+
+
+@params
+class PerFedAvgParams:
+    """Options of Per-FedAvg's step."""
+
+    variant: Literal["first_order", "hessian_free"] = Field(
+        "first_order", description="drop the Hessian term, or approximate it by a difference of gradients (sec. 5)"
+    )
+    a: float = Field(0.01, ge=0, description="rate of the inner step (the default of a public reimplementation, card 2.3)")
+    e: float = Field(1e-3, gt=0, description="half width of the difference of gradients, hessian_free (card 2.3)")
+
+
+@register("perfedavg")
+class MetaGradient(Objective):
+    """Cross-entropy after one step of the client's own, by first-order or Hessian-free gradients.
+
+    A step takes ``train.batch_size`` samples for each of its two (Hessian-free: three) independent batches. A batch that has
+    fewer samples than that, as of a client with one, stands for all of them: they are then not independent.
+    """
+
+    paper = "Fallah et al., NeurIPS 2020"
+    Params = PerFedAvgParams
+    no_dp = "its steps are made of gradients at several models, which the clipping of single samples does not cover"
+
+    def __init__(self, params: PerFedAvgParams, context: Context) -> None:
+        super().__init__(params, context)
+        self.batches_per_step = 3 if params.variant == "hessian_free" else 2
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)
+
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        learner, rate = turn.learner, inner_rate(self.params.a, self.context, turn.round)
+        first, second, *third = self._parts(batch)
+        here = learner.row.clone()
+        if rate:
+            _, trained = _differentiate(learner, first, loss)
+            learner.row.copy_(self._moved(here, learner.grad, -rate, trained))
+        value, trained = _differentiate(learner, second, loss)
+        outer_pass = learner.row.clone()
+        if third and rate:
+            outer, e = learner.grad.clone(), self.params.e
+            with same_draws(learner.row.device):
+                learner.row.copy_(self._moved(here, outer, e, trained))
+                _differentiate(learner, third[0], loss)
+                ahead = learner.grad.clone()
+            learner.row.copy_(self._moved(here, outer, -e, trained))
+            _differentiate(learner, third[0], loss)
+            learner.grad.copy_(outer - rate * (ahead - learner.grad) / (2 * e))
+        learner.row.copy_(here)
+        # Of all the passes, only the outer one leaves a trace in BatchNorm's statistics.
+        for entry in self.context.space.entries:
+            if entry.kind == "buffer":
+                learner.row[entry.start : entry.stop] = outer_pass[entry.start : entry.stop]
+        self.correct(turn, learner)
+        learner.descend()
+        return value
+
+    def _parts(self, batch: Batch) -> Sequence[Batch]:
+        parts = batch.split(self.batches_per_step)
+        return parts if all(len(part.labels) for part in parts) else [batch] * len(parts)
+
+    def _moved(self, origin: Tensor, along: Tensor, by: float, trained: frozenset[str]) -> Tensor:
+        """The model ``(p,)`` with the parameters of the trained roles moved; buffers and frozen roles stay."""
+        moved = origin.clone()
+        for part in self.context.space.parameters(trained):
+            moved[part].add_(along[part], alpha=by)
+        return moved
+
+
+def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> tuple[Tensor, frozenset[str]]:
+    """The loss at the learner's model, with its gradient in ``learner.grad``; and the roles that it is the gradient of."""
+    step = batch.under(learner)
+    value = loss(step)
+    learner.backward(value)
+    return value.detach(), step.trains
+
+
+def inner_rate(a: float, context: Context, round: int) -> float:
+    """The inner rate in a round: it decays as the learning rate does, also where a client adapts before its test."""
+    decay: float = context.config.train.lr_decay ** (max(round, 1) - 1)
+    return a * decay
+
+
+@contextmanager
+def same_draws(device: torch.device) -> Iterator[None]:
+    """What is drawn inside (dropout) is drawn again after it: a difference of gradients must not be one of dropout masks."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
