@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 PADDING = 4
+TURN = 15.0
+"""Degrees."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """(images ``(B, C, H, W)``, generator) -> the images, each sample changed by a draw of its own."""
 
 
-def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Pad by 4 zeros, crop back at random, flip left to right with probability one half; each sample draws for itself.
+def crop_flip(images: Tensor, generator: torch.Generator, mode: Literal["constant", "reflect"] = "constant") -> Tensor:
+    """Pad by 4, crop back at random, flip left to right with probability one half; each sample draws for itself.
 
     Args:
-        images: ``(B, C, H, W)`` float, normalised; the padding is zero *after* normalisation, the mean colour.
+        images: ``(B, C, H, W)`` float, normalised.
         generator: decides the draws, so the same generator state gives the same batch. Draws are made on its own device.
+        mode: what the padding holds: zeros *after* normalisation, the mean colour, or the image's mirrored edge.
 
     Returns:
         A new tensor of the same shape on the same device.
@@ -30,12 +35,39 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = shift[0] + torch.arange(height, device=images.device)
     columns = shift[1] + torch.arange(width, device=images.device)
     columns = torch.where(flip, columns.flip(1), columns)
-    padded = functional.pad(images, (PADDING,) * 4)
+    padded = functional.pad(images, (PADDING,) * 4, mode)
     sample = torch.arange(size, device=images.device)[:, None, None]
     # Advanced indices around a slice come out first: (B, H, W, C).
     return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
+def turned(images: Tensor, degrees: Tensor) -> Tensor:
+    """Images ``(B, C, H, W)`` turned counter-clockwise about their centres, each by its own angle ``(B,)``.
+
+    The value of the nearest pixel, zeros from outside, as torchvision's ``RandomRotation`` does by default.
+    """
+    height, width = images.shape[2:]
+    angle = torch.deg2rad(degrees).to(images)
+    cos, sin, none = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
+    # From a place in the output to its place in the input, in halves of the width and of the height.
+    rows = [torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)]
+    grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+
+
+def crop_flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
+    """:func:`crop_flip`, then a turn by an angle drawn uniformly from -15 to 15 degrees."""
+    changed = crop_flip(images, generator)
+    drawn = torch.rand(len(images), generator=generator, device=generator.device)
+    return turned(changed, (2 * drawn - 1) * TURN)
+
+
 def augmentation(name: str) -> Augment | None:
     """What ``data.augment`` names."""
-    return {"none": None, "crop_flip": crop_flip}[name]
+    known: dict[str, Augment | None] = {
+        "none": None,
+        "crop_flip": crop_flip,
+        "reflect_crop_flip": partial(crop_flip, mode="reflect"),
+        "crop_flip_rotate": crop_flip_rotate,
+    }
+    return known[name]

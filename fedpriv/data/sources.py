@@ -73,19 +73,20 @@ class Source:
     default_model: str | None = None
 
 
-def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
+def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = None) -> Dataset:
     """Load a data set by name, or from the path of an image folder, a parquet file or a folder of them.
 
     Args:
         data_dir: folder that may hold ``<name>/{train,test}.parquet``; ``None``: the environment's ``FEDPRIV_DATA``.
             Where it does not hold the data set, the Hugging Face hub is asked.
+        limit: number of training samples kept (:func:`in_proportion`); ``None``: all.
 
     Raises:
         UsageError: unknown name, missing files, images or labels that do not fit together; one line.
         FedprivError: a damaged file, named.
     """
     source = _find(name)
-    opened = _open(source, data_dir)
+    opened = _open(source, data_dir, limit)
     train, test = opened.images()
     mean, std = (source.mean, source.std) if source.mean and source.std else _measure(train)
     return Dataset(
@@ -101,9 +102,9 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     )
 
 
-def load_labels(name: str, data_dir: Path | None = None) -> Opened:
+def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
     """As :func:`load_dataset`, but no image is decoded until ``images()`` of the result is called."""
-    return _open(_find(name), data_dir)
+    return _open(_find(name), data_dir, limit)
 
 
 def sources() -> dict[str, Source]:
@@ -125,12 +126,41 @@ def _find(name: str) -> Source:
     return known[name]
 
 
-def _open(source: Source, data_dir: Path | None) -> Opened:
+def _open(source: Source, data_dir: Path | None, limit: int | None) -> Opened:
     if data_dir is None and os.environ.get("FEDPRIV_DATA"):
         data_dir = Path(os.environ["FEDPRIV_DATA"])
     if data_dir is not None and not data_dir.is_dir():
         raise UsageError(f"the data folder {data_dir} is not there")
-    return source.open(data_dir)
+    opened = source.open(data_dir)
+    return opened if limit is None else _limited(opened, limit)
+
+
+def _limited(opened: Opened, limit: int) -> Opened:
+    if limit > len(opened.train_labels):
+        raise UsageError(f"data.limit {limit}: there are {len(opened.train_labels)} training samples")
+    kept = in_proportion(opened.train_labels, limit)
+
+    def images() -> tuple[Tensor, Tensor]:
+        train, test = opened.images()
+        return train[kept], test
+
+    return Opened(opened.train_labels[kept], opened.test_labels, opened.classes, images)
+
+
+def in_proportion(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Sorted positions ``(count,)`` of a fixed choice of samples with the classes' shares kept, to within one sample each.
+
+    The samples of a smaller choice are not in general among those of a larger one.
+    """
+    rng = np.random.default_rng(_HOLD_OUT_SEED)
+    classes, sizes = np.unique(labels, return_counts=True)
+    exact = sizes * count / len(labels)
+    quotas = np.floor(exact).astype(int)
+    # Largest remainders, ties to the lower class.
+    quotas[np.argsort(quotas - exact, kind="stable")[: count - quotas.sum()]] += 1
+    return np.sort(
+        np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, quotas, strict=True)])
+    )
 
 
 def hold_out(labels: NDArray[np.int64], fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.methods import find_method
+from fedpriv.methods.build import with_options
 
 BEST_BASELINE = "best_baseline"
 """In a claim: of all runs but the other side, the one with the highest mean of the metric."""
@@ -161,7 +161,7 @@ def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
     where = f"run {label} of {path}"
     config = parse(RunConfig, values, where)
     try:
-        parse(find_method(config.method.name).Params, config.method.params, f"method {config.method.name}")
+        with_options(config)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     return config

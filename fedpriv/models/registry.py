@@ -122,7 +122,8 @@ def build_model(
         classes: number C of classes over all clients; every client's head has C rows.
         projection: width k of the projector Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); None: no projector. The head
             is Linear(k, C), or Linear(d, C) without a projector, with no activation before it.
-        predictor: True adds Linear(k, k), ReLU, Linear(k, k) beside the head (BYOL, SimSiam); a number is its hidden width.
+        predictor: a number adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the head, as BYOL and
+            SimSiam have it; True: k hidden units.
 
     Raises:
         UnknownName: no such net.
@@ -142,7 +143,7 @@ def build_model(
     net = Net(
         encoder,
         nn.Identity() if projection is None else _two_layers(d, d, k),
-        None if hidden is None else _two_layers(k, k if predictor is True else hidden, k),
+        None if hidden is None else _predictor(k, k if predictor is True else hidden),
         nn.Linear(k, classes),
         input_shape=input_shape,
         feature_dim=d,
@@ -156,6 +157,16 @@ def build_model(
 
 def _two_layers(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
     layers = [("fc1", nn.Linear(width_in, hidden)), ("relu1", nn.ReLU()), ("fc2", nn.Linear(hidden, width_out))]
+    return nn.Sequential(OrderedDict[str, nn.Module](layers))
+
+
+def _predictor(width: int, hidden: int) -> nn.Sequential:
+    layers = [
+        ("fc1", nn.Linear(width, hidden, bias=False)),
+        ("norm1", nn.BatchNorm1d(hidden)),
+        ("relu1", nn.ReLU()),
+        ("fc2", nn.Linear(hidden, width)),
+    ]
     return nn.Sequential(OrderedDict[str, nn.Module](layers))
 
 

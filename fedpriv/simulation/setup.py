@@ -59,7 +59,7 @@ def build(config: RunConfig) -> Federation:
     config = with_options(config)
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)
-    dataset = load_dataset(config.data.name, config.data.dir)
+    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit)
     where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=where)})
     config = resolve(config, dataset.default_model)

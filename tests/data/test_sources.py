@@ -8,10 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
 
 from fedpriv.data import decoding, sources, tables
-from fedpriv.data.sources import Dataset, Source, load_dataset, load_labels
+from fedpriv.data.sources import Dataset, Source, in_proportion, load_dataset, load_labels
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 
 LABELS = [0, 1, 2] * 10
@@ -31,6 +33,32 @@ def test_digits() -> None:
     assert (share - 0.2).abs().max() < 0.005
     again = load_dataset("digits")
     assert torch.equal(digits.train_images, again.train_images) and torch.equal(digits.test_labels, again.test_labels)
+
+
+def test_a_limit_keeps_the_classes_in_proportion_and_the_test_images() -> None:
+    whole, part, labels = load_dataset("digits"), load_dataset("digits", limit=500), load_labels("digits", limit=500)
+    assert len(part.train_images) == len(part.train_labels) == 500
+    shares = torch.bincount(whole.train_labels) * 500 / len(whole.train_labels)
+    assert (torch.bincount(part.train_labels) - shares).abs().max() < 1
+    assert part.train_labels.tolist() == labels.train_labels.tolist()
+    of_whole = {image.numpy().tobytes(): int(label) for image, label in zip(whole.train_images, whole.train_labels, strict=True)}
+    of_part = {image.numpy().tobytes(): int(label) for image, label in zip(part.train_images, part.train_labels, strict=True)}
+    assert len(of_part) == 500 and of_part.items() <= of_whole.items()
+    assert torch.equal(part.test_images, whole.test_images) and len(labels.test_labels) == len(whole.test_labels)
+    assert torch.equal(part.train_images, load_dataset("digits", limit=500).train_images)
+    assert torch.equal(load_dataset("digits", limit=len(whole.train_labels)).train_images, whole.train_images)
+    with pytest.raises(UsageError, match=r"data\.limit 1439: there are 1438 training samples"):
+        load_dataset("digits", limit=1439)
+
+
+@given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), share=st.floats(0.01, 1))
+def test_a_choice_in_proportion(counts: list[int], share: float) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    count = max(1, int(share * len(labels)))
+    kept = in_proportion(labels, count)
+    assert len(set(kept.tolist())) == count and (np.diff(kept) > 0).all()
+    exact = np.array(counts) * count / len(labels)
+    assert (abs(np.bincount(labels[kept], minlength=len(counts)) - exact) < 1).all()
 
 
 def cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:

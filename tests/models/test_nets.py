@@ -133,6 +133,31 @@ def test_predictor_widths() -> None:
     ]
 
 
+def test_the_predictor_is_simsiams() -> None:
+    from lightly.models.modules.heads import SimSiamPredictionHead
+
+    ours = seeded("mlp2", (4,), 2, 16, 8).predictor.train()
+    theirs = SimSiamPredictionHead(16, 8, 16)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    z = torch.rand(5, 16)
+    assert torch.equal(ours(z), theirs(z)) and (ours(z) < 0).any()
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        ours(z[:1])
+
+
+def test_the_net_of_fedsiam_da() -> None:
+    """ResNet-50 with MOON's projector and a quarter-width predictor: 28.3 M parameters at 100 classes (its card, section 2)."""
+    with torch.device("meta"):
+        sizes = parameters(build_model("resnet50", (3, 32, 32), 100, 256, 64))
+    assert sizes == {
+        "encoder": 23_500_352,
+        "projector": 2048 * 2049 + 2049 * 256,
+        "predictor": 256 * 64 + 2 * 64 + 65 * 256,
+        "head": 25_700,
+    }
+    assert sum(sizes.values()) == pytest.approx(28.3e6, rel=0.002)
+
+
 def test_parameters_come_from_the_global_generator() -> None:
     first, second = (seeded("cnn10", (3, 32, 32), 10).state_dict() for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
