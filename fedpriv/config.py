@@ -79,10 +79,11 @@ class DataConfig(_Section):
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
     )
-    augment: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate"] | None = Field(
+    augment: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate", "simclr", "simclr_sharp"] | None = Field(
         None,
         description="what is drawn anew for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
-        "with mirrored edges in place of zeros (MOON, CIFAR-10), or followed by a turn of up to 15 degrees (MOON, CIFAR-100); "
+        "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); or "
+        "the views of SimCLR as L-DAWA has them, and the same without blur; "
         "null: as the objective suggests, else nothing",
     )
 
@@ -279,6 +280,8 @@ class RunConfig(_Section):
     def _has_a_schedule_if_it_follows_one(self) -> RunConfig:
         if (self.train.selection == "schedule") != (self.train.schedule is not None):
             raise ValueError("train.selection schedule and train.schedule, a file with a line of clients a round, go together")
+        if isinstance(self.train.schedule, tuple) and len(self.train.schedule) < self.train.rounds:
+            raise ValueError(f"train.schedule names clients for {len(self.train.schedule)} of {self.train.rounds} rounds")
         return self
 
     @model_validator(mode="after")

@@ -45,6 +45,23 @@ NAMES = [
     case("--dataset ./nowhere", "no file or folder", "nowhere"),
     case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, clip"),
 ]
+HALVES = [
+    case("--objective croos-entropy", "unknown objective", "did you mean 'cross-entropy'"),
+    case("--aggregation mena", "unknown aggregation", "did you mean 'mean'"),
+    case("--method local --aggregation mean", "aggregation mean", "method local sends nothing"),
+    case("--aggregation mean --set aggregation.weigths=uniform", "aggregation mean", "did you mean 'weights'"),
+    case("--aggregation mean --set aggregation.weights=equal", "aggregation mean", "'samples' or 'uniform'"),
+    case("--aggregation mean --set method.weights=uniform", "method fedavg", "'weights'"),
+    case("--set objective.mu=3", "objective.name", "required"),
+]
+SELECTION = [
+    case("--selection sometimes", "train.selection", "'uniform', 'window', 'all' or 'schedule'"),
+    case("--selection schedule", "train.selection schedule and train.schedule", "go together"),
+    case("--set train.schedule=[[1]]", "go together"),
+    case("--selection schedule --set train.schedule=missing.txt", "train.schedule missing.txt", "No such file"),
+    case("--selection schedule --set train.schedule=[[25]] --rounds 1", "client 25", "does not exist or holds no training data"),
+    case("--selection schedule --set train.schedule=[[1]] --rounds 2", "for 1 of 2 rounds"),
+]
 VALUES = [
     case("--lr 0", "train.lr", "greater than 0"),
     case("--lr -1", "train.lr", "greater than 0"),
@@ -109,7 +126,7 @@ def assert_refused(result: Result, words: tuple[str, ...], code: int = 2, lines:
         assert word in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [*NAMES, *VALUES, *FEDERATIONS])
+@pytest.mark.parametrize(("arguments", "words"), [*NAMES, *HALVES, *SELECTION, *VALUES, *FEDERATIONS])
 def test_it_is_refused_and_nothing_is_written(
     empty_folder: Path, fedpriv: Fedpriv, arguments: list[str], words: tuple[str, ...]
 ) -> None:

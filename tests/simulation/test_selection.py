@@ -1,0 +1,67 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedpriv.errors import UsageError
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.sampling import read_schedule
+from tests.simulation.small import computed, play
+
+Simulate = Callable[..., Simulation]
+
+
+def took_part(simulation: Simulation) -> list[list[int]]:
+    """The uploads' senders, round by round."""
+    sent: dict[int, list[int]] = {}
+    simulation.federation.wire.taps.append(
+        lambda way, sealed: sent.setdefault(sealed.round, []).append(sealed.client) if way == "up" else None  # type: ignore[arg-type]
+    )
+    for _ in simulation.rounds():
+        pass
+    return [sent[round] for round in sorted(sent)]
+
+
+def test_everybody(simulate: Simulate) -> None:
+    assert took_part(simulate("fedavg", play=False, **{"train.selection": "all"})) == [list(range(10))] * 3
+
+
+def test_uniform_draws_the_share_anew_each_round(simulate: Simulate) -> None:
+    rounds = took_part(simulate("fedavg", play=False, **{"train.rounds": 6}))
+    assert all(len(set(clients)) == 3 for clients in rounds) and len({tuple(clients) for clients in rounds}) > 1
+
+
+def test_as_the_schedule_says(simulate: Simulate, tmp_path: Path) -> None:
+    file = tmp_path / "schedule.txt"
+    file.write_text("3 1 4\n\n1, 5, 9\n2\n")
+    overrides = {"train.selection": "schedule", "train.schedule": str(file)}
+    simulation = simulate("fedavg", play=False, **overrides)
+    file.unlink()  # a run is a function of its config
+    assert took_part(simulation) == [[1, 3, 4], [1, 5, 9], [2]]
+
+
+def test_a_schedule_in_the_config_is_the_schedule_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schedule.txt").write_text("0 1\n2 3\n4 5\n")
+    for name, schedule in (("file", str(tmp_path / "schedule.txt")), ("inline", [[0, 1], [2, 3], [4, 5]])):
+        play(tmp_path / name, "fedavg", **{"train.selection": "schedule", "train.schedule": schedule})
+    assert computed(tmp_path / "file")["metrics"] == computed(tmp_path / "inline")["metrics"]
+    assert (tmp_path / "file" / "config.yaml").read_text().count("schedule.txt") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0 1\n0 x\n", r":2: '0 x': expected client numbers from 0 to 9, each once"),
+        ("0 1\n0 10\n", r":2: '0 10': expected"),
+        ("0 0\n1 2\n", r":1: '0 0': expected"),
+        ("0 1\n", r"1 lines for 2 rounds"),
+    ],
+)
+def test_a_schedule_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "schedule.txt").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_schedule(tmp_path / "schedule.txt", clients=10, rounds=2)
