@@ -92,9 +92,14 @@ class ParameterSpace:
     def slices(self, roles: Iterable[str], kind: Kind) -> Iterator[slice]:
         """The contiguous parts of the row that hold ``kind`` entries of ``roles`` (neighbours are joined)."""
         wanted = frozenset(roles)
+        return self.spans(entry.name for entry in self.entries if entry.role in wanted and entry.kind == kind)
+
+    def spans(self, names: Iterable[str]) -> Iterator[slice]:
+        """The contiguous parts of the row that hold these entries (neighbours are joined)."""
+        wanted = frozenset(names)
         current: slice | None = None
         for entry in self.entries:
-            if entry.role not in wanted or entry.kind != kind:
+            if entry.name not in wanted:
                 continue
             if current is not None and current.stop == entry.start:
                 current = slice(current.start, entry.stop)

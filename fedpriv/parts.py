@@ -54,6 +54,20 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a phase came to: the roles that learned, in how many steps of what learning rate."""
+
+    roles: frozenset[str]
+    steps: int
+    lr: float
+
+
+PROXIMAL = "proximal"
+"""The note (:attr:`ClientTurn.memo`) of an objective that pulls the model to where the turn started: the factor, a scalar. The
+other half may count with it (FedNova)."""
+
+
+@dataclass(frozen=True)
 class Context:
     """The facts of a run that a part may use.
 
@@ -64,6 +78,7 @@ class Context:
         generator: a fresh generator of the run for a purpose.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
         layers: the net's parameter names in forward order.
+        mean_samples: number of training samples of a client, averaged over those that hold any.
     """
 
     config: RunConfig
@@ -74,6 +89,7 @@ class Context:
     generator: Callable[[str], torch.Generator]
     norms: frozenset[str] = frozenset()
     layers: tuple[str, ...] = ()
+    mean_samples: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,8 @@ class ClientTurn(Protocol):
     """What an objective notes during the turn, such as a step size or a row; gone after it."""
     steps: int
     """SGD steps taken so far in this turn."""
+    trained: Sequence[Trained]
+    """Its phases so far."""
     mean_loss: float
     """Mean loss of the last local epoch, in nats; NaN before the first."""
 

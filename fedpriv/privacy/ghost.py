@@ -45,8 +45,8 @@ class GhostGradients(ClippedSums):
 
     def _of_one(self, label: Tensor, output: Fields, teachers: dict[str, Fields]) -> Tensor:
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
-        step = Step(label[None], outputs_of(output), _Parameters(), self._received, self._phase.trains, frozen.__getitem__)
-        return self._loss(step)
+        outputs, trains = outputs_of(output), self._phase.trains
+        return self._loss(Step(label[None], outputs, _Parameters(), self._received, trains, frozen.__getitem__, memo=self._memo))
 
     def __call__(self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
         """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""

@@ -55,6 +55,7 @@ class ClippedSums:
         received: what the server sent.
         from_features: whether samples are features ``(d,)`` of a frozen encoder.
         clip: C.
+        memo: the turn's notes.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class ClippedSums:
         loss: Loss,
         from_features: bool,
         clip: float,
+        memo: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._net, self._clip = Entrance(net), clip
         self._parameters = parameters
         self._trained = {name: tensor for name, tensor in parameters.items() if name.split(".")[0] in phase.trains}
         self._received, self._phase, self._loss, self._from_features = received, phase, loss, from_features
+        self._memo = {} if memo is None else memo
 
 
 class PerSampleGradients(ClippedSums):
@@ -89,7 +92,8 @@ class PerSampleGradients(ClippedSums):
         outputs = functional_call(self._net, own, (sample[None], self._from_features))
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
         parameters = {**self._constant, **trained}
-        return self._loss(Step(label[None], outputs, parameters, self._received, self._phase.trains, frozen.__getitem__))
+        received, trains = self._received, self._phase.trains
+        return self._loss(Step(label[None], outputs, parameters, received, trains, frozen.__getitem__, memo=self._memo))
 
     def __call__(
         self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]

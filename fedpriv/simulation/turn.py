@@ -16,7 +16,7 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import PLAIN
-from fedpriv.parts import How, Loss, Phase, Private
+from fedpriv.parts import How, Loss, Phase, Private, Trained
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import generator, global_rng
@@ -69,6 +69,7 @@ class Turn:
         self.num_examples = len(self.labels)
         self.mean_loss = float("nan")
         self.steps = 0
+        self.trained: list[Trained] = []
         self.start = resident.row.clone()
         self.row = resident.row
         self.memo: dict[str, Tensor] = {}
@@ -146,6 +147,7 @@ class Turn:
     def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
         self._phases += 1
         self._phase, self._companion = phase, None
+        before = self.steps
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
         draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
         with global_rng(*labels, "dropout"):
@@ -154,6 +156,7 @@ class Turn:
             else:
                 self._train_privately(phase, loss, how or PLAIN, *draws, generator(*labels, "dp noise"))
         self._phase = None
+        self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 
@@ -219,7 +222,9 @@ class Turn:
         inputs = self._present_features() if cached else self.images
         learner = self._learner = ResidentLearner(resident, phase, train, self._lr(phase))
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
-        gradients = kind(resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip)
+        gradients = kind(
+            resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
+        )
         losses = [self.labels.new_zeros(0, dtype=inputs.dtype)]
         for _ in range(phase.epochs * steps):
             index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
