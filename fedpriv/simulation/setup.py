@@ -107,6 +107,7 @@ def build(config: RunConfig) -> Federation:
             for name in module.state_dict()
         ),
         layers=layers,
+        mean_samples=sum(map(data.size, data.nonempty)) / len(data.nonempty),
     )
     resident = Resident(net, space, device)
     method = build_method(config, context)
