@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from fedpriv.data.simclr_views import simclr_views
 
 PADDING = 4
 TURN = 15.0
@@ -62,12 +64,18 @@ def crop_flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
     return turned(changed, (2 * drawn - 1) * TURN)
 
 
-def augmentation(name: str) -> Augment | None:
-    """What ``data.augment`` names."""
+def augmentation(name: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Augment | None:
+    """What ``data.augment`` names.
+
+    Args:
+        mean, std: what the images are normalised by, for those augmentations that need their colours.
+    """
     known: dict[str, Augment | None] = {
         "none": None,
         "crop_flip": crop_flip,
         "reflect_crop_flip": partial(crop_flip, mode="reflect"),
         "crop_flip_rotate": crop_flip_rotate,
+        "simclr": simclr_views(mean, std),
+        "simclr_sharp": simclr_views(mean, std, blur=False),
     }
     return known[name]

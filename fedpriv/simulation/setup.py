@@ -122,7 +122,7 @@ def build(config: RunConfig) -> Federation:
             expected = (config.train.participation or 0.0) * config.data.clients
             noisy_mean = NoisyMean(space, sent, privacy.clip, privacy.noise or 0.0, expected)
     initial = resident.row.clone()
-    augment = augmentation(config.data.augment or "none")
+    augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, augment, noisy_mean)
 
 

@@ -1,0 +1,60 @@
+"""The views of SimCLR, a batch at a time where it lies, by kornia.
+
+lightly's and torchvision's transforms take one PIL image after another: a round of a ResNet on a GPU would wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+WIDEST = 2.0
+"""Standard deviation of the strongest blur, in pixels."""
+
+
+@cache
+def _transforms(shape: tuple[int, ...], blur: bool) -> nn.Module:
+    """Of images ``(C, H, W)`` in [0, 1]; what only colours have is left out where there are none."""
+    from kornia import augmentation
+
+    colour = shape[0] == 3
+    chain: list[nn.Module] = [
+        augmentation.RandomResizedCrop(shape[1:], scale=(0.2, 1.0)),
+        augmentation.RandomHorizontalFlip(p=0.5),
+        augmentation.ColorJitter(0.4, 0.4, 0.4 if colour else 0.0, 0.1 if colour else 0.0, p=0.8),
+    ]
+    if colour:
+        chain.append(augmentation.RandomGrayscale(p=0.2))
+    # Three standard deviations to each side, or as far as the mirrored edge of a small image goes.
+    sides = tuple(2 * min(round(3 * WIDEST), side - 1) + 1 for side in shape[1:])
+    if blur and min(sides) > 1:
+        chain.append(augmentation.RandomGaussianBlur(sides, (0.1, WIDEST), p=0.5))
+    return nn.Sequential(*chain)
+
+
+def simclr_views(mean: Sequence[float], std: Sequence[float], blur: bool = True) -> Callable[[Tensor, torch.Generator], Tensor]:
+    """The augmentation of L-DAWA's code, each sample by draws of its own: a crop of 20 to 100 % of the area resized to the whole,
+    a flip (one half), jitter of brightness, contrast and saturation by 0.4 and of hue by 0.1 (0.8), grey (0.2), and a Gaussian
+    blur of 0.1 to 2 pixels (one half). The order of the four jitters is drawn once for a batch.
+
+    Args:
+        mean, std: of each channel on the [0, 1] scale; images come and go normalised by them.
+        blur: as SimCLR's authors have it for ImageNet; their CIFAR runs have none.
+
+    Returns:
+        (images ``(B, C, H, W)``, generator) -> a new tensor alike. Images of one channel have no saturation, hue or grey.
+    """
+
+    def changed(images: Tensor, generator: torch.Generator) -> Tensor:
+        centre, scale = (torch.tensor(values).to(images).view(1, -1, 1, 1) for values in (mean, std))
+        transforms = _transforms(tuple(images.shape[1:]), blur)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # kornia draws from the processor's global generator
+            torch.default_generator.manual_seed(seed)
+            views: Tensor = transforms((images * scale + centre).clamp(0, 1))
+        return (views - centre) / scale
+
+    return changed

@@ -1,0 +1,66 @@
+"""The loss of Barlow Twins (Zbontar et al. 2021): redundancy reduction between two views."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.objectives import Objective, register
+from fedpriv.parts import Step, params
+
+EPSILON = 1e-5
+"""Added to the variance, as BatchNorm does: where a batch is constant, its standard deviation has no gradient."""
+
+
+def cross_correlation_loss(first: Tensor, second: Tensor, weight: float, epsilon: float = EPSILON) -> Tensor:
+    """``sum_i (C_ii - 1)^2 + weight sum_{i != j} C_ij^2`` with ``C = Z1^T Z2 / B``; a scalar.
+
+    Z are the projections, standardised over the batch with the unbiased standard deviation as L-DAWA's code does it; so
+    ``C_ii`` is at most (B - 1) / B.
+
+    Args:
+        first, second: ``(B, D)`` projections of the two views, B at least 2.
+        epsilon: added to the variance; 0 in L-DAWA's code.
+    """
+    views = [(z - z.mean(0)) / (z.var(0) + epsilon).sqrt() for z in (first, second)]
+    correlation = views[0].T @ views[1] / len(first)
+    on_diagonal = torch.diagonal(correlation)
+    off_diagonal = correlation - torch.diag(on_diagonal)
+    return (on_diagonal - 1).square().sum() + weight * off_diagonal.square().sum()
+
+
+@params
+class BarlowTwinsParams:
+    """Options of Barlow Twins' loss."""
+
+    off_diagonal: float = Field(5e-3, ge=0, description="lambda, weight of the redundancy (Zbontar et al. 2021; L-DAWA's code)")
+    standardise: Literal["unbiased", "batch_norm"] = Field(
+        "unbiased",
+        description="over the batch, by the unbiased standard deviation (L-DAWA's code, here with 1e-5 added to the variance) "
+        "or as BatchNorm does (Zbontar et al. 2021)",
+    )
+
+
+@register("barlow-twins")
+class BarlowTwins(Objective):
+    """Two views of an image agree, and no two dimensions of the projection say the same; no labels."""
+
+    paper = "Zbontar et al., ICML 2021; as in Rehman et al. (L-DAWA), ICCV 2023"
+    Params = BarlowTwinsParams
+    reaches = frozenset({"encoder", "projector"})
+    labels = False
+    views = 2
+    smallest_batch = 2
+    suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
+    no_dp = "its loss correlates the samples of a batch, so no sample has a gradient of its own"
+
+    def loss(self, step: Step) -> Tensor:
+        first, second = (view.projection for view in step.views)
+        if self.params.standardise == "unbiased":
+            return cross_correlation_loss(first, second, self.params.off_diagonal)
+        from lightly.loss import BarlowTwinsLoss  # type: ignore[import-untyped, unused-ignore]
+
+        value: Tensor = BarlowTwinsLoss(self.params.off_diagonal)(first, second)
+        return value

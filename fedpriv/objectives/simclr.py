@@ -1,0 +1,70 @@
+"""SimCLR's contrastive loss (Chen et al. 2020), as it is by the book and as L-DAWA's code has it."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.objectives import Objective, register
+from fedpriv.parts import Step, params
+
+
+def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool = True, include_self: bool = False) -> Tensor:
+    """Normalised temperature-scaled cross-entropy of two views; a scalar, in nats.
+
+    Per anchor ``i`` with its other view ``j``: ``-s_ij / t + log sum_k exp(s_ik / t)`` with ``s`` the cosine similarity and
+    ``k`` over the embeddings of both views, in batches of B.
+
+    Args:
+        first, second: ``(B, k)`` projections of the two views.
+        symmetric: anchors of both views; else of the first only.
+        include_self: ``k`` runs over all 2B embeddings, the anchor itself included (whose term is the constant e^(1/t), so that
+            the loss stays above log 2 where views agree), and not over the 2B - 1 others.
+    """
+    size = len(first)
+    embeddings = F.normalize(torch.cat([first, second]), dim=1)
+    anchors = embeddings if symmetric else embeddings[:size]
+    scores = anchors @ embeddings.T / temperature
+    own = torch.arange(len(anchors), device=scores.device)
+    if not include_self:
+        scores = scores.masked_fill(own[:, None] == torch.arange(2 * size, device=scores.device), float("-inf"))
+    return F.cross_entropy(scores, (own + size) % (2 * size))
+
+
+@params
+class SimClrParams:
+    """Options of SimCLR's loss; ``symmetric: false, include_self: true`` is what L-DAWA's code computes."""
+
+    temperature: float = Field(0.07, gt=0, description="t (L-DAWA's configs; 0.5 is usual for CIFAR elsewhere)")
+    symmetric: bool = Field(
+        True, description="anchors of both views (Chen et al. 2020); false: of the first only (L-DAWA's code)"
+    )
+    include_self: bool = Field(
+        False, description="the denominator holds the anchor itself too (L-DAWA's code), which keeps the loss above log 2"
+    )
+
+
+@register("simclr")
+class SimClr(Objective):
+    """Two views of an image agree, and differ from those of the others in the batch; no labels."""
+
+    paper = "Chen et al., ICML 2020; as in Rehman et al. (L-DAWA), ICCV 2023"
+    Params = SimClrParams
+    reaches = frozenset({"encoder", "projector"})
+    labels = False
+    views = 2
+    smallest_batch = 2
+    suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
+    no_dp = "its loss holds the samples of a batch against each other, so no sample has a gradient of its own"
+
+    def loss(self, step: Step) -> Tensor:
+        first, second = (view.projection for view in step.views)
+        if self.params.symmetric and not self.params.include_self:
+            from lightly.loss import NTXentLoss  # type: ignore[import-untyped, unused-ignore]
+
+            by_the_book: Tensor = NTXentLoss(self.params.temperature)(first, second)
+            return by_the_book
+        return nt_xent(first, second, self.params.temperature, self.params.symmetric, self.params.include_self)
