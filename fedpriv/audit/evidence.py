@@ -146,15 +146,20 @@ class Evidence:
         return replace(observation, labels=self.truth(message.client).labels)
 
     def schedule(self, message: Message, num_examples: int) -> Schedule | None:
-        """The local steps that the shared layers took; ``None`` where some of them took more than others."""
+        """The local SGD steps that the shared layers took; ``None`` where there is no saying what they were: some layers took
+        more than others, with several learning rates, or the optimiser is not linear in the gradients."""
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
-        phases = self.federation.method.phases(message.round)
-        epochs = {sum(phase.epochs for phase in phases if role in phase.trains) for role in roles}
-        if len(epochs) != 1:
+        if train.optimizer != "sgd" or train.clip_grad_norm is not None:
             return None
-        steps = epochs.pop() * math.ceil(num_examples / train.batch_size)
+        an_epoch = math.ceil(num_examples / train.batch_size)
+        phases = self.federation.method.phases(message.round)
+        steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
+        rates = {phase.lr or train.lr for phase in phases}
+        if len(steps) != 1 or len(rates) != 1:
+            return None
+        lr = rates.pop() * train.lr_decay ** (message.round - 1)
         decay = (train.weight_decay, train.weight_decay_bias)
-        return Schedule(train.lr, steps, min(train.batch_size, num_examples), train.momentum, *decay)
+        return Schedule(lr, steps.pop(), min(train.batch_size, num_examples), train.momentum, *decay)
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast = self.store.broadcast()
