@@ -177,7 +177,7 @@ class ClientTurn(Protocol):
     """What an objective notes during the turn, such as a step size or a row; gone after it."""
     steps: int
     """SGD steps taken so far in this turn."""
-    trained: Sequence[Trained]
+    trained: list[Trained]
     """Its phases so far."""
     mean_loss: float
     """Mean loss of the last local epoch, in nats; NaN before the first."""

@@ -66,6 +66,7 @@ class Ditto(Method):
         # What is uploaded, weighed and reported is of the global model.
         turn.row.copy_(shared)
         turn.mean_loss, turn.steps = loss, steps
+        turn.trained.pop()
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {**super().keep(turn), PERSONAL: turn.memo[PERSONAL]}
