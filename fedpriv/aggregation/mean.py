@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.parameters import ParameterSpace
 from fedpriv.parts import params
 
 
@@ -26,6 +27,13 @@ def normalised(weights: Sequence[float]) -> Tensor:
 def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
     """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: one product, ``(p,)``."""
     return normalised(weights).to(rows) @ rows
+
+
+def with_plain_buffers(row: Tensor, mean: Tensor, space: ParameterSpace) -> Tensor:
+    """``row`` ``(p,)``, changed in place: its buffers (BatchNorm's running statistics) become those of ``mean`` ``(p,)``."""
+    for part in space.spans(entry.name for entry in space.entries if entry.kind == "buffer"):
+        row[part] = mean[part]
+    return row
 
 
 @params

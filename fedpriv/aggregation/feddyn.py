@@ -1,0 +1,55 @@
+"""FedDyn's server (Acar et al. 2021): the mean of the models, moved on by how far all clients have drifted so far.
+
+    h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K registered clients
+
+``u = -h / alpha`` is the mean over all clients of the displacements that they keep (:mod:`fedpriv.objectives.feddyn`), so the
+server adds ``u`` and needs no alpha; with one alpha a client this is what the authors' code does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
+from fedpriv.objectives.feddyn import DISPLACEMENT
+from fedpriv.parts import params
+
+_DRIFT = "feddyn.drift"
+
+
+@params
+class FedDynServerParams(MeanParams):
+    """Options of FedDyn's server."""
+
+    weights: Literal["samples", "uniform"] = Field(
+        "uniform", description="a client weighs its number of samples, or the same as all (paper)"
+    )
+    h_decay: float = Field(1.0, ge=0, le=1, description="h is multiplied by it each round; 1 is the paper, less keeps h bounded")
+
+
+@register("feddyn")
+class FedDyn(Mean):
+    """The mean of the models, moved on by the clients' mean drift."""
+
+    paper = "Acar et al., ICLR 2021"
+    Params = FedDynServerParams
+    reads = frozenset({DISPLACEMENT})
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        return {_DRIFT: torch.zeros_like(row)}
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        space, whole = uploads.space, memory[_DRIFT]
+        mean = weighted_mean(uploads.rows, self.weigh(uploads))
+        drift = self.params.h_decay * space.pack(self.context.space.unpack(whole, space.names), torch.empty_like(mean))
+        for row in uploads.rows:
+            drift += (row - uploads.previous) / uploads.registered
+        merged = with_plain_buffers(mean + drift, mean, space)
+        drift = with_plain_buffers(drift, torch.zeros_like(drift), space)
+        kept = self.context.space.pack(space.unpack(drift), whole.clone())
+        return Merged(merged, {_DRIFT: kept}, {"feddyn/drift_norm": float(torch.linalg.vector_norm(drift, dtype=torch.float64))})

@@ -1,0 +1,126 @@
+"""FedNova (Wang et al. 2020): updates are normalised by how far a client's steps reach, so that more steps do not weigh more.
+
+With ``D_k = x_g - x_k``, weights ``p_k`` and step weights ``a_k``:
+
+    tau_eff = sum_k p_k a_k,      x_g <- x_g - tau_eff sum_k p_k D_k / a_k
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
+from fedpriv.errors import UsageError
+from fedpriv.parts import PROXIMAL, ClientTurn, params
+from fedpriv.wire import statistic
+
+STEP_WEIGHT = statistic("step_weight")
+_VELOCITY = "fednova.velocity"
+
+
+def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """a_k: what a constant gradient of one amounts to after ``steps`` steps of learning rate one.
+
+    ``tau`` for plain SGD; ``(tau - m (1 - m^tau) / (1 - m)) / (1 - m)`` with heavy-ball momentum m from rest;
+    ``(1 - (1 - q)^tau) / q`` with a pull q (learning rate times mu) back to the start.
+
+    Raises:
+        ValueError: momentum and pull together, for which the paper has no formula.
+    """
+    if momentum and pull:
+        raise ValueError("a step weight for momentum and a proximal term together")
+    if momentum:
+        return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    total = 0.0
+    for _ in range(steps):
+        total = total * (1 - pull) + 1
+    return total
+
+
+@params
+class FedNovaParams(MeanParams):
+    """Options of FedNova."""
+
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum of the server's step (authors' code: gmf)")
+
+
+@register("fednova")
+class FedNova(Mean):
+    """The mean of updates normalised by their numbers of steps.
+
+    ``a_k`` knows the client's momentum or its proximal term (such as FedProx's), not both. Adam's steps have no linear ``a_k``:
+    it is then the number of steps. A client that took none is left out. Buffers are averaged plainly. With uniform weights, a
+    client with few steps may weigh many times its share: the record's ``fednova/weight_sum`` and ``fednova/weight_max`` are of
+    the effective weights ``p_k tau_eff / a_k``.
+    """
+
+    paper = "Wang et al., NeurIPS 2020"
+    Params = FedNovaParams
+    sends = "up, how far its steps reach: one float"
+    no_dp = "clients upload their step counts, which no noise covers"
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        return {_VELOCITY: torch.zeros_like(row)} if self.params.server_momentum else {}
+
+    def begin(self, turn: ClientTurn) -> None:
+        train = self.context.config.train
+        if PROXIMAL in turn.memo and train.optimizer == "sgd" and train.momentum:
+            raise UsageError(
+                f"aggregation fednova: no step weight is known for momentum {train.momentum:g} and a proximal term together; "
+                "use train.momentum=0, or an objective without a proximal term"
+            )
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
+
+    def _reach(self, turn: ClientTurn) -> float:
+        """a_k over the phases that train what is shared.
+
+        Raises:
+            UsageError: shared roles that took different steps, which one number cannot say.
+        """
+        space, train = self.context.space, self.context.config.train
+        proximal = float(turn.memo[PROXIMAL]) if PROXIMAL in turn.memo else 0.0
+        reach = {space[name].role: 0.0 for name in turn.received if name in space}
+        for phase in turn.trained:
+            plain = train.optimizer != "sgd"  # Adam: the number of steps
+            weight = step_weight(phase.steps, *((0.0, 0.0) if plain else (train.momentum, phase.lr * proximal)))
+            for role in phase.roles & reach.keys():
+                reach[role] += weight
+        if len(set(reach.values())) > 1:
+            raise UsageError(
+                f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, and it knows one count a client"
+            )
+        return next(iter(reach.values()), 0.0)
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        if not all(STEP_WEIGHT in sent for sent in uploads.statistics):
+            raise UsageError(f"aggregation fednova needs {STEP_WEIGHT} of every client; a mask keeps it back")
+        weights = self.weigh(uploads)
+        reach = [float(sent[STEP_WEIGHT]) for sent in uploads.statistics]
+        moved = [index for index, a in enumerate(reach) if a > 0]
+        mean = weighted_mean(uploads.rows, weights)
+        if not moved:
+            return Merged(mean, memory)
+        a = torch.tensor([reach[index] for index in moved], dtype=torch.float64)
+        p = normalised([weights[index] for index in moved])
+        tau_eff = p @ a
+        effective = torch.zeros(len(uploads), dtype=torch.float64)
+        effective[moved] = p * tau_eff / a
+        total = float(effective.sum())
+        row = effective.to(uploads.rows) @ uploads.rows + (1 - total) * uploads.previous
+        if self.params.server_momentum:
+            space, velocity = self.context.space, memory[_VELOCITY]
+            known = uploads.space.pack(space.unpack(velocity, uploads.space.names), torch.empty_like(row))
+            row = row + self.params.server_momentum * known
+            step = with_plain_buffers(row - uploads.previous, torch.zeros_like(row), uploads.space)
+            memory = {_VELOCITY: space.pack(uploads.space.unpack(step), velocity.clone())}
+        report = {
+            "fednova/weight_sum": total,
+            "fednova/weight_max": float(effective.max()),
+            "fednova/tau_eff": float(tau_eff),
+        }
+        return Merged(with_plain_buffers(row, mean, uploads.space), memory, report)

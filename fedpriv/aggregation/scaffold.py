@@ -1,0 +1,98 @@
+"""SCAFFOLD's server (Karimireddy et al. 2020), for all parameters or only the last layers' (FedPVR, Li et al. 2023).
+
+    x <- x + eta_g mean_S (y_k - x),      c <- c + (1 / K) sum_S (change of c_k),  K registered clients
+
+so that c stays the mean of all clients' c_k. Both start at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from typing import Literal
+
+import torch
+from pydantic import Field, NonNegativeInt
+from torch import Tensor
+
+from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
+from fedpriv.errors import UsageError
+from fedpriv.objectives.scaffold import VARIATE
+from fedpriv.parts import params
+from fedpriv.wire import statistic, tensor_of
+
+
+def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | None) -> list[str]:
+    """Those of a net's parameter names, in forward order, that belong to ``layers``.
+
+    Args:
+        layers: so many of the last layers (a layer is a module with parameters of its own), shell patterns of names, or
+            ``None`` for all.
+
+    Raises:
+        UsageError: more layers than there are, or a pattern that fits nothing.
+    """
+    if layers is None:
+        return list(parameters)
+    if isinstance(layers, int):
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
+        if layers > len(modules):
+            raise UsageError(f"layers = {layers}: the net has {len(modules)} ({', '.join(modules)})")
+        last = set(modules[len(modules) - layers :])
+        return [name for name in parameters if name.rpartition(".")[0] in last]
+    for pattern in layers:
+        if not any(fnmatch(name, pattern) for name in parameters):
+            raise UsageError(f"layers: {pattern!r} fits no parameter; there are {', '.join(parameters)}")
+    return [name for name in parameters if any(fnmatch(name, pattern) for pattern in layers)]
+
+
+@params
+class ScaffoldServerParams(MeanParams):
+    """Options of SCAFFOLD's server."""
+
+    weights: Literal["samples", "uniform"] = Field(
+        "uniform", description="a client weighs its number of samples, or the same as all (paper)"
+    )
+    server_lr: float = Field(1.0, gt=0, description="eta_g, the server's step (paper: 1)")
+    layers: NonNegativeInt | tuple[str, ...] | None = Field(
+        None, description="what is corrected: so many of the last layers, shell patterns such as head.*, or null: all"
+    )
+
+
+@register("scaffold")
+class Scaffold(Mean):
+    """The mean of the models, and the control variate of all clients."""
+
+    paper = "Karimireddy et al., ICML 2020"
+    Params = ScaffoldServerParams
+    reads = writes = frozenset({VARIATE})
+    sends = "down, the control variate of all clients: as many floats as corrected parameters"
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        space = self.context.space
+        names = chosen_layers(self.context.layers, self.params.layers)
+        return {statistic(VARIATE, name): torch.zeros_like(space.view(row, name)) for name in names}
+
+    def down(self, memory: Memory) -> dict[str, Tensor]:
+        return dict(memory)
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        row = mean = weighted_mean(uploads.rows, self.weigh(uploads))
+        if self.params.server_lr != 1:
+            moved = uploads.previous + self.params.server_lr * (mean - uploads.previous)
+            row = with_plain_buffers(moved, mean, uploads.space)
+        # What clients keep to themselves, or a mask hides, has no variate at the server: it is not corrected.
+        variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
+        for name in variates:
+            if not all(name in sent for sent in uploads.statistics):
+                raise UsageError(f"aggregation scaffold needs {name} of every client; a mask keeps it back")
+        sound = [sent for sent in uploads.statistics if all(bool(torch.isfinite(sent[name]).all()) for name in variates)]
+        changed = {
+            name: c + torch.stack([sent[name].to(c) for sent in sound]).sum(0) / uploads.registered if sound else c
+            for name, c in variates.items()
+        }
+        report = {"scaffold/variate_norm": sum(float(c.double().square().sum()) for c in changed.values()) ** 0.5}
+        if len(sound) < len(uploads):
+            report["scaffold/rejected"] = float(len(uploads) - len(sound))
+        return Merged(row, changed, report if changed else {})

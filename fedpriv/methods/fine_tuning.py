@@ -1,0 +1,50 @@
+"""The "+FT" rows: each client fine-tunes a copy of the global model on its own data before it is tested.
+
+The protocol of FedRep's comparison (Collins et al. 2021). Fine-tuning minimises the method's loss by plain steps of the client's
+optimiser, fresh: proximal terms and control variates are of training, and off. No state changes, on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from fedpriv.methods.base import Method, Phase, params, phase
+from fedpriv.models.net import ROLES
+
+
+@params
+class FineTuneParams:
+    """Options of the "+FT" rows.
+
+    ``ft_scope`` head: projector and head learn, the encoder is frozen (FedRep's protocol). ``ft_when`` final: tested with
+    fine-tuning after the last round only; last: in each of the last ``eval.last`` rounds.
+    """
+
+    ft_epochs: int = Field(10, ge=1, description="epochs of fine-tuning (FedRep, supplement)")
+    ft_scope: Literal["head", "full"] = Field("head", description="what is fine-tuned: projector and head, or the whole net")
+    ft_when: Literal["final", "last"] = Field(
+        "final", description="after the last round, or in each of the last eval.last rounds"
+    )
+
+
+class FineTuned(Method):
+    """Mixed into a method before its own class: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
+
+    Params = FineTuneParams
+
+    @property
+    def averaged_rounds(self) -> int:
+        return 1 if self.params.ft_when == "final" else super().averaged_rounds
+
+    @property
+    def tested_from(self) -> int:
+        return self.train.rounds - self.averaged_rounds + 1
+
+    def adaptation(self, round: int) -> Sequence[Phase]:
+        if round < self.tested_from:
+            return ()
+        roles = ROLES if self.params.ft_scope == "full" else ("projector", "predictor", "head")
+        return [phase(*roles, epochs=self.params.ft_epochs)]

@@ -1,0 +1,69 @@
+"""FedDyn's objective (Acar et al. 2021): each client's loss gets a linear term that makes the clients' optima agree.
+
+    L_k(x) = CE(x) - <l_k, x> + alpha/2 ||x - x_g||^2,      then l_k <- l_k - alpha (x_k - x_g)
+
+As l_k only ever changes by multiples of the client's displacements, the client keeps their sum ``u_k = -l_k / alpha``, as the
+authors' code does, and the gradient is ``g + alpha (x - x_g + u_k)``. The server's half then needs no alpha.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.proximal import on_received, pull
+from fedpriv.parts import PROXIMAL, ClientTurn, Learner, Step, params
+
+DISPLACEMENT = "displacement"
+"""What the client's half promises the server's: a memory of its own displacements."""
+_KEPT, _STRENGTH, _ANCHOR = "feddyn.displacement", "feddyn.strength", "feddyn.anchor"
+
+
+@params
+class FedDynParams:
+    """Options of FedDyn's objective."""
+
+    alpha: float = Field(0.01, gt=0, description="weight of the regulariser (paper: 0.001 to 0.1; the authors' code: 0.01)")
+    scale_alpha: bool = Field(
+        False, description="alpha_k = alpha * mean number of samples / n_k, as the authors' code: small clients move less"
+    )
+
+
+@register("feddyn")
+class FedDyn(Objective):
+    """Cross-entropy, and a dynamic regulariser that remembers where the client has drifted.
+
+    The term that undoes drift may grow without bound where clients never reach a stationary point, so a gradient's norm is
+    bounded at 10, as in the authors' code, unless ``train.clip_grad_norm`` says otherwise.
+    """
+
+    paper = "Acar et al., ICLR 2021"
+    Params = FedDynParams
+    writes = frozenset({DISPLACEMENT})
+    suggests = {"train.clip_grad_norm": 10.0}  # noqa: RUF012
+    keeps = "the sum of its displacements: p floats"
+
+    def begin(self, turn: ClientTurn) -> None:
+        alpha = self.params.alpha
+        if self.params.scale_alpha:
+            alpha *= self.context.mean_samples / turn.num_examples
+        turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha)
+        turn.memo[_ANCHOR] = turn.start - self._displacement(turn)
+        turn.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        if _STRENGTH in turn.memo:
+            pull(learner, turn.memo[_STRENGTH], turn.memo[_ANCHOR])
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        moved = on_received(turn, self.context.space, 1.0).mul_(turn.row - turn.start)
+        return {_KEPT: self._displacement(turn) + moved}
+
+    def _displacement(self, turn: ClientTurn) -> Tensor:
+        return turn.private.get(_KEPT, torch.zeros_like(turn.start))

@@ -1,0 +1,47 @@
+"""FedProx (Li et al. 2020): cross-entropy, and a pull back to the received model.
+
+The term ``mu/2 ||x - x_g||^2`` enters as its gradient ``mu (x - x_g)``, before momentum or Adam's moments; ``x_g`` is what was
+received this round. Parameters only, and only those that the server sent.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.proximal import on_received, pull
+from fedpriv.parts import PROXIMAL, ClientTurn, Learner, Step, params
+
+_STRENGTH = "fedprox.strength"
+
+
+@params
+class FedProxParams:
+    """Options of FedProx."""
+
+    mu: float = Field(
+        0.01, ge=0, description="weight of mu/2 ||x - x_g||^2 (paper: 0.001 to 1 by data set; FedRep's comparison has 0.1)"
+    )
+
+
+@register("fedprox")
+class FedProx(Objective):
+    """Cross-entropy, and a pull back to the received model."""
+
+    paper = "Li et al., MLSys 2020"
+    Params = FedProxParams
+
+    def begin(self, turn: ClientTurn) -> None:
+        if self.params.mu:
+            turn.memo[_STRENGTH] = on_received(turn, self.context.space, self.params.mu)
+            turn.memo[PROXIMAL] = torch.tensor(self.params.mu, dtype=torch.float64)
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        if _STRENGTH in turn.memo:
+            pull(learner, turn.memo[_STRENGTH], turn.start)

@@ -1,0 +1,69 @@
+"""MOON (Li et al. 2021): the representation is pulled to the received model's and pushed from the client's own last one's."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.parts import ClientTurn, Step, params
+
+_RECEIVED, _PREVIOUS = "moon.received", "moon.previous"
+
+
+def model_contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
+    """``-log( exp(s+/tau) / (exp(s+/tau) + exp(s-/tau)) ) = softplus((s- - s+)/tau)`` per sample ``(B,)``.
+
+    ``s+ = cos(z, received)``, ``s- = cos(z, previous)``; ln 2 where the two are equal.
+
+    Args:
+        z: ``(B, k)`` under the trained model, with gradient.
+        received: ``(B, k)`` the same samples under the received model; constant.
+        previous: ``(B, k)`` under the client's last own model; constant.
+        tau: temperature.
+    """
+    positive = F.cosine_similarity(z, received.detach(), dim=1)
+    negative = F.cosine_similarity(z, previous.detach(), dim=1)
+    return F.softplus((negative - positive) / tau)
+
+
+@params
+class MoonParams:
+    """Options of MOON."""
+
+    mu: float = Field(
+        5.0, ge=0, description="weight of the contrastive term (paper: 5 CIFAR-10, 1 CIFAR-100; 10 for 100 clients)"
+    )
+    tau: float = Field(0.5, gt=0, description="temperature (paper)")
+
+
+@register("moon")
+class Moon(Objective):
+    """Cross-entropy, and a contrast of models: near the received one, away from the client's own last one.
+
+    ``z`` is what the head sees: the projector's output, or the features of a net without. Both reference models are frozen and
+    in evaluation mode, on the same augmented samples. At a client's first turn there is no last model and no such term.
+    """
+
+    paper = "Li et al., CVPR 2021"
+    Params = MoonParams
+    keeps = "its last model as trained: p floats"
+
+    def begin(self, turn: ClientTurn) -> None:
+        previous = turn.private.get(_PREVIOUS)
+        if previous is not None and self.params.mu:
+            turn.freeze(_RECEIVED)
+            turn.freeze(_PREVIOUS, previous)
+            turn.memo[_PREVIOUS] = previous
+
+    def loss(self, step: Step) -> Tensor:
+        loss = cross_entropy(step)
+        if _PREVIOUS not in step.memo:
+            return loss
+        received, previous = (step.teacher(name).projection for name in (_RECEIVED, _PREVIOUS))
+        return loss + self.params.mu * model_contrast(step.outputs.projection, received, previous, self.params.tau).mean()
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {_PREVIOUS: turn.row} if self.params.mu else {}

@@ -1,0 +1,27 @@
+"""A pull of the model towards an anchor, as a term of the gradient: what FedProx and FedDyn share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedpriv.parameters import ParameterSpace
+from fedpriv.parts import ClientTurn, Learner
+
+
+def received_parameters(turn: ClientTurn, space: ParameterSpace) -> list[str]:
+    """The parameters (no buffers) that the server sent this round: what has a global value to be pulled to."""
+    return [entry.name for entry in space.entries if entry.kind != "buffer" and entry.name in turn.received]
+
+
+def on_received(turn: ClientTurn, space: ParameterSpace, value: float) -> Tensor:
+    """``(p,)``: ``value`` where a received parameter lies, zero elsewhere."""
+    row = torch.zeros_like(turn.start)
+    for part in space.spans(received_parameters(turn, space)):
+        row[part] = value
+    return row
+
+
+def pull(learner: Learner, strength: Tensor, anchor: Tensor) -> None:
+    """Add ``strength * (model - anchor)`` to the gradient; rows ``(p,)``, entry by entry."""
+    learner.grad.addcmul_(strength, learner.row - anchor)

@@ -1,0 +1,172 @@
+"""SCAFFOLD's client (Karimireddy et al. 2020): every gradient is corrected by what this client's differs from all clients'.
+
+    step:   y <- y - lr (g(y) - c_k + c)
+    after:  c_k <- the client's new control variate; what it changed by is uploaded
+
+A tensor is corrected where the server sent both it and its variate c; the server's half says which those are.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.errors import UsageError
+from fedpriv.models.net import ROLES
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.proximal import received_parameters
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
+from fedpriv.wire import statistic
+
+VARIATE = "variate"
+_CORRECTION, _GRADIENT, _SUM, _TAKEN, _DECAY = (
+    f"scaffold.{what}" for what in ("correction", "gradient", "sum", "taken", "decay")
+)
+
+
+@params
+class ScaffoldParams:
+    """Options of SCAFFOLD's client."""
+
+    variate: Literal["mean", "II", "I"] = Field(
+        "mean",
+        description="the new control variate: the mean of the turn's raw gradients, which is option II for plain SGD and stays "
+        "one with momentum and Adam; option II by its formula, plain SGD only; option I, the full gradient at the received model",
+    )
+    plain: bool = Field(False, description="under SGD, the corrected tensors step without train.momentum (FedPVR's script: true)")
+
+
+@register("scaffold")
+class Scaffold(Objective):
+    """Cross-entropy; gradients are corrected by control variates.
+
+    The variates are of the regularised loss: weight decay is part of the gradient, before the correction. A bound on the gradient
+    (``train.clip_grad_norm``) acts after it, so with option II the variates are then of bounded steps.
+
+    Raises:
+        UsageError: option II under momentum or Adam, where displacement over steps is no gradient.
+    """
+
+    paper = "Karimireddy et al., ICML 2020"
+    Params = ScaffoldParams
+    reads = writes = frozenset({VARIATE})
+    sends = "up, the change of its control variates: as many floats as corrected parameters"
+    keeps = "its control variates: as many floats as corrected parameters"
+    no_dp = "clients upload control variates, which no noise covers"
+
+    def __init__(self, params: ScaffoldParams, context: Context) -> None:
+        super().__init__(params, context)
+        train = context.config.train
+        if params.variate == "II" and (train.optimizer != "sgd" or (train.momentum and not params.plain)):
+            steps = "Adam's steps" if train.optimizer != "sgd" else f"steps with momentum {train.momentum:g}"
+            plain = "train.optimizer=sgd and " if train.optimizer != "sgd" else ""
+            raise UsageError(
+                f"objective scaffold: variate II takes the displacement of plain SGD for a gradient, which {steps} do not give; "
+                f"use variate=mean (the same for plain SGD), or {plain}train.momentum=0"
+            )
+        self._drops_momentum = params.plain and train.optimizer == "sgd" and train.momentum > 0
+        entries = context.space.entries
+        spans = {role: [(e.start, e.stop) for e in entries if e.role == role] for role in ROLES}
+        self._spans = {role: slice(parts[0][0], parts[-1][1]) for role, parts in spans.items() if parts}
+
+    def begin(self, turn: ClientTurn) -> None:
+        turn.memo[_CORRECTION] = correction = torch.zeros_like(turn.start)
+        for name in self._corrected(turn):
+            view = self.context.space.view(correction, name)
+            view.copy_(turn.received[statistic(VARIATE, name)] - self._own(turn, name))
+        turn.memo[_DECAY] = self._decay(turn)
+        if self.params.variate == "I":
+            turn.memo[_GRADIENT] = turn.gradient() + turn.memo[_DECAY] * turn.start
+        turn.memo[_SUM] = torch.zeros_like(turn.start)
+        turn.memo[_TAKEN] = torch.zeros(len(self._spans), dtype=torch.float64)
+
+    def loss(self, step: Step) -> Tensor:
+        return cross_entropy(step)
+
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        learner = turn.learner
+        seen = batch.under(learner)
+        value = loss(seen)
+        learner.backward(value)
+        self._note(turn, learner, seen.trains)
+        self.correct(turn, learner)
+        if self._drops_momentum:
+            self._descend(turn, learner, seen.trains)
+        else:
+            learner.descend()
+        return value.detach()
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        learner.grad.add_(turn.memo[_CORRECTION])
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {statistic(VARIATE, name): new - self._own(turn, name) for name, new in self._renewed(turn).items()}
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {_kept(name): new for name, new in self._renewed(turn).items()}
+
+    def _corrected(self, turn: ClientTurn) -> list[str]:
+        received = received_parameters(turn, self.context.space)
+        return [name for name in received if statistic(VARIATE, name) in turn.received]
+
+    def _own(self, turn: ClientTurn, name: str) -> Tensor:
+        """c_k of a tensor; zero before the client's first turn."""
+        return turn.private.get(_kept(name), torch.zeros_like(self.context.space.view(turn.start, name)))
+
+    def _decay(self, turn: ClientTurn) -> Tensor:
+        """``(p,)``: the factor of weight decay of each entry."""
+        train, row = self.context.config.train, torch.zeros_like(turn.start)
+        for entry in self.context.space.entries:
+            if entry.kind != "buffer":
+                row[entry.start : entry.stop] = train.weight_decay if entry.kind == "weight" else train.weight_decay_bias
+        return row
+
+    def _note(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
+        """Count the step, and add its raw gradient; by role, as in layered methods a phase trains some only."""
+        memo, rule = turn.memo, self.params.variate
+        for index, (role, span) in enumerate(self._spans.items()):
+            if role in trains:
+                memo[_TAKEN][index] += learner.lr if rule == "II" else 1.0
+                if rule == "mean":
+                    memo[_SUM][span].add_(learner.grad[span]).addcmul_(memo[_DECAY][span], learner.row[span])
+
+    def _renewed(self, turn: ClientTurn) -> dict[str, Tensor]:
+        """The new c_k by tensor; as it was where no step was taken."""
+        memo, space, rule = turn.memo, self.context.space, self.params.variate
+        taken = dict(zip(self._spans, memo[_TAKEN].tolist(), strict=True))
+        if rule == "II":
+            memo[_SUM] = turn.start - turn.row
+        new: dict[str, Tensor] = {}
+        for name in self._corrected(turn):
+            weight = taken[space[name].role]
+            if rule == "I":
+                new[name] = space.view(memo[_GRADIENT], name)
+            elif not weight:
+                new[name] = self._own(turn, name)
+            else:
+                new[name] = space.view(memo[_SUM], name) / weight
+                if rule == "II":
+                    new[name] = new[name] - space.view(memo[_CORRECTION], name)
+        return new
+
+    def _descend(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
+        """A step of the optimiser, but a plain one of SGD for the corrected tensors."""
+        train, space = self.context.config.train, self.context.space
+        moving = [name for name in self._corrected(turn) if space[name].role in trains]
+        parts = [
+            (span, decay, learner.row[span].clone())
+            for kind, decay in (("weight", train.weight_decay), ("bias", train.weight_decay_bias))
+            for span in space.spans(name for name in moving if space[name].kind == kind)
+        ]
+        learner.descend()
+        for span, decay, before in parts:
+            grad = learner.grad[span].add(before, alpha=decay) if decay else learner.grad[span]
+            learner.row[span] = before.add_(grad, alpha=-learner.lr)
+
+
+def _kept(name: str) -> str:
+    return f"scaffold.{VARIATE}/{name}"
