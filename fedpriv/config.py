@@ -291,6 +291,11 @@ class RunConfig(_Section):
             raise ValueError(f"wire.keep_payloads names round {kept[-1]}, and the run has {self.train.rounds} (train.rounds)")
         return self
 
+    @property
+    def called(self) -> str:
+        """What the run trains with, for people: the method's name, and those of the halves that replace its own."""
+        return "-".join(part.name for part in (self.method, self.objective, self.aggregation) if part is not None)
+
     def participants_of(self, available: int) -> int:
         """How many of so many clients take part in a round."""
         share = self.train.participation
@@ -375,6 +380,9 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
         values[section] = inner = dict(inner)
         if section in _NAMED and key == "name" and inner.get("name") not in (None, value):
             inner.clear()  # another one: the options of the one before are not its own
+            if section == "method":  # nor are the halves that replaced that one's
+                values.pop("objective", None)
+                values.pop("aggregation", None)
         values = inner
     values[key] = value
 

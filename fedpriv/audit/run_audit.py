@@ -133,7 +133,7 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "name": evidence.folder.path.name,
         "run_id": facts["run_id"],
         "run_dir": str(evidence.folder.path),
-        "method": config.method.name,
+        "method": config.called,
         "title": federation.method.title,
         "paper": federation.method.paper,
         "dataset": Path(config.data.name).name,

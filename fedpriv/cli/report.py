@@ -55,7 +55,7 @@ class Reporter:
         model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
         partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
-            f"[bold]{config.method.name}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
+            f"[bold]{config.called}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
             f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}",
             soft_wrap=True,
         )

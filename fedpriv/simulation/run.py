@@ -160,7 +160,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
         plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
         summary = {
             "run_id": folder.facts["run_id"],
-            "method": config.method.name,
+            "method": config.called,
             "dataset": config.data.name,
             "seed": config.seed,
             "rounds": progress.round,

@@ -151,14 +151,14 @@ def default_name(config: RunConfig) -> str:
     """``<date>-<time>-<method>-<data>-s<seed>-<tag>``."""
     data = Path(config.data.name).name
     tag = os.urandom(2).hex()
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method.name}-{data}-s{config.seed}-{tag}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.called}-{data}-s{config.seed}-{tag}"
 
 
 def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, tracking_uri: str) -> dict[str, Any]:
     """What is known about a run before its first round."""
     return {
         "run_id": folder.path.name,
-        "method": config.method.name,
+        "method": config.called,
         "dataset": config.data.name,
         "seed": config.seed,
         "created_ms": int(time.time() * 1000),

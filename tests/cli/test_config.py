@@ -75,6 +75,19 @@ def test_a_method_by_name_alone_can_be_given_options(fedpriv: Fedpriv) -> None:
     assert (found["method"]["name"], found["method"]["mu"], found["method"]["tau"]) == ("mpfedcon", 5, 0.5)
 
 
+def test_halves_alone_are_put_into_fedavg_and_another_method_leaves_them_behind(empty_folder: Path, fedpriv: Fedpriv) -> None:
+    halves = ["--objective", "cross-entropy", "--aggregation", "mean", "--set", "aggregation.weights=uniform"]
+    dumped = fedpriv("train", *halves, "--dump-config").stdout
+    config = yaml.safe_load(dumped)
+    assert config["method"] == {"name": "fedavg"}
+    assert config["objective"] == {"name": "cross-entropy"} and config["aggregation"] == {"name": "mean", "weights": "uniform"}
+    (empty_folder / "run.yaml").write_text(dumped)
+    other = yaml.safe_load(fedpriv("train", "--config", "run.yaml", "--method", "fedrep", "--dump-config").stdout)
+    assert other["method"]["name"] == "fedrep" and other["objective"] is None and other["aggregation"] is None
+    kept = yaml.safe_load(fedpriv("train", "--config", "run.yaml", "--method", "fedrep", *halves[:2], "--dump-config").stdout)
+    assert kept["objective"] == {"name": "cross-entropy"} and kept["aggregation"] is None
+
+
 def test_an_empty_file_is_the_defaults(fedpriv: Fedpriv) -> None:
     Path("run.yaml").write_text("# nothing yet\n")
     assert dumped(fedpriv("train", "--config", "run.yaml", "--dump-config")) == dumped(fedpriv("train", "--dump-config"))
