@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import Part
+from fedpriv.parts import ClientTurn, Part
 
 Memory = Mapping[str, Tensor]
 """What the server keeps between rounds besides the model, by name."""
@@ -63,6 +63,10 @@ class Aggregation(Part):
 
     def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
         """Those of the shared tensors that are sent down in this round."""
+        return names
+
+    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
+        """On the client, those of the shared tensors that it uploads in this round."""
         return names
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:

@@ -183,7 +183,7 @@ class Method:
 
     def upload(self, turn: ClientTurn) -> Payload | None:
         """Client state -> what is sent (before transforms)."""
-        tensors = {**turn.state(self.shared_names), **self.statistics(turn)}
+        tensors = {**turn.state(self.aggregation.asked(self.shared_names, turn)), **self.statistics(turn)}
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:

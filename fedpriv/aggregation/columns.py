@@ -1,0 +1,138 @@
+"""A round's K x p matrix by groups of its columns: inner products, distances and weighted sums, in blocks that fit a cache.
+
+Products and squares are summed in float64: in float32, cosines of nearly equal models come out above one and squared distances
+below zero. A block is converted at a time, so no float64 copy of the matrix is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedpriv.parameters import ParameterSpace
+
+GroupBy = Literal["model", "module", "array"]
+
+_ENTRIES = 2**18
+"""Of a block of the matrix; 2 MiB in float64."""
+_NARROWEST = 2**11
+
+
+@dataclass(frozen=True)
+class Group:
+    """Columns that are judged, and weighted, together."""
+
+    name: str
+    slices: tuple[slice, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.stop - part.start for part in self.slices)
+
+
+def parameter_groups(space: ParameterSpace, by: GroupBy) -> list[Group]:
+    """The parameters (no buffers) of a space, each in one group: one of all, one a module (weight and bias), one an array."""
+    return _groups(space, by, buffers=False)
+
+
+def buffer_groups(space: ParameterSpace) -> list[Group]:
+    """The floating-point buffers, an array each."""
+    return _groups(space, "array", buffers=True)
+
+
+def _groups(space: ParameterSpace, by: GroupBy, buffers: bool) -> list[Group]:
+    found: dict[str, list[slice]] = {}
+    for entry in space.entries:
+        if (entry.kind == "buffer") != buffers:
+            continue
+        name = {"model": "model", "module": entry.name.rpartition(".")[0], "array": entry.name}[by]
+        parts = found.setdefault(name, [])
+        if parts and parts[-1].stop == entry.start:
+            parts[-1] = slice(parts[-1].start, entry.stop)
+        else:
+            parts.append(slice(entry.start, entry.stop))
+    return [Group(name, tuple(parts)) for name, parts in found.items()]
+
+
+def blocks(rows: Tensor, slices: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
+    """The columns of ``rows`` ``(K, p)`` in ``slices``, a block ``(K, b)`` in float64 at a time: where it lies, and a buffer that
+    holds it until the next."""
+    width = max(_NARROWEST, _ENTRIES // max(1, len(rows)))
+    room = rows.new_empty(len(rows) * width, dtype=torch.float64)
+    for part in slices:
+        for start in range(part.start, part.stop, width):
+            where = slice(start, min(start + width, part.stop))
+            size = where.stop - where.start
+            block = room[: len(rows) * size].view(len(rows), size)
+            yield where, block.copy_(rows[:, where])
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products over G groups of columns, in float64.
+
+    Attributes:
+        cross: ``(G, K)`` of each upload with the reference.
+        own: ``(G, K)`` of each upload with itself.
+        reference: ``(G,)`` of the reference with itself.
+    """
+
+    cross: Tensor
+    own: Tensor
+    reference: Tensor
+
+    def together(self) -> Products:
+        """Over all groups as one."""
+        return Products(self.cross.sum(0, keepdim=True), self.own.sum(0, keepdim=True), self.reference.sum(0, keepdim=True))
+
+    def cosines(self) -> Tensor:
+        """``(G, K)`` cosine of each upload with the reference, in [-1, 1]; 1 where either of them is zero."""
+        norms = (self.own * self.reference[:, None]).sqrt()
+        return torch.where(norms > 0, (self.cross / norms).clamp(-1, 1), 1.0)
+
+
+def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Products:
+    """Of the uploads ``(K, p)`` with a reference ``(p,)``; one pass over the matrix."""
+    cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
+    for index, group in enumerate(groups):
+        for where, block in blocks(rows, group.slices):
+            other = reference[where].double()
+            cross[index] += block @ other
+            of_reference[index] += other @ other
+            own[index] += block.square_().sum(1)
+    return Products(cross, own, of_reference)
+
+
+def squared_distances(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Tensor:
+    """``(G, K)`` in float64: of the uploads ``(K, p)`` from a reference ``(p,)``, by group; one pass over the matrix."""
+    found = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    for index, group in enumerate(groups):
+        for where, block in blocks(rows, group.slices):
+            found[index] += block.sub_(reference[where]).square_().sum(1)
+    return found
+
+
+def norms(row: Tensor, groups: Sequence[Group]) -> Tensor:
+    """``(G,)`` L2 norms of a model ``(p,)`` by group, summed in float64."""
+    return row.new_tensor(
+        [sum(float(block.square_().sum()) for _, block in blocks(row[None], group.slices)) for group in groups],
+        dtype=torch.float64,
+    ).sqrt()
+
+
+def combine(rows: Tensor, weights: Tensor, groups: Sequence[Group], out: Tensor) -> Tensor:
+    """``sum_k weights[g, k] rows[k]`` in the columns of each group, written into ``out`` ``(p,)``, which is returned.
+
+    Args:
+        weights: ``(G, K)``, or ``(K,)`` the same for all groups.
+    """
+    weights = weights.to(rows).expand(len(groups), len(rows))
+    for group, weight in zip(groups, weights, strict=True):
+        for part in group.slices:
+            torch.mv(rows[:, part].T, weight, out=out[part])
+    return out

@@ -1,0 +1,147 @@
+"""Euclidean divergence of layers: FedLAMA's adaptive synchronisation (Lee et al. 2023), or weights by distance.
+
+L-DAWA's paper compares with "EUC", cites FedLAMA and says only that the Euclidean distance decides which layers are updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
+from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.errors import UsageError
+from fedpriv.parts import ClientTurn, Context, params
+from fedpriv.wire import statistic
+
+INTERVALS = statistic("intervals")
+_MEMORY, _OWN = "euc.intervals", "euc.own/"
+_EPSILON = 1e-5
+
+
+@params
+class EucParams:
+    """Options of EUC."""
+
+    euc: Literal["lama", "weight"] = Field(
+        "lama", description="layers in which clients differ little are merged less often (FedLAMA), or uploads weigh by closeness"
+    )
+    weights: Literal["samples", "uniform"] = Field("samples", description="lama: weights of the mean (L-DAWA's server is FedAvg)")
+    phi: int = Field(2, ge=2, description="lama: rounds between the merges of a layer in which clients differ little (FedLAMA)")
+    start: int = Field(6, ge=1, description="lama: first round after which intervals may change (FedLAMA's code)")
+
+
+def intervals(discrepancies: Tensor, sizes: Tensor, phi: int) -> Tensor:
+    """FedLAMA's rule (its Algorithm 2): 1 or ``phi`` rounds between the merges of each of L layers.
+
+    From the smallest discrepancy up, layers wait as long as what they hold of all discrepancy is less than what the layers above
+    hold of all parameters.
+
+    Args:
+        discrepancies: ``(L,)`` m_l, per parameter and round.
+        sizes: ``(L,)`` numbers of parameters.
+    """
+    order = torch.argsort(discrepancies, stable=True)
+    size = sizes[order].double()
+    share = (discrepancies[order].double() * size).cumsum(0)
+    if share[-1] <= 0:  # clients that agree in everything say nothing of which layers could wait
+        return torch.ones_like(sizes)
+    waits = share / share[-1] < 1 - size.cumsum(0) / size.sum()
+    found = torch.ones_like(sizes)
+    found[order[waits]] = phi
+    return found
+
+
+@register("euc")
+class Euc(Aggregation):
+    """FedAvg in which the layers that differ little between clients are merged every other round only.
+
+    Every client keeps its own copy of such a layer in between; the server's model, which is tested, has the last merged one.
+    """
+
+    paper = "Lee et al., AAAI 2023 (FedLAMA); reading of Rehman et al., ICCV 2023"
+    Params = EucParams
+    suggests: ClassVar[Mapping[str, Any]] = {"train.selection": "all"}
+    sends = "a number for each kernel down: the rounds between its merges"
+    keeps = "its own copy of the layers that are not merged in a round"
+
+    def __init__(self, params: EucParams, context: Context) -> None:
+        super().__init__(params, context)
+        self._kernels = [entry.name for entry in context.space.entries if entry.kind == "weight"]
+        train = context.config.train
+        if params.euc == "weight":
+            return
+        if train.selection != "all" and train.participation != 1.0:
+            raise UsageError(
+                "aggregation euc: clients keep their own copy of what is not merged, so all take part in every round; "
+                "--set train.selection=all, or euc=weight"
+            )
+        if train.on_nan == "drop":
+            raise UsageError("aggregation euc: a dropped client would have no copy of what is not sent; --set train.on_nan=stop")
+        if others := [one["name"] for one in context.config.wire.transforms if one["name"] != "mask"]:
+            raise UsageError(
+                f"aggregation euc: {others[0]} acts on a client's change, and a layer that was not sent has none; use euc=weight"
+            )
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        return {_MEMORY: torch.ones(len(self._kernels), dtype=torch.int64)} if self.params.euc == "lama" else {}
+
+    def down(self, memory: Memory) -> dict[str, Tensor]:
+        return {INTERVALS: memory[_MEMORY].to(torch.int16)} if self.params.euc == "lama" else {}
+
+    def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
+        """What was merged at the end of the last round."""
+        if self.params.euc == "weight":
+            return names
+        waiting = self._waiting(memory[_MEMORY], round - 1)
+        return [name for name in names if name not in waiting]
+
+    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
+        if self.params.euc == "weight":
+            return names
+        waiting = self._waiting(turn.received[INTERVALS], turn.round)
+        return [name for name in names if name not in waiting]
+
+    def begin(self, turn: ClientTurn) -> None:
+        own = {name.removeprefix(_OWN): tensor for name, tensor in turn.private.items() if name.startswith(_OWN)}
+        missing = {name: tensor for name, tensor in own.items() if name not in turn.received}
+        if missing:
+            self.context.space.pack(missing, turn.row)
+            turn.start.copy_(turn.row)
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        if self.params.euc == "weight":
+            return {}
+        waiting = sorted(self._waiting(turn.received[INTERVALS], turn.round))
+        return {_OWN + name: tensor for name, tensor in turn.state(waiting).items()}
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        rows = uploads.rows
+        if self.params.euc == "weight":
+            groups = parameter_groups(uploads.space, "array")
+            closeness = 1 / (_EPSILON + squared_distances(rows, uploads.previous, groups).sqrt())
+            row = combine(rows, closeness / closeness.sum(1, keepdim=True), groups, torch.empty_like(uploads.previous))
+            plain = normalised([1.0] * len(uploads)).to(rows.device)
+            return Merged(combine(rows, plain, buffer_groups(uploads.space), row), memory)
+        base = normalised(uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads))
+        row = weighted_mean(rows, base.tolist())
+        now = memory[_MEMORY]
+        if uploads.round >= self.params.start and uploads.round % self.params.phi == 0:  # everything is here
+            now = now.clone()
+            groups = [group for group in parameter_groups(uploads.space, "array") if group.name in self._kernels]
+            where = [self._kernels.index(group.name) for group in groups]
+            sizes = torch.tensor([group.size for group in groups])
+            spread = squared_distances(rows, row, groups).cpu() @ base
+            now[where] = intervals(spread / (now[where] * sizes), sizes, self.params.phi)
+        size = {entry.name: entry.stop - entry.start for entry in self.context.space.entries}
+        waiting = sum(size[name] for name, rounds in zip(self._kernels, now.tolist(), strict=True) if rounds > 1)
+        return Merged(row, {_MEMORY: now}, {"euc/waiting": waiting / self.context.space.size})
+
+    def _waiting(self, rounds: Tensor, after: int) -> frozenset[str]:
+        """The kernels that are not merged at the end of a round (of round 0, the initial model: all are)."""
+        return frozenset(name for name, every in zip(self._kernels, rounds.tolist(), strict=True) if after % every)

@@ -1,0 +1,85 @@
+"""FedU's divergence-aware update (Zhuang et al. 2021): a client whose encoder moved far keeps its own predictor."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import register
+from fedpriv.aggregation.dawa import BASE_TEXT, DIVERGENCE_TEXT, Base, DawaParams, LDawa
+from fedpriv.errors import UsageError
+from fedpriv.parameters import ParameterSpace
+from fedpriv.parts import ClientTurn, Context, params
+
+_MOVED, _OWN = "fedu.moved", "fedu.own"
+
+
+@params
+class LDawaFedUParams(DawaParams):
+    """Options of L-DAWA with FedU's clients."""
+
+    base: Base = Field("samples", description=BASE_TEXT)
+    fedu_part: Literal["projector", "predictor", "head"] = Field(
+        "projector",
+        description="what a client may keep; FedU's predictor, which SimCLR and Barlow Twins do not have (our choice)",
+    )
+    fedu_threshold: float = Field(
+        0.4, gt=0, description="it takes the global one if the encoder moved by less than that (FedU; EasyFL)"
+    )
+
+
+def movement(space: ParameterSpace, before: Tensor, after: Tensor) -> float:
+    """How far the encoder moved between two rows ``(p,)``: the mean over its convolutions' weights of the L2 norm of the change.
+
+    Over all its weight matrices where it has no convolution.
+    """
+    weights = [entry for entry in space.entries if entry.role == "encoder" and entry.kind == "weight"]
+    weights = [entry for entry in weights if len(entry.shape) > 2] or weights
+    changes = [after[entry.start : entry.stop] - before[entry.start : entry.stop] for entry in weights]
+    return sum(float(torch.linalg.vector_norm(change, dtype=torch.float64)) for change in changes) / len(changes)
+
+
+@register("l-dawa-fedu")
+class LDawaFedU(LDawa):
+    """L-DAWA times FedAvg's weights; a client whose encoder moved far goes on with its own projector."""
+
+    Params = LDawaFedUParams
+    keeps = "its own projector, and how far its encoder moved"
+
+    def __init__(self, params: Any, context: Context) -> None:
+        super().__init__(params, context)
+        names = context.space.select([params.fedu_part])
+        if not names:
+            option = {"projector": "model.projection=128", "predictor": "model.predictor=64"}.get(params.fedu_part, "")
+            raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
+        self._part = context.space.restricted(names)
+
+    def begin(self, turn: ClientTurn) -> None:
+        super().begin(turn)
+        if turn.first_time or float(turn.private[_MOVED]) < self.params.fedu_threshold:
+            return
+        self.context.space.pack(self._part.unpack(turn.private[_OWN]), turn.row)
+        turn.start.copy_(turn.row)
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        own = self._part.pack(turn.state(self._part.names), turn.row.new_empty(self._part.size))
+        moved = torch.tensor(movement(self.context.space, turn.start, turn.row), dtype=torch.float64)
+        return {**super().keep(turn), _OWN: own, _MOVED: moved}
+
+
+@params
+class FedUParams(LDawaFedUParams):
+    """Options of FedU."""
+
+    divergence: Literal["none", "model", "layer"] = Field("none", description=DIVERGENCE_TEXT)
+
+
+@register("fedu")
+class FedU(LDawaFedU):
+    """FedAvg; a client whose encoder moved far goes on with its own projector."""
+
+    paper = "Zhuang et al., ICCV 2021; reading of Rehman et al., ICCV 2023"
+    Params = FedUParams
