@@ -1,0 +1,318 @@
+"""FedDUAL's dynamic aggregation (Sahoo et al. 2024, eqs. 10-13 and Alg. 1): the last layers by a kernel-weighted mean.
+
+For each dynamic tensor, with the clients' vectors v_k (their changes, or gradients, or weights) and base weights lambda_k,
+
+    b <- mean of the v_k;   repeat:  w_k ~ lambda_k exp(-W(b, v_k) / eps),  b <- sum_k w_k v_k
+
+and the server subtracts b. The paper calls this a Wasserstein barycentre by Sinkhorn-Knopp; it is neither, it is a mean shift
+with a one-dimensional Wasserstein distance between the *bags of entries*, to which the position of an entry is nothing. Two
+true barycentres are here beside it. (A third, of neurons as free points, is the plain mean, as clients start from the same net;
+the one over positions needs a cost between positions, which has no meaning.)
+
+eps has the unit of v. In absolute terms it either picks one client (small against the distances) or averages (large);
+``eps_mode: relative`` makes it a multiple of the median distance.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.errors import UsageError
+from fedpriv.parts import ClientTurn, Context, params
+from fedpriv.wire import statistic
+
+ADDED = 1e-10
+"""What the released code adds to the sum of the kernel's weights."""
+
+_NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}
+
+Distances = Callable[[Tensor], Tensor]
+"""``b`` ``(d,)`` -> its distance to each client's vector ``(K,)``, float64."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What a mean shift came to.
+
+    Attributes:
+        center: ``(d,)`` b, float64.
+        weights: ``(K,)`` w, float64; they sum to one, or to less with the additive normaliser.
+        iterations: until b stayed where it was, or as many as were allowed.
+        distances: ``(K,)`` of the first b, the weighted mean, to the vectors; in the vectors' unit.
+        eps: the kernel's width, in the vectors' unit.
+    """
+
+    center: Tensor
+    weights: Tensor
+    iterations: int
+    distances: Tensor
+    eps: float
+
+
+def combination(vectors: Tensor, weights: Tensor) -> Tensor:
+    """``sum_k w_k v_k`` of ``(K, d)`` in float64, ``(d,)``; one vector at a time is in float64, not all."""
+    total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
+    for weight, vector in zip(weights.tolist(), vectors, strict=True):
+        if weight:
+            total.add_(vector.double(), alpha=weight)
+    return total
+
+
+def wasserstein(vectors: Tensor, p: int) -> Distances:
+    """Distance W_p, in the entries' unit, between the entries of a vector and those of each of ``vectors`` ``(K, d)``.
+
+    Between equally many points on a line it is the p-mean of the differences of the sorted entries. The vectors are sorted
+    once. (POT's ``wasserstein_1d`` is for weighted points: 200 times slower at 10 x 161,280, and equal.)
+    """
+    in_order = vectors.sort(1).values
+
+    def distances(center: Tensor) -> Tensor:
+        ranked = center.sort().values
+        gaps = [float((ranked - other.double()).abs().pow(p).mean()) ** (1 / p) for other in in_order]
+        return torch.tensor(gaps, dtype=torch.float64)
+
+    return distances
+
+
+def positional(vectors: Tensor) -> Distances:
+    """Mean absolute difference position by position: unlike :func:`wasserstein`, it knows which entry is which."""
+
+    def distances(center: Tensor) -> Tensor:
+        return torch.tensor([float((center - other.double()).abs().mean()) for other in vectors], dtype=torch.float64)
+
+    return distances
+
+
+def kernel_weights(distances: Tensor, base: Tensor, eps: float, normaliser: Literal["softmax", "additive"]) -> Tensor:
+    """``w_k ~ base_k exp(-W_k / eps)``, ``(K,)`` in float64.
+
+    Args:
+        distances: ``(K,)`` W, not negative.
+        base: ``(K,)`` lambda, summing to one.
+        eps: width of the kernel; 0: its limit, all weight on the vectors at distance 0.
+        normaliser: softmax: they sum to one, whatever underflows. additive: divided by their sum plus :data:`ADDED`, so that
+            they sum to nothing where every distance is beyond some 23 eps (released code).
+    """
+    exponents = torch.where(distances > 0, -distances / eps if eps > 0 else -math.inf, 0.0)
+    if normaliser == "softmax":
+        return torch.softmax(base.log() + exponents, 0)
+    raw = base * exponents.exp()
+    return raw / (raw.sum() + ADDED)
+
+
+def mean_shift(
+    vectors: Tensor,
+    base: Tensor,
+    distances: Distances,
+    eps: float,
+    relative: bool = False,
+    normaliser: Literal["softmax", "additive"] = "softmax",
+    iterations: int = 150,
+) -> Shift:
+    """Eqs. 12-13 from the weighted mean on, until b stays (to 1e-12 of its largest entry) or ``iterations``.
+
+    Args:
+        vectors: ``(K, d)`` v.
+        base: ``(K,)`` lambda in float64, summing to one.
+        eps: width of the kernel, in the vectors' unit.
+        relative: eps counts in medians of the first distances, and stays what it is then.
+    """
+    center, weights = combination(vectors, base), base
+    first = found = distances(center)
+    if relative:
+        eps = eps * float(first.quantile(0.5))
+    done = 0
+    while done < iterations:
+        weights = kernel_weights(found, base, eps, normaliser)
+        following = combination(vectors, weights)
+        moved, size = float((following - center).abs().max()), float(center.abs().max())
+        center, done = following, done + 1
+        if moved <= 1e-12 * size:
+            break
+        found = distances(center)
+    return Shift(center, weights, done, first, eps)
+
+
+def quantile_barycenter(vectors: Tensor, base: Tensor) -> Tensor:
+    """The W_2 barycentre of the entries of ``(K, d)``, the mean of the sorted vectors, placed by their mean's ranks; ``(d,)``."""
+    mean = combination(vectors, base)
+    placed = torch.empty_like(mean)
+    placed[mean.argsort(stable=True)] = combination(vectors.sort(1).values, base)
+    return placed
+
+
+def gaussian_barycenter(vectors: Tensor, base: Tensor) -> Tensor:
+    """The mean of ``(K, d)``, scaled to the Bures barycentre of the entries' normal distributions; ``(d,)``.
+
+    On a line its mean and standard deviation are the means of the clients'.
+    """
+    mean = combination(vectors, base)
+    spread = sum(weight * float(v.double().std(correction=0)) for weight, v in zip(base.tolist(), vectors, strict=True))
+    own = float(mean.std(correction=0))
+    return mean if own == 0 else mean.mean() + (mean - mean.mean()) * (spread / own)
+
+
+def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The tensors that are not simply averaged.
+
+    Args:
+        layers: the net's parameter names in forward order.
+        which: ``none``, ``all``, ``last2_tensors``, some layers (``last1_layers``, ..., ``first2_layers``; a layer is a weight
+            with its bias), or shell patterns.
+        norms: names of tensors of normalisation layers, which count as no layer and stay static.
+
+    Raises:
+        UsageError: a pattern fits no tensor.
+    """
+    if not isinstance(which, str):
+        for pattern in which:
+            if not any(fnmatch(name, pattern) for name in layers):
+                raise UsageError(f"dyn_layers: {pattern!r} fits no tensor of the net; there are {', '.join(layers)}")
+        return tuple(name for name in layers if any(fnmatch(name, pattern) for pattern in which))
+    if which == "all":
+        return tuple(layers)
+    if which == "last2_tensors":
+        return tuple(layers[-2:])
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in layers if name not in norms))
+    count = _NAMED[which]
+    chosen = modules[count:] if count < 0 else modules[:count]
+    return tuple(name for name in layers if name.rpartition(".")[0] in chosen)
+
+
+@params
+class MeanShiftParams:
+    """Options of the dynamic aggregation."""
+
+    server_object: Literal["delta", "lossgrad_sum", "lossgrad_mean", "weights"] = Field(
+        "delta",
+        description="v: the client's change; the gradient of its loss after training, summed or meant over its samples (then "
+        "uploaded besides the model); or its weights, which b replaces",
+    )
+    dyn_layers: (
+        Literal["none", "last1_layers", "last2_layers", "last3_layers", "first2_layers", "all", "last2_tensors"] | tuple[str, ...]
+    ) = Field(
+        "last2_layers", description="the dynamic tensors (paper: the last two layers; code: tensors), or shell patterns of names"
+    )
+    barycentre: Literal["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss"] = Field(
+        "ms_w1",
+        description="mean shift with W1 (eqs. 12-13), W2, or the mean absolute difference by position; or the true barycentre of "
+        "the entries' distributions, as they are or as normal ones",
+    )
+    normaliser: Literal["softmax", "additive"] = Field(
+        "softmax",
+        description="softmax: eq. 13; additive: plus 1e-10 in the denominator, which can freeze a tensor (released code)",
+    )
+    eps: float = Field(
+        1.0, gt=0, description="width of the kernel: in the unit of v (paper: 1e-5), or in medians of the distances"
+    )
+    eps_mode: Literal["relative", "absolute"] = Field("relative", description="the unit of eps; not in the paper: relative")
+    iterations: int = Field(150, ge=1, description="at most so many (paper 100-150, code 1000); it stops where b stays")
+    dyn_lr: float = Field(1.0, ge=0, description="how much of b is applied (Alg. 1: all)")
+    weights: Literal["uniform", "samples"] = Field(
+        "uniform", description="lambda, and the weights of the static tensors (eqs. 1 and 10: uniform)"
+    )
+
+
+@register("mean-shift")
+class MeanShift(Aggregation):
+    """The mean, and the last layers by a mean that weighs clients by how near they are to it."""
+
+    paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
+    Params = MeanShiftParams
+
+    def __init__(self, params: MeanShiftParams, context: Context) -> None:
+        super().__init__(params, context)
+        self.dynamic = dynamic_names(context.layers, params.dyn_layers, context.norms)
+
+    @property
+    def _of_gradients(self) -> bool:
+        return self.params.server_object in ("lossgrad_sum", "lossgrad_mean")
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        if not self._of_gradients:
+            return {}
+        gradient = turn.gradient(self.params.server_object.removeprefix("lossgrad_"))
+        return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        base = normalised(uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads))
+        row = weighted_mean(uploads.rows, base.tolist())
+        report: dict[str, float] = {}
+        for name in self.dynamic:
+            if name in uploads.space:
+                self._merge_tensor(name, uploads, base, row, report)
+        return Merged(row, memory, report)
+
+    def _merge_tensor(self, name: str, uploads: Uploads, base: Tensor, row: Tensor, report: dict[str, float]) -> None:
+        """Overwrite one dynamic tensor of the mean."""
+        entry, what = uploads.space[name], self.params.server_object
+        part = slice(entry.start, entry.stop)
+        previous, sent = uploads.previous[part], uploads.rows[:, part]
+        if self._of_gradients:
+            vectors = self._gradients(name, uploads).to(previous)
+        else:
+            vectors = sent if what == "weights" else previous - sent
+        usable = torch.isfinite(vectors).all(1).cpu()  # a loss may be infinite where the model is not
+        if not usable.all():
+            report[f"mean_shift/{name}/left_out"] = float((~usable).sum())
+            if not usable.any():
+                row[part] = previous
+                return
+            vectors, base = vectors[usable.to(vectors.device)], base[usable] / base[usable].sum()
+        center = self._center(name, vectors, base, [n for n, good in zip(uploads.examples, usable, strict=True) if good], report)
+        target = center if what == "weights" else previous.double() - center
+        if self.params.dyn_lr != 1:
+            target = previous.double() + self.params.dyn_lr * (target - previous.double())
+        row[part] = target.to(row)
+
+    def _gradients(self, name: str, uploads: Uploads) -> Tensor:
+        """What the clients sent as the gradient of a tensor, ``(K, d)``."""
+        key = statistic("gradient", name)
+        for client, sent in zip(uploads.clients, uploads.statistics, strict=True):
+            if key not in sent:
+                raise UsageError(
+                    f"mean-shift with server_object {self.params.server_object} needs {key}, and client {client} did not send it;"
+                    " a mask that hides it must hide the tensor too"
+                )
+        return torch.stack([sent[key].flatten() for sent in uploads.statistics])
+
+    def _center(self, name: str, vectors: Tensor, base: Tensor, examples: Sequence[int], report: dict[str, float]) -> Tensor:
+        kind, tell = self.params.barycentre, f"mean_shift/{name}/"
+        if kind == "wb_quantile":
+            center = quantile_barycenter(vectors, base)
+        elif kind == "wb_gauss":
+            center = gaussian_barycenter(vectors, base)
+        else:
+            distances = positional(vectors) if kind == "ms_pos" else wasserstein(vectors, int(kind[-1]))
+            options = self.params
+            shift = mean_shift(
+                vectors, base, distances, options.eps, options.eps_mode == "relative", options.normaliser, options.iterations
+            )
+            center, total = shift.center, float(shift.weights.sum())
+            if total < 0.5:
+                warnings.warn(
+                    f"mean-shift: every client is so far from the mean (nearest {float(shift.distances.min()):.3g}, eps "
+                    f"{shift.eps:.3g}) that the additive normaliser leaves {name} as it is; a larger eps, eps_mode relative or "
+                    "normaliser softmax would not",
+                    stacklevel=2,
+                )
+            squares = float(shift.weights.square().sum())
+            report[tell + "effective_clients"] = total**2 / squares if squares else 0.0
+            report[tell + "top_examples"] = float(examples[int(shift.weights.argmax())]) if squares else 0.0
+            report[tell + "iterations"] = float(shift.iterations)
+            report[tell + "distance_min"] = float(shift.distances.min())
+            report[tell + "distance_median"] = float(shift.distances.quantile(0.5))
+        mean = float(combination(vectors, base).norm())
+        report[tell + "step_ratio"] = float(center.norm()) / mean if mean else 1.0
+        return center

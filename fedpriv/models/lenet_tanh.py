@@ -1,0 +1,76 @@
+"""LeNets with tanh and average pooling: LeNet-5 as LeCun et al. describe it, and what FedDUAL's code calls LeNet."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from fedpriv.models.net import Net
+from fedpriv.models.registry import Shape, register_model
+
+
+def glorot(net: Net) -> None:
+    """Weights uniform as Glorot and Bengio (2010) have them, biases zero: what Keras begins with."""
+    for parameter in net.parameters():
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+
+
+@register_model(
+    "lenet5_tanh",
+    input_shape=(1, 28, 28),
+    classes=10,
+    smallest=12,
+    initialise=glorot,
+    source="LeCun et al. 1998, padded by 2: 61,706 parameters with 10 classes; projection none",
+)
+def lenet5_tanh(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 84): 6 and 16 channels, 120 and 84 units."""
+    height, width = ((side // 2 - 4) // 2 for side in input_shape[1:])
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2),
+        tanh1=nn.Tanh(),
+        pool1=nn.AvgPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        tanh2=nn.Tanh(),
+        pool2=nn.AvgPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * height * width, 120),
+        tanh3=nn.Tanh(),
+        fc2=nn.Linear(120, 84),
+        tanh4=nn.Tanh(),
+    )
+    return nn.Sequential(layers), 84
+
+
+@register_model(
+    "lenet_released",
+    input_shape=(1, 28, 28),
+    classes=10,
+    smallest=16,
+    initialise=glorot,
+    source="FedDUAL's released LeNet: 164,116 parameters with 10 classes; projection none",
+)
+def lenet_released(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 84): 6 and 6 channels, 120 units at each pixel (before the flattening), 84 units.
+
+    The layer of 84 units on all of that holds 98 % of the parameters.
+    """
+    height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(input_shape[0], 6, 5),
+        tanh1=nn.Tanh(),
+        pool1=nn.AvgPool2d(2),
+        conv2=nn.Conv2d(6, 6, 5),
+        tanh2=nn.Tanh(),
+        pool2=nn.AvgPool2d(2),
+        fc1=nn.Conv2d(6, 120, 1),  # Keras' Dense acts on the last axis: the same layer at every pixel
+        tanh3=nn.Tanh(),
+        flatten=nn.Flatten(),
+        fc2=nn.Linear(120 * height * width, 84),
+        tanh4=nn.Tanh(),
+    )
+    return nn.Sequential(layers), 84

@@ -1,0 +1,197 @@
+"""FedDUAL's adaptive loss (Sahoo et al. 2024, eqs. 3-9): cross-entropy, and a KL term between the models' own softmaxes.
+
+    L = (1 - beta) CE + beta KL(p || q),  p = softmax(all weights),  q = softmax(the received weights)
+    beta = sigmoid(local accuracy - accuracy of the received model), both on the client's training data
+
+With delta = weights - received weights, log(p_i / q_i) = delta_i - log E_q[exp(delta)], hence
+
+    KL = E_p[delta] - log E_q[exp(delta)]        gradient: p (delta - E_p[delta])
+
+That closed form is what is computed here: in float32, differentiating through the log-softmax of millions of weights is wrong by
+most of the gradient, because log p = -log d has a coarser spacing than the KL has size.
+
+As p is 1/d in each of the d entries but for a little, the term is FedProx with mu = beta/d: far too small to act on a net.
+The round's record has its size as ``adaptive_kl/kl``.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
+
+_BETA, _BETAS, _GLOBAL = "adaptive_kl.beta", "adaptive_kl.betas", "adaptive_kl.global"
+_HITS, _SEEN = "adaptive_kl.hits", "adaptive_kl.seen"
+LAST_ACCURACY = "adaptive-kl.accuracy"
+"""What a client keeps with ``beta_mode: stale``: its last model's accuracy on its training data."""
+
+
+def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:
+    """``KL(softmax(weights) || softmax(reference))`` of two vectors ``(d,)``, in nats; a scalar.
+
+    Exact to rounding however close they are: the parts that cancel (the mean of delta) are taken out beforehand.
+    """
+    delta = weights - reference
+    p, q = torch.softmax(weights, -1), torch.softmax(reference, -1)
+    centred = delta - (q * delta).sum()
+    if float(centred.abs().max()) > 1:  # nothing cancels, and exp may overflow
+        return (p * centred).sum() - torch.logsumexp(torch.log_softmax(reference, -1) + centred, -1)
+    return (p * centred).sum() - torch.log1p((q * torch.expm1(centred)).sum())
+
+
+def kl_gradient(weights: Tensor, reference: Tensor) -> Tensor:
+    """Its gradient by ``weights``: ``p (delta - E_p[delta])``, over the last dimension; shape of ``weights``."""
+    p, delta = torch.softmax(weights, -1), weights - reference
+    return p * (delta - (p * delta).sum(-1, keepdim=True))
+
+
+class SoftmaxKL(torch.autograd.Function):
+    """:func:`kl_of_softmax` as something to differentiate, by ``weights`` alone: the reference is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, reference: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, reference)
+        return kl_of_softmax(weights, reference)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * kl_gradient(*ctx.saved_tensors), None
+
+
+def weight_of_kl(local: float, received: float, sign: int = 1) -> float:
+    """``beta = sigmoid(sign (local - received))`` of two accuracies (eq. 6); between 0.269 and 0.731.
+
+    Raises:
+        ValueError: an accuracy outside [0, 1], such as percent.
+    """
+    for accuracy in (local, received):
+        if not 0 <= accuracy <= 1:
+            raise ValueError(f"an accuracy is a share in [0, 1], got {accuracy:g}; percent would saturate beta")
+    return 1 / (1 + math.exp(-sign * (local - received)))
+
+
+@params
+class AdaptiveKLParams:
+    """Options of the adaptive loss."""
+
+    beta_mode: Literal["epoch", "epoch_running", "stale", "half"] = Field(
+        "epoch",
+        description="when the local accuracy is measured: before each local epoch (FedDUAL does not say when), in passing during "
+        "the last epoch, on the client's last own model, or never (beta = 0.5, the released code)",
+    )
+    beta_sign: Literal[1, -1] = Field(
+        1, description="1: beta grows with local - global accuracy (eq. 6); -1: the paper's later prose"
+    )
+    kl_scope: Literal["all", "trainable", "per_layer"] = Field(
+        "all",
+        description="one softmax over all weights (released code), over the trained ones, or one per trained tensor, summed",
+    )
+    kl_scale: Literal[1, "dim"] = Field(
+        1, description="`dim`: the KL times its number of weights, which makes it a proximal term that acts; not in the paper"
+    )
+    kl_grad: bool = Field(True, description="false: the KL has no gradient (released code)")
+
+
+@register("adaptive-kl")
+class AdaptiveKL(Objective):
+    """Cross-entropy and the KL between the softmaxes of all weights, weighted by what training gains in accuracy."""
+
+    paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
+    Params = AdaptiveKLParams
+    no_dp = "it weighs its terms by an accuracy on the client's data, which no noise covers"
+
+    def __init__(self, params: AdaptiveKLParams, context: Context) -> None:
+        super().__init__(params, context)
+        self._parts: dict[frozenset[str], list[Tensor | slice]] = {}
+
+    def begin(self, turn: ClientTurn) -> None:
+        if self.params.beta_mode != "half":
+            turn.memo[_GLOBAL] = torch.tensor(turn.accuracy(), dtype=torch.float64)
+
+    def epoch(self, turn: ClientTurn, epoch: int) -> None:
+        beta = torch.tensor([self._beta(turn, epoch)], dtype=torch.float64)
+        turn.memo[_BETA] = beta
+        turn.memo[_BETAS] = torch.cat([turn.memo[_BETAS], beta]) if _BETAS in turn.memo else beta
+        turn.memo[_HITS] = turn.memo[_SEEN] = torch.zeros((), dtype=torch.int64)
+
+    def _beta(self, turn: ClientTurn, epoch: int) -> float:
+        mode = self.params.beta_mode
+        if mode == "half":
+            return 0.5
+        received = float(turn.memo[_GLOBAL])
+        if mode == "stale":
+            local = received if turn.first_time else float(turn.private[LAST_ACCURACY])
+        elif epoch == 0 and not turn.steps:
+            local = received  # the client still has the received model
+        elif mode == "epoch_running" and int(turn.memo[_SEEN]):
+            local = int(turn.memo[_HITS]) / int(turn.memo[_SEEN])
+        else:
+            local = turn.accuracy()
+        return weight_of_kl(local, received, self.params.beta_sign)
+
+    def loss(self, step: Step) -> Tensor:
+        """The cross-entropy's part; the KL's gradient comes in :meth:`correct`.
+
+        Outside a turn with a received model, such as fine-tuning before a test, there is no KL and so no weight.
+        """
+        if _BETA not in step.memo:
+            return cross_entropy(step)
+        return (1 - float(step.memo[_BETA])) * cross_entropy(step)
+
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        if self.params.beta_mode != "epoch_running":
+            return super().step(turn, batch, loss)
+
+        def counted(step: Step) -> Tensor:
+            turn.memo[_HITS] = turn.memo[_HITS] + (step.outputs.logits.argmax(1) == step.labels).sum().cpu()
+            turn.memo[_SEEN] = turn.memo[_SEEN] + len(step.labels)
+            return loss(step)
+
+        return super().step(turn, batch, counted)
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        if not self.params.kl_grad:
+            return
+        beta = float(turn.memo[_BETA])
+        for part in self._softmaxes(learner.trains):
+            weights = learner.row[..., part]
+            scale = beta * (weights.shape[-1] if self.params.kl_scale == "dim" else 1)
+            learner.grad[..., part] += scale * kl_gradient(weights, turn.start[..., part])
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        if _BETAS in turn.memo:
+            turn.report("adaptive_kl/beta", float(turn.memo[_BETAS].mean()))
+            parts = self._softmaxes(self.reaches)
+            turn.report("adaptive_kl/kl", sum(float(kl_of_softmax(turn.row[p].double(), turn.start[p].double())) for p in parts))
+        if self.params.beta_mode != "stale":
+            return {}
+        return {LAST_ACCURACY: torch.tensor(turn.accuracy(), dtype=torch.float64)}
+
+    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+        # Not read: a client's first turn is known as such. But what a client keeps has the same names from the start.
+        return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
+
+    def _softmaxes(self, trains: frozenset[str]) -> list[Tensor | slice]:
+        """The entries of the row that go into each softmax: a slice, or their indices where buffers lie between."""
+        if trains not in self._parts:
+            entries = [entry for entry in self.context.space.entries if entry.kind != "buffer"]
+            if self.params.kl_scope != "all":
+                entries = [entry for entry in entries if entry.role in trains]
+            spans = [(entry.start, entry.stop) for entry in entries]
+            if self.params.kl_scope == "per_layer":
+                self._parts[trains] = [slice(*span) for span in spans]
+            elif all(one[1] == other[0] for one, other in pairwise(spans)):
+                self._parts[trains] = [slice(spans[0][0], spans[-1][1])]
+            else:
+                self._parts[trains] = [torch.cat([torch.arange(*span) for span in spans])]
+        return self._parts[trains]
