@@ -25,7 +25,7 @@ def space_of(*arrays: tuple[str, tuple[int, ...], Kind]) -> ParameterSpace:
     return ParameterSpace(entries)
 
 
-TWO_LAYERS = space_of(("encoder.fc1.weight", (2, 2), "weight"), ("encoder.fc2.weight", (1, 2), "weight"))
+TWO_LAYERS = space_of(("encoder.fc1.weight", (2, 2), "weight"), ("projector.fc.weight", (1, 2), "weight"))
 
 
 def context(space: ParameterSpace, **overrides: Any) -> Context:

@@ -1,0 +1,122 @@
+"""EUC: which layers wait, what then crosses the wire, and what clients go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.aggregation.euc import intervals
+from fedpriv.errors import UsageError
+from fedpriv.parts import ClientTurn
+from fedpriv.simulation.loop import Simulation
+from fedpriv.wire import Sealed
+from tests.aggregation.rounds import doubles, merge, uploads
+
+Simulate = Callable[..., Simulation]
+EARLY = {"name": "euc", "start": 2}
+OPTIONS = {"data.clients": 4, "train.rounds": 5, "model.projection": 16}
+
+
+def test_intervals_by_hand() -> None:
+    """Sizes 4, 1, 5 of 10; m * size = .4, .2, 5 of 5.6: the small ones come first."""
+    m, sizes = doubles([0.1, 0.2, 1]), torch.tensor([4, 1, 5])
+    # walked: .4/5.6 < 1 - 4/10 waits; .6/5.6 < 1 - 5/10 waits; 1 < 0 does not.
+    assert intervals(m, sizes, 2).tolist() == [2, 2, 1]
+    assert intervals(m.flip(0), sizes.flip(0), 3).tolist() == [1, 3, 3]
+    assert intervals(doubles([1, 1]), torch.tensor([1, 1]), 2).tolist() == [1, 1], "half is not less than half"
+    assert intervals(doubles([0, 0]), torch.tensor([1, 1]), 2).tolist() == [1, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(1, 1000)), min_size=1, max_size=12))
+def test_what_waits_differs_less_than_what_does_not(layers: list[tuple[float, int]]) -> None:
+    m, sizes = doubles([one[0] for one in layers]), torch.tensor([one[1] for one in layers])
+    found = intervals(m, sizes, 2)
+    assert set(found.tolist()) <= {1, 2} and (found == 1).any()
+    if (found == 2).any():
+        assert m[found == 2].max() <= m[found == 1].min()
+        weight = m * sizes
+        assert weight[found == 2].sum() / weight.sum() < sizes[found == 1].sum() / sizes.sum()
+
+
+def test_weights_by_closeness() -> None:
+    start, rows = doubles([1, 2, 2, 0, 3, 4]), doubles([[1, 2, 2, 2, 3, 4], [1, 2, 2, -4, 6, 8]])
+    merged = merge("euc", uploads(start, rows, examples=[1, 99]), euc="weight")
+    first = 1 / (1e-5 + doubles([2, 4]))
+    second = 1 / (1e-5 + doubles([0, 5]))
+    torch.testing.assert_close(merged.row[:4], first / first.sum() @ rows[:, :4])
+    torch.testing.assert_close(merged.row[4:], second / second.sum() @ rows[:, 4:])
+
+
+def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, dict[str, Any]]]:
+    """A run, and by round what crossed the wire, what clients started from and ended with, and the server's model after it."""
+    simulation = simulate("fedavg", play=False, aggregation=EARLY, **OPTIONS, **overrides)
+    rounds: dict[int, dict[str, Any]] = {}
+    method = simulation.federation.method
+    half, begin, keep = method.aggregation, method.aggregation.begin, method.aggregation.keep
+
+    def of(round: int) -> dict[str, Any]:
+        return rounds.setdefault(round, {"down": set(), "up": set(), "start": {}, "end": {}})
+
+    def watched_begin(turn: ClientTurn) -> None:
+        begin(turn)
+        assert torch.equal(turn.start, turn.row)
+        of(turn.round)["start"][turn.client] = turn.row.clone()
+
+    def watched_keep(turn: ClientTurn) -> dict[str, Tensor]:
+        of(turn.round)["end"][turn.client] = turn.row.clone()
+        return keep(turn)
+
+    def tap(way: str, sealed: Sealed) -> None:
+        of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
+
+    half.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
+    simulation.federation.wire.taps.append(tap)
+    for record in simulation.rounds():
+        rounds[record["round"]]["after"] = simulation.server.row.clone()
+        rounds[record["round"]]["waiting"] = record["metrics"]["euc/waiting"]
+    return simulation, rounds
+
+
+def test_what_waits_is_not_sent_and_clients_go_on_with_their_own(simulate: Simulate) -> None:
+    simulation, rounds = played(simulate)
+    space, shared = simulation.federation.resident.space, set(simulation.federation.method.shared_names)
+    assert rounds[1]["waiting"] == 0 and rounds[2]["waiting"] > 0
+    assert rounds[1]["up"] == rounds[2]["up"] == rounds[4]["up"] == {frozenset(shared)}
+    assert rounds[1]["down"] == rounds[2]["down"] == rounds[3]["down"] == rounds[5]["down"] == {frozenset(shared)}
+    (third,) = rounds[3]["up"]
+    waiting = shared - third
+    assert waiting and all(space[name].kind == "weight" for name in waiting)
+    assert rounds[4]["down"] == {third}
+    for name in space.names:
+        unchanged = torch.equal(space.view(rounds[3]["after"], name), space.view(rounds[2]["after"], name))
+        assert unchanged == (name in waiting), name
+        for client in range(4):
+            source = rounds[3]["end"][client] if name in waiting else rounds[3]["after"]
+            assert torch.equal(space.view(rounds[4]["start"][client], name), space.view(source, name)), name
+
+
+def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
+    late = simulate("fedavg", aggregation="euc", **OPTIONS)
+    plain = simulate("fedavg", **OPTIONS, **{"train.selection": "all"})
+    assert torch.equal(late.server.row, plain.server.row)
+    assert late.federation.config.train.selection == "all", "as it suggests"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train.selection": "uniform", "train.participation": 0.5}, "all take part in every round"),
+        ({"train.on_nan": "drop"}, "train.on_nan=stop"),
+        ({"wire.transforms": [{"name": "clip", "norm": 1.0}]}, "clip acts on a client's change"),
+    ],
+)
+def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        simulate("fedavg", play=False, aggregation="euc", **OPTIONS, **overrides)

@@ -1,0 +1,91 @@
+"""FedU's clients: whose projector they go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedpriv.aggregation.fedu import movement
+from fedpriv.errors import UsageError
+from fedpriv.parts import ClientTurn
+from fedpriv.simulation.loop import Simulation
+from tests.aggregation.rounds import doubles, space_of
+
+Simulate = Callable[..., Simulation]
+EVERYBODY = {"train.participation": 1.0, "train.rounds": 2, "data.clients": 4, "model.projection": 16}
+
+
+def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simulation, dict[tuple[int, int], Tensor]]:
+    """A run, and the row that each (round, client) started from."""
+    simulation = simulate("fedavg", play=False, aggregation=aggregation, **EVERYBODY, **overrides)
+    seen: dict[tuple[int, int], Tensor] = {}
+    half, begin = simulation.federation.method.aggregation, type(simulation.federation.method.aggregation).begin
+
+    def watched(turn: ClientTurn) -> None:
+        begin(half, turn)
+        assert torch.equal(turn.start, turn.row)
+        seen[turn.round, turn.client] = turn.row.clone()
+
+    half.begin = watched  # type: ignore[method-assign]
+    simulation.play_round()
+    simulation.after_one = simulation.server.row.clone()  # type: ignore[attr-defined]
+    simulation.kept_after_one = {c: simulation._stored(c) for c in range(4)}  # type: ignore[attr-defined]
+    simulation.play_round()
+    return simulation, seen
+
+
+def test_a_client_that_moved_far_goes_on_with_its_own_projector(simulate: Simulate) -> None:
+    simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e-6})
+    space = simulation.federation.resident.space
+    own_names, after = space.select(["projector"]), simulation.after_one  # type: ignore[attr-defined]
+    for client in range(4):
+        kept = simulation.kept_after_one[client]  # type: ignore[attr-defined]
+        part = space.restricted(own_names)
+        for name in space.names:
+            expected = part.view(kept["fedu.own"], name) if name in own_names else space.view(after, name)
+            assert torch.equal(space.view(seen[2, client], name), expected), name
+        assert not torch.equal(space.view(seen[2, client], own_names[0]), space.view(after, own_names[0]))
+
+
+def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> None:
+    simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
+    assert all(torch.equal(seen[2, client], simulation.after_one) for client in range(4))  # type: ignore[attr-defined]
+    plain = simulate("fedavg", **EVERYBODY)
+    assert torch.equal(plain.server.row, simulation.server.row), "then it is FedAvg"
+
+
+def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Simulate) -> None:
+    first, _ = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
+    moved = sorted(float(kept["fedu.moved"]) for kept in first.kept_after_one.values())  # type: ignore[attr-defined]
+    assert moved[0] < moved[1]
+    simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": moved[1]})
+    takes_global = [torch.equal(seen[2, c], simulation.after_one) for c in range(4)]  # type: ignore[attr-defined]
+    assert sum(takes_global) == 1, "only the one below; the one at the threshold keeps its own"
+
+
+def test_both_rules_of_the_server(simulate: Simulate) -> None:
+    rows = [simulate("fedavg", aggregation=name, **EVERYBODY).server.row for name in ("fedu", "l-dawa-fedu")]
+    assert not torch.equal(*rows)
+
+
+def test_movement_is_the_mean_over_convolutions() -> None:
+    space = space_of(
+        ("encoder.conv1.weight", (1, 1, 1, 2), "weight"),
+        ("encoder.conv2.weight", (1, 1, 1, 1), "weight"),
+        ("encoder.fc.weight", (1, 2), "weight"),
+        ("encoder.fc.bias", (1,), "bias"),
+        ("projector.fc.weight", (1, 1), "weight"),
+    )
+    change = doubles([3, 4, -1, 100, 100, 100, 100])
+    assert movement(space, torch.zeros_like(change), change) == pytest.approx((5 + 1) / 2)
+    no_convolution = space.restricted(["encoder.fc.weight", "encoder.fc.bias"])
+    assert movement(no_convolution, doubles([0, 0, 0]), doubles([3, 4, 9])) == pytest.approx(5)
+
+
+def test_a_net_without_a_projector_is_refused(simulate: Simulate) -> None:
+    with pytest.raises(UsageError, match="no projector to keep"):
+        simulate("fedavg", play=False, aggregation="fedu", **{"model.projection": None})
