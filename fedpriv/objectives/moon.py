@@ -63,7 +63,9 @@ class Moon(Objective):
         if _PREVIOUS not in step.memo:
             return loss
         received, previous = (step.teacher(name).projection for name in (_RECEIVED, _PREVIOUS))
-        return loss + self.params.mu * model_contrast(step.outputs.projection, received, previous, self.params.tau).mean()
+        contrast = model_contrast(step.outputs.projection, received, previous, self.params.tau)
+        total: Tensor = loss + self.params.mu * contrast.mean()
+        return total
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {_PREVIOUS: turn.row} if self.params.mu else {}
