@@ -73,12 +73,11 @@ class Mixed(Objective):
         value = loss(batch.under(own))
         own.backward(value)
         other.row.copy_(mixed(space, start, personal, alpha))
-        step = batch.under(other)
-        other.backward(loss(step))
-        for part in space.parameters(step.trains):
+        other.backward(loss(batch.under(other)))
+        for part in space.parameters():
             other.row[part] = personal[part]
         if self.params.adaptive:
-            apart, trained = personal - start, space.parameters(step.trains)
+            apart, trained = personal - start, space.parameters(other.trains)
             slope = sum(float(other.grad[part].double() @ apart[part].double()) for part in trained)
             turn.memo[ALPHA].sub_((self.params.alpha_lr or own.lr) * slope).clamp_(0, 1)
         other.grad.mul_(alpha)

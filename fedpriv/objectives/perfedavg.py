@@ -32,7 +32,11 @@ class PerFedAvgParams:
         "first_order", description="drop the Hessian term, or approximate it by a difference of gradients (sec. 5)"
     )
     a: float = Field(0.01, ge=0, description="rate of the inner step (the default of a public reimplementation, card 2.3)")
-    e: float = Field(1e-3, gt=0, description="half width of the difference of gradients, hessian_free (card 2.3)")
+    e: float = Field(
+        1e-3,
+        gt=0,
+        description="half width of the difference of gradients, hessian_free (card 2.3); ReLU kinks within it count as curvature",
+    )
 
 
 @register("perfedavg")
@@ -59,19 +63,21 @@ class MetaGradient(Objective):
         first, second, *third = self._parts(batch)
         here = learner.row.clone()
         if rate:
-            _, trained = _differentiate(learner, first, loss)
-            learner.row.copy_(self._moved(here, learner.grad, -rate, trained))
-        value, trained = _differentiate(learner, second, loss)
+            _differentiate(learner, first, loss)
+            learner.row.copy_(self._moved(here, learner, -rate))
+        value = _differentiate(learner, second, loss)
         outer_pass = learner.row.clone()
         if third and rate:
             outer, e = learner.grad.clone(), self.params.e
+            ahead, behind = (self._moved(here, learner, by) for by in (e, -e))
+            learner.row.copy_(ahead)
             with same_draws(learner.row.device):
-                learner.row.copy_(self._moved(here, outer, e, trained))
                 _differentiate(learner, third[0], loss)
-                ahead = learner.grad.clone()
-            learner.row.copy_(self._moved(here, outer, -e, trained))
+            difference = learner.grad.clone()
+            learner.row.copy_(behind)
             _differentiate(learner, third[0], loss)
-            learner.grad.copy_(outer - rate * (ahead - learner.grad) / (2 * e))
+            difference -= learner.grad
+            learner.grad.copy_(outer - rate / (2 * e) * difference)
         learner.row.copy_(here)
         # Of all the passes, only the outer one leaves a trace in BatchNorm's statistics.
         for entry in self.context.space.entries:
@@ -85,20 +91,19 @@ class MetaGradient(Objective):
         parts = batch.split(self.batches_per_step)
         return parts if all(len(part.labels) for part in parts) else [batch] * len(parts)
 
-    def _moved(self, origin: Tensor, along: Tensor, by: float, trained: frozenset[str]) -> Tensor:
-        """The model ``(p,)`` with the parameters of the trained roles moved; buffers and frozen roles stay."""
+    def _moved(self, origin: Tensor, learner: Learner, by: float) -> Tensor:
+        """The model ``(p,)`` moved along the learner's gradient; buffers and frozen roles stay."""
         moved = origin.clone()
-        for part in self.context.space.parameters(trained):
-            moved[part].add_(along[part], alpha=by)
+        for part in self.context.space.parameters(learner.trains):
+            moved[part].add_(learner.grad[part], alpha=by)
         return moved
 
 
-def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> tuple[Tensor, frozenset[str]]:
-    """The loss at the learner's model, with its gradient in ``learner.grad``; and the roles that it is the gradient of."""
-    step = batch.under(learner)
-    value = loss(step)
+def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
+    """The loss at the learner's model, detached, with its gradient in ``learner.grad``."""
+    value = loss(batch.under(learner))
     learner.backward(value)
-    return value.detach(), step.trains
+    return value.detach()
 
 
 def inner_rate(a: float, context: Context, round: int) -> float:
