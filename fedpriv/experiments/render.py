@@ -33,6 +33,7 @@ the round is known to within 5. Ratios are means over the seeds at which both ru
 saving, as if a round cost every method the same; *bytes* are those counted, both ways, round 0 included."""
 _COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
 benchmark: machines and their load varied."""
+_TRACES = """Mean over all rounds and seeds (least to greatest round); tensor by tensor in the results only."""
 _WHAT = {
     "accuracy": "",
     "worst_tenth": " in the worst tenth",
@@ -115,6 +116,8 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
         parts += [f"### Until the final accuracy of {experiment.target} is reached", *_to_target(comparison)]
     if picture:
         parts.append(f"![accuracy by round and by bytes]({picture})")
+    if traces := _traces(comparison.results):
+        parts += ["### What the merges and the clients reported", traces, _TRACES]
     if comparison.judgements:
         rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
         parts += ["### What the paper says", table("claim | the paper | ours | each seed | 95 % interval | verdict", rows)]
@@ -180,6 +183,23 @@ def _to_target(comparison: Comparison) -> list[str]:
     levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
     head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
     return [table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+
+
+def _traces(results: Mapping[str, Mapping[int, Result]]) -> str:
+    """A row for each number that a run reported, a column for each run that reported any; empty where none did."""
+    seen: dict[str, dict[str, list[float]]] = {}
+    for label, of_label in results.items():
+        for result in of_label.values():
+            for name, column in result.traces.items():
+                if name.count("/") == 1:
+                    seen.setdefault(name, {}).setdefault(label, []).extend(value for value in column if value is not None)
+    labels = [label for label in results if any(label in of_name for of_name in seen.values())]
+    cells = [(name, *(_range(of_name.get(label, [])) for label in labels)) for name, of_name in seen.items()]
+    return table(" | ".join(["reported", *labels]), cells) if cells else ""
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3g} ({min(values):.3g} to {max(values):.3g})" if values else "–"
 
 
 def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:

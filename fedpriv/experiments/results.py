@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Result:
             protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
             upload in one round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start.
+        traces: what merges and clients reported (``simprox/tv``): columns, one entry per round, ``None`` where there was nothing.
     """
 
     label: str
@@ -53,14 +54,18 @@ class Result:
     device: str
     summary: dict[str, Any]
     curve: dict[str, list[Any]]
+    traces: dict[str, list[Any]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one line per field, so that a change shows in a diff."""
         values = asdict(self)
-        columns = values.pop("curve")
+        tables = {name: values.pop(name) for name in ("curve", "traces")}
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
-        curve = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
-        text = "{\n" + ",\n".join(lines) + ',\n "curve": {\n' + ",\n".join(curve) + "\n }\n}\n"
+        for table, columns in tables.items():
+            if columns:
+                rows = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
+                lines.append(f' "{table}": {{\n' + ",\n".join(rows) + "\n }")
+        text = "{\n" + ",\n".join(lines) + "\n}\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
 
@@ -68,9 +73,9 @@ class Result:
     def load(cls, path: Path) -> Result:
         """Read what :meth:`write` wrote; :class:`UsageError` where it is something else."""
         values = read_json(path)
-        if missing := sorted({field.name for field in fields(cls)} - values.keys()):
+        if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
             raise UsageError(f"{path} is not a result of an experiment (no {missing[0]!r})")
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def tested(self) -> list[tuple[int, float]]:
         """(round, accuracy) of the evaluations that show the method as it is meant to be tested.
@@ -130,6 +135,7 @@ def collect(folder: RunFolder, label: str) -> Result:
             "accuracy_per_client": summary["accuracy_per_client"],
         },
         curve=_curve(records),
+        traces=_traces(records),
     )
     # Not the config: a variance of 8.4e-7 is not 1e-6, and the result would count as another run's.
     return Result(**{name: value if name == "config" else _rounded(value) for name, value in asdict(result).items()})
@@ -148,6 +154,12 @@ def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
         curve["round"].append(record["round"])
         curve["seconds"].append(round(seconds, 1))
     return curve
+
+
+def _traces(records: Sequence[Record]) -> dict[str, list[Any]]:
+    rounds = [record["metrics"] for record in records if record["round"] > 0]
+    names = sorted({name for metrics in rounds for name in metrics if "/" in name and not name.startswith("probe/")})
+    return {name: [metrics.get(name) for metrics in rounds] for name in names}
 
 
 def _rounded(value: Any) -> Any:
