@@ -58,16 +58,16 @@ class World:
 
 
 def perfedavg(
-    world: World, w: Model, x: Tensor, y: Tensor, batches: list[Tensor], parts: int, a: float, b: float
+    world: World, w: Model, x: Tensor, y: Tensor, batches: list[Tensor], parts: int, a: float, b: float, second_order: bool
 ) -> Model:  # fmt: skip
-    """A turn. ``parts`` 2: first order; 3: with the exact Hessian-vector product on the third part."""
+    """A turn; ``second_order``: with the exact Hessian-vector product on the third part."""
     outer = world.sgd(b)
     for index in batches:
         pieces = index.tensor_split(parts) if len(index) >= parts else [index] * parts
         inner = world.gradient(w, x[pieces[0]], y[pieces[0]])
         adapted = {name: value - a * inner[name] for name, value in w.items()}
         v = world.gradient(adapted, x[pieces[1]], y[pieces[1]])
-        if parts == 3:
+        if second_order:
             product = hessian_vector(world, w, v, x[pieces[2]], y[pieces[2]])
             v = {name: value - a * product[name] for name, value in v.items()}
         w = outer.step(w, v)
@@ -122,7 +122,7 @@ def run(
             steps = batches(t, i, 1, epochs)
             weight = 1.0
             if method == "perfedavg":
-                w = perfedavg(world, server, x, y, steps, options["parts"], options["a"], options["b"])
+                w = perfedavg(world, server, x, y, steps, options["parts"], options["a"], options["b"], options["second_order"])
             elif method == "apfl":
                 v, alpha = personal.get(i, initial), alphas.get(i, options["alpha"])
                 w, personal[i], alphas[i] = apfl(
