@@ -1,0 +1,109 @@
+"""The dual aggregation of FedSiam-DA (arXiv 2211.09421, eqs. 13-16): a mean, then a mean weighted by the cosines with it.
+
+    mbar = sum_k a_k w_k;   c_k = <w_k, mbar> / (|w_k| |mbar|);   xi_k = c_k / sum_j c_j;   w = sum_k xi_k w_k
+
+Uploads of one round start from one model, so that their cosines are near one and each weight is near 1/K: the report says how
+far the second mean is from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.columns import blocks, buffer_groups, parameter_groups, products
+from fedpriv.aggregation.mean import normalised
+from fedpriv.parts import params
+
+SMALLEST_SUM = 1e-8
+"""Of the cosines; below it there is nothing to weigh by."""
+
+Negative = Literal["clamp", "paper"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the second mean, in float64.
+
+    Attributes:
+        second: ``(K,)`` xi; they sum to one.
+        fell_back: whether they are those of the first mean, because the cosines say nothing.
+    """
+
+    second: Tensor
+    fell_back: bool
+
+
+def dual_weights(cosines: Tensor, first: Tensor, negative: Negative = "clamp") -> Weights:
+    """Eq. 15: ``xi_k = c_k / sum_j c_j``.
+
+    Args:
+        cosines: ``(K,)`` c; 0 where there is no direction.
+        first: ``(K,)`` the weights of the first mean, summing to one: the answer where the cosines sum to less than 1e-8.
+        negative: an upload that points away from the mean weighs nothing (clamp), or less than nothing, and the others together
+            more than one (eq. 15 as it stands).
+    """
+    kept = cosines.clamp(min=0) if negative == "clamp" else cosines
+    total = float(kept.sum())
+    return Weights(first, True) if total < SMALLEST_SUM else Weights(kept / total, False)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, slices: Sequence[slice]) -> Tensor:
+    """``sum_k weights_k rows_k`` of ``(K, p)`` over the columns in ``slices``: ``(p,)`` in float64, 0 elsewhere."""
+    total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+    weights = weights.to(total)
+    for where, block in blocks(rows, slices):
+        total[where] = weights @ block
+    return total
+
+
+@params
+class DualParams:
+    """Options of the dual aggregation."""
+
+    pass1: Literal["uniform", "samples"] = Field(
+        "uniform", description="the first mean: every upload alike (eq. 13), or by samples (the text's 'consistent with FedAvg')"
+    )
+    negative: Literal["clamp", "paper"] = Field(
+        "clamp", description="an upload with a negative cosine: weight 0 (not in the paper), or its negative weight (eq. 15)"
+    )
+
+
+@register("dual")
+class DualMean(Aggregation):
+    """A mean, then a mean weighted by each upload's cosine with the first."""
+
+    paper = "FedSiam-DA, arXiv 2211.09421"
+    Params = DualParams
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        """BatchNorm's running statistics take no part in the cosines and have the weights of a clamp, so that no variance
+        becomes negative."""
+        first = normalised(uploads.examples if self.params.pass1 == "samples" else [1.0] * len(uploads))
+        trained = parameter_groups(uploads.space, "model")
+        slices = [part for group in trained for part in group.slices]
+        mean = weighted_sum(uploads.rows, first, slices)
+        found = products(uploads.rows, mean, trained).together()
+        norms = (found.own[0] * found.reference).sqrt().cpu()
+        cosines = torch.where(norms > 0, (found.cross[0].cpu() / norms).clamp(-1, 1), 0.0)
+        weights = dual_weights(cosines, first, self.params.negative)
+        moved = weighted_sum(uploads.rows, weights.second - first, slices)
+        buffers = [part for group in buffer_groups(uploads.space) for part in group.slices]
+        row = weighted_sum(uploads.rows, weights.second, slices)
+        row += weighted_sum(uploads.rows, dual_weights(cosines, first).second, buffers)
+        length = float(mean.norm())
+        report = {
+            "dual/tv": float((weights.second - first).abs().sum()) / 2,
+            "dual/moved": float(moved.norm()) / length if length else 0.0,
+            "dual/cosine_min": float(cosines.min()),
+            "dual/cosine_max": float(cosines.max()),
+            "dual/negative": float((cosines < 0).sum()),
+            "dual/fell_back": float(weights.fell_back),
+        }
+        return Merged(row.to(uploads.rows), memory, report)

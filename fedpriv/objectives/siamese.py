@@ -1,0 +1,173 @@
+"""The local training of FedSiam-DA (arXiv 2211.09421, Algorithm 1, lines 13-25).
+
+Three models of one net see the same batch: L, which is sent; the anchor A, a copy of the received model that learns too and is
+thrown away; and H, an older L that is constant. With projection z, prediction p and D a mean cosine over the batch,
+
+    A takes a step on  - mu/2 D(p_A, sg z_L)                                             (eq. 8)
+    L takes a step on  cross-entropy - mu/2 D(p_L, sg z_A) + mu D(sg z_H, z_L)           (eq. 9, with A as it is now)
+
+The paper calls both signs D; what is minimised is a negative cosine in the pulls and a positive one in the push (eqs. 3-4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.objectives import Objective, register
+from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.parts import Batch, ClientTurn, Loss, Step, params
+from fedpriv.seeding import global_rng
+
+PREVIOUS = "siamese.previous"
+"""What the client keeps: its last upload, before whatever defences make of it."""
+_HISTORY, _TARGET, _PAST, _SEEN, _TAKEN = (f"siamese.{name}" for name in ("history", "target", "past", "seen", "taken"))
+
+
+def mean_cosine(first: Tensor, second: Tensor) -> Tensor:
+    """Mean over the batch of the cosine of the rows of two ``(B, k)``; a row of length 0 has cosine 0."""
+    return F.cosine_similarity(first, second, dim=1, eps=1e-8).mean()
+
+
+@params
+class SiameseParams:
+    """Options of the Siamese local training; the paper's symbols are in the descriptions."""
+
+    mu: float = Field(0.1, ge=0, description="weight of the pulls and the push (eq. 11; best of 0.05, 0.1, 0.2, 1)")
+    pull: bool = Field(True, description="pull the prediction to the anchor's projection (eq. 7); false: no anchor at all")
+    push: bool = Field(True, description="push the projection from the history model's (eq. 10)")
+    history: Literal["epoch", "round", "step", "off"] = Field(
+        "epoch",
+        description="the history model: L as it was an epoch ago, and in a turn's first epoch the last upload (our reading of "
+        "eq. 10); the last upload throughout (eq. 3); L as it was a step ago (eq. 10 to the letter); none",
+    )
+    order: Literal["alternating", "simultaneous"] = Field(
+        "alternating", description="L is pulled to the anchor after its step (eqs. 8-9), or before it (one pass less)"
+    )
+    anchor: Literal["trained", "frozen"] = Field(
+        "trained", description="the anchor learns (eq. 8), or stays the received model (ablation)"
+    )
+    local_init: Literal["global", "persistent"] = Field(
+        "global", description="L starts as the received model, or goes on from the last upload (ablation)"
+    )
+    loss_grouping: Literal["algorithm", "eq11", "eq5"] = Field(
+        "algorithm",
+        description="weights of each pull and of the push: mu/2 and mu (Algorithm 1), 1/2 and mu (the bracket of eq. 11), "
+        "mu/2 and mu/2 (eq. 5)",
+    )
+
+
+@register("siamese")
+class Siamese(Objective):
+    """Cross-entropy, a pull to a copy of the received model that learns too, and a push from the client's own past."""
+
+    paper = "FedSiam-DA, arXiv 2211.09421"
+    Params = SiameseParams
+    needs = frozenset({"projector", "predictor"})
+    suggests: ClassVar[Mapping[str, Any]] = {"model.predictor": 64}  # a quarter of the projection's 256, as in SimSiam
+    keeps = "its last upload, the first history model"
+    smallest_batch = 2  # the predictor's BatchNorm
+    uses_companion = True
+    no_dp = "its step trains a second model, whose gradients nothing clips; use objective cross-entropy"
+
+    @property
+    def _pull(self) -> float:
+        """Weight of each of the two pulls."""
+        if not self.params.pull:
+            return 0.0
+        return 0.5 if self.params.loss_grouping == "eq11" else float(self.params.mu) / 2
+
+    @property
+    def _push(self) -> float:
+        if not self.params.push or self.params.history == "off":
+            return 0.0
+        return float(self.params.mu) / (2 if self.params.loss_grouping == "eq5" else 1)
+
+    # --- what a client keeps -----------------------------------------------------------------------------------------
+
+    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+        return {PREVIOUS: turn.row} if self._looks_back else {}
+
+    @property
+    def _looks_back(self) -> bool:
+        return self._push > 0 or self.params.local_init == "persistent"
+
+    # --- a turn ------------------------------------------------------------------------------------------------------
+
+    def begin(self, turn: ClientTurn) -> None:
+        previous = turn.private.get(PREVIOUS)
+        if previous is None:  # its first turn: nothing to push from, and no place of its own to go on from
+            return
+        if self._push > 0:
+            self._remember(turn, previous)
+        if self.params.local_init == "persistent":
+            turn.row.copy_(previous)
+
+    def epoch(self, turn: ClientTurn, epoch: int) -> None:
+        begun = epoch > 0 or turn.steps > 0
+        if begun and self._push > 0 and self.params.history == "epoch":
+            self._remember(turn, turn.row)
+
+    def _remember(self, turn: ClientTurn, row: Tensor) -> None:
+        turn.freeze(_HISTORY, row)
+        turn.memo[_HISTORY] = torch.ones(())
+
+    def loss(self, step: Step) -> Tensor:
+        """What L minimises (eq. 9): a scalar, in nats plus weighted cosines."""
+        total = cross_entropy(step)
+        prediction = step.outputs.prediction
+        if _TARGET in step.memo and prediction is not None:
+            total = total - self._pull * mean_cosine(prediction, step.memo[_TARGET])
+        if _PAST in step.memo:
+            total = total + self._push * mean_cosine(step.memo[_PAST], step.outputs.projection)
+        return total
+
+    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        learner, memo = turn.learner, turn.memo
+        seen = batch.under(learner)
+        if self._pull > 0:
+            memo[_TARGET] = self._target(turn, batch, seen.outputs.projection.detach())
+        if _HISTORY in memo:
+            memo[_PAST] = seen.teacher(_HISTORY).projection
+        memo[_SEEN] = seen.outputs.projection.detach()
+        value = loss(seen)
+        learner.backward(value)
+        self.correct(turn, learner)
+        before = turn.row.clone() if self._push > 0 and self.params.history == "step" else None
+        learner.descend()
+        if before is not None:
+            self._remember(turn, before)
+        return value.detach()
+
+    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+        """Nothing is sent. The record is told of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
+        (mean over its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
+        projection = turn.memo.get(_SEEN)
+        if projection is not None:
+            turn.report("siamese/spread", float(F.normalize(projection, dim=1).std(0, correction=0).mean()))
+            for name, other in (("siamese/cosine_anchor", _TARGET), ("siamese/cosine_past", _PAST)):
+                if other in turn.memo:
+                    turn.report(name, float(mean_cosine(projection, turn.memo[other])))
+        return {}
+
+    def _target(self, turn: ClientTurn, batch: Batch, projection: Tensor) -> Tensor:
+        """The anchor's step towards L's ``projection`` ``(B, k)``, and its own projection ``(B, k)``, constant."""
+        anchor = turn.companion
+        # Draws of its own (dropout), or L's would be others than without an anchor.
+        taken = turn.memo.setdefault(_TAKEN, torch.zeros((), dtype=torch.int64))
+        taken += 1
+        with global_rng(self.context.config.seed, turn.round, turn.client, "anchor", int(taken)):
+            if self.params.anchor == "frozen":
+                return batch.look(anchor).projection
+            outputs = batch.under(anchor).outputs
+            assert outputs.prediction is not None
+            anchor.backward(-self._pull * mean_cosine(outputs.prediction, projection))
+            anchor.descend()
+            if self.params.order == "simultaneous":
+                return outputs.projection.detach()
+            return batch.look(anchor).projection
