@@ -1,0 +1,149 @@
+"""FedDUAL's pictures with numbers: the loss around the final models (Figs. 1 and 6), and the clients' gradients by layer (Fig. 2).
+
+    python experiments/feddual/pictures.py --data-dir DATA
+
+Reads the run folders that table1.yaml and iid.yaml leave under runs/experiments/feddual, and writes JSON and PNG into
+experiments/feddual/pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+
+from fedpriv.experiments.gradient_norms import gradient_norms
+from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
+from fedpriv.methods.base import ServerState
+from fedpriv.plots import PALETTE, save
+from fedpriv.seeding import generator
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.sampling import participants
+from fedpriv.simulation.setup import Federation, build
+
+MODELS = {"FedAvg, even": "iid/fedavg-s0", "FedAvg, skewed": "table1/fedavg-s0", "FedDUAL, skewed": "table1/feddual-s0"}
+EVEN, SKEWED = list(MODELS)[:2]
+SAMPLES, PAIRS, RADII = 2000, 12, (0.25, 0.5, 1.0)
+
+
+def load(runs: Path, place: str) -> tuple[Federation, ServerState, int]:
+    """A finished run: its federation, its final server model, and its number of rounds."""
+    folder = RunFolder.open(runs / place)
+    federation = build(folder.config())
+    weights = load_file(folder.weights / "server.safetensors")
+    row = federation.resident.space.pack(weights, federation.initial.clone())
+    return federation, ServerState(row), federation.config.train.rounds
+
+
+def around(federation: Federation, row: torch.Tensor, grid: int) -> dict[str, Any]:
+    """The numbers of one model; the samples and the seeds of the directions are the same for all of them."""
+    space = federation.resident.space
+    losses = {}
+    for pool in ("server", "train"):
+        size = len(federation.data.labels(pool))
+        chosen = torch.randperm(size, generator=generator(0, pool))[:SAMPLES]
+        losses[pool] = SampleLoss(federation.resident, *federation.data.pick(pool, chosen))
+    loss = losses["server"]
+    directions = [filter_direction(space, row, generator(0, "direction", i)) for i in range(2 * PAIRS)]
+    steps = torch.linspace(-1, 1, grid).tolist()
+    eigenvalue, products = top_eigenvalue(lambda v: loss.curvature(row, v), directions[0])
+    return {
+        "test_loss": loss(row),
+        "train_loss": losses["train"](row),
+        "rises": [asdict(rise) for rise in rises(loss, row, list(pairwise(directions))[::2], RADII)],
+        "top_eigenvalue": eigenvalue,
+        "hessian_products": products,
+        "steps": steps,
+        "surface": surface(loss, row, (directions[0], directions[1]), steps),
+    }
+
+
+def draw_landscape(found: dict[str, Any], path: Path) -> None:
+    """The surfaces side by side on one colour scale, the rises below."""
+    highest = max(max(map(max, model["surface"])) for model in found.values())
+    lowest = min(min(map(min, model["surface"])) for model in found.values())
+    levels = torch.logspace(torch.log10(torch.tensor(lowest)), torch.log10(torch.tensor(highest)), 22).tolist()
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(1, len(found) + 1, width_ratios=[*[1] * len(found), 1.15])
+        for ax, (label, model) in zip(axes, found.items(), strict=False):
+            ax.contourf(model["steps"], model["steps"], model["surface"], levels=levels, cmap="viridis", norm="log")
+            lines = ax.contour(
+                model["steps"], model["steps"], model["surface"], levels=levels[::3], colors="white", linewidths=0.7
+            )
+            ax.clabel(lines, fmt="%.2g", fontsize=9)
+            ax.plot(0, 0, "+", color="white", markersize=11)
+            ax.set_title(label)
+            ax.set_xlabel(f"test loss {model['test_loss']:.3f}, top curvature {model['top_eigenvalue']:.1f}")
+            ax.set_aspect("equal")
+            ax.grid(False)
+        for (label, model), color in zip(found.items(), PALETTE, strict=False):
+            radii = [rise["radius"] for rise in model["rises"]]
+            axes[-1].plot(radii, [rise["mean"] for rise in model["rises"]], "o-", color=color, label=label)
+            spread = [sorted(rise["per_pair"]) for rise in model["rises"]]
+            axes[-1].fill_between(radii, [s[0] for s in spread], [s[-1] for s in spread], color=color, alpha=0.15, linewidth=0)
+        axes[-1].set_title(f"Rise, {PAIRS} planes")
+        axes[-1].set_xlabel("radius, in lengths of the filters")
+        axes[-1].set_ylabel("mean rise of the loss (nats)")
+        axes[-1].set_ylim(bottom=0)
+        axes[-1].legend(loc="upper left")
+
+    save(draw, path, (18, 5))
+
+
+def draw_norms(found: dict[str, Any], path: Path) -> None:
+    """The mean norm per tensor, even beside skewed, at the received and at the trained model."""
+
+    def draw(figure: Figure) -> None:
+        for ax, when in zip(figure.subplots(1, 2, sharey=True), ("before", "after"), strict=True):
+            for (label, layers), color, shift in zip(found["mean"].items(), PALETTE, (-0.2, 0.2), strict=False):
+                heights = [sum(norms[when]) / len(norms[when]) for norms in layers.values()]
+                ax.bar([i + shift for i in range(len(heights))], heights, 0.38, color=color, label=label)
+            ax.set_xticks(range(len(layers)), [name.replace("encoder.", "") for name in layers], rotation=40, ha="right")
+            ax.set_title(f"{when.capitalize()} local training")
+        ax.legend(loc="upper left")
+        figure.axes[0].set_ylabel("norm of the mean loss's gradient")
+
+    save(draw, path, (14, 5.5))
+
+
+@click.command()
+@click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with <name>/{train,test}.parquet.")
+@click.option("--grid", default=25, show_default=True, help="Points along each side of a surface.")
+def main(runs_dir: Path, data_dir: Path | None, grid: int) -> None:
+    """Compute and draw."""
+    torch.set_num_threads(1)
+    if data_dir is not None:
+        os.environ["FEDPRIV_DATA"] = str(data_dir.absolute())
+    out = Path(__file__).parent / "pictures"
+    out.mkdir(exist_ok=True)
+    landscape: dict[str, Any] = {}
+    norms: dict[str, Any] = {"mean": {}, "sum": {}}
+    for label, place in MODELS.items():
+        federation, server, rounds = load(runs_dir / "experiments" / "feddual", place)
+        if label in (EVEN, SKEWED):
+            clients = participants(federation.config, federation.method, federation.data.nonempty, rounds)
+            norms["clients"] = {**norms.get("clients", {}), label: [federation.data.size(client) for client in clients]}
+            for reduction in ("mean", "sum"):
+                measured = gradient_norms(federation, server, clients, rounds + 1, reduction)
+                norms[reduction][label] = {name: asdict(norm) for name, norm in measured.items()}
+        landscape[label] = around(federation, server.row, grid)
+        click.echo(f"{label}: top curvature {landscape[label]['top_eigenvalue']:.2f}")
+    for name, found in (("landscape", landscape), ("gradient_norms", norms)):
+        text = json.dumps(found, indent=1, default=list)
+        (out / f"{name}.json").write_text(text + "\n")
+    draw_landscape(landscape, out / "landscape.png")
+    draw_norms(norms, out / "gradient_norms.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Which layers the clients disagree in: the norm of the loss's gradient, tensor by tensor, before and after local training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedpriv.methods.base import ServerState
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.turn import Turn
+
+
+@dataclass(frozen=True)
+class GradientNorm:
+    """L2 norms of one tensor's gradient, a value for each client: at the received model, and at what was made of it."""
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+def gradient_norms(
+    federation: Federation,
+    server: ServerState,
+    clients: Sequence[int],
+    round: int,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> dict[str, GradientNorm]:
+    """Per tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
+
+    Each client trains as at its first turn: what it kept of earlier ones is not looked at.
+
+    Args:
+        reduction: over a client's samples; the sum grows with their number, which differs between clients.
+    """
+    method, resident, space = federation.method, federation.resident, federation.resident.space
+    payload = method.download(server, round)
+    received = {} if payload is None else {name: tensor.to(resident.device) for name, tensor in payload.tensors.items()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.layers}
+    for client in clients:
+        private = method.first_private(client, federation.initial)
+        space.pack(received, resident.row.copy_(federation.initial))
+        data, augment = federation.data.train(client), federation.augment
+        turn = Turn(resident, data, federation.config, round, client, received, private, True, augment=augment)
+        before = turn.gradient(reduction).clone()
+        method.local_update(turn)
+        after = turn.gradient(reduction)
+        for name, values in found.items():
+            values.append((_norm(space.view(before, name)), _norm(space.view(after, name))))
+    return {name: GradientNorm(*zip(*values, strict=True)) for name, values in found.items()}
+
+
+def _norm(values: Tensor) -> float:
+    return float(values.double().norm())

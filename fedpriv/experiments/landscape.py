@@ -1,0 +1,141 @@
+"""How sharp the minimum is that a run ended in: the loss around it, and the largest curvature at it.
+
+Directions are filter-normalised (Li et al. 2018): a Gaussian direction, each filter of it as long as the model's own filter, so
+that a radius means the same for nets of other scales. A surface shows one pair of directions, which proves nothing; the rises
+are means over many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedpriv.parameters import ParameterSpace
+from fedpriv.simulation.resident import Resident, channels_last
+
+CHUNK = 500
+"""Samples per pass."""
+
+Loss = Callable[[Tensor], float]
+"""A model ``(p,)`` -> its loss in nats."""
+
+
+class SampleLoss:
+    """Mean cross-entropy of models on fixed samples, in evaluation mode.
+
+    Args:
+        images: ``(n, C, H, W)``, normalised.
+        labels: ``(n,)``.
+    """
+
+    def __init__(self, resident: Resident, images: Tensor, labels: Tensor) -> None:
+        self.resident, self.images, self.labels = resident, channels_last(images), labels
+
+    @torch.no_grad()
+    def __call__(self, row: Tensor) -> float:
+        self.resident.row.copy_(row)
+        total = 0.0
+        for images, labels in self._chunks():
+            logits = self.resident.from_features(self.resident.features(images)).logits
+            total += float(F.cross_entropy(logits, labels, reduction="sum"))
+        return total / len(self.labels)
+
+    def curvature(self, row: Tensor, along: Tensor) -> Tensor:
+        """Hessian of the loss at ``row`` times ``along``, both ``(p,)``; entries of buffers are 0."""
+        self.resident.set_trained(frozenset())
+        space, point = self.resident.space, row.clone().requires_grad_(True)
+        product = torch.zeros_like(row)
+        for images, labels in self._chunks():
+            logits = functional_call(self.resident.net, space.unpack(point), (images,)).logits
+            value = F.cross_entropy(logits, labels, reduction="sum") / len(self.labels)
+            (gradient,) = torch.autograd.grad(value, point, create_graph=True)
+            product += torch.autograd.grad(gradient @ along, point)[0]
+        for entry in space.entries:
+            if entry.kind == "buffer":
+                product[entry.start : entry.stop] = 0
+        return product
+
+    def _chunks(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(torch.split(self.images, CHUNK), torch.split(self.labels, CHUNK), strict=True))
+
+
+def filter_direction(space: ParameterSpace, row: Tensor, generator: torch.Generator) -> Tensor:
+    """A random direction ``(p,)``: each filter (first index of a weight) as long as the model's; 0 for biases, norms, buffers."""
+    direction = torch.randn(row.shape, generator=generator).to(row)
+    for entry in space.entries:
+        part = space.view(direction, entry.name)
+        if entry.kind != "weight":
+            part.zero_()
+            continue
+        drawn, own = part.flatten(1), space.view(row, entry.name).flatten(1)
+        drawn.mul_(own.norm(dim=1, keepdim=True) / drawn.norm(dim=1, keepdim=True).clamp(min=1e-12))
+    return direction
+
+
+def surface(loss: Loss, row: Tensor, directions: tuple[Tensor, Tensor], steps: Sequence[float]) -> list[list[float]]:
+    """``loss(row + a d1 + b d2)`` for all a, b of ``steps``; a row of the result for each b."""
+    across, up = directions
+    return [[loss(row + a * across + b * up) for a in steps] for b in steps]
+
+
+@dataclass(frozen=True)
+class Rise:
+    """How much higher the loss is at a radius, in nats: mean and maximum over points of all pairs, and each pair's mean."""
+
+    radius: float
+    mean: float
+    maximum: float
+    per_pair: tuple[float, ...]
+
+
+def rises(loss: Loss, row: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], radii: Sequence[float], angles: int = 8) -> list[Rise]:
+    """The loss at so many points of a circle in the plane of each pair of directions, less the loss in the middle."""
+    middle = loss(row)
+    found = []
+    for radius in radii:
+        table = [
+            [
+                loss(row + radius * (math.cos(turn) * across + math.sin(turn) * up)) - middle
+                for turn in (2 * math.pi * i / angles for i in range(angles))
+            ]
+            for across, up in pairs
+        ]
+        per_pair = tuple(sum(values) / angles for values in table)
+        found.append(Rise(radius, sum(per_pair) / len(per_pair), max(max(values) for values in table), per_pair))
+    return found
+
+
+def top_eigenvalue(
+    times: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 60, tolerance: float = 1e-3
+) -> tuple[float, int]:
+    """The largest eigenvalue of a symmetric matrix by power iteration, and the number of products it took.
+
+    Where the eigenvalue of largest magnitude is negative, the iteration goes on with the matrix shifted by it.
+
+    Args:
+        times: vector -> matrix times vector.
+        start: any vector that is not orthogonal to the eigenvector.
+        tolerance: it stops where the value changes by less than this share of itself.
+    """
+    dominant, taken = _dominant(times, start, iterations, tolerance)
+    if dominant >= 0:
+        return dominant, taken
+    shifted, more = _dominant(lambda vector: times(vector) - dominant * vector, start, iterations, tolerance)
+    return shifted + dominant, taken + more
+
+
+def _dominant(times: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float) -> tuple[float, int]:
+    vector, value = start / start.norm(), math.inf
+    for taken in range(1, iterations + 1):
+        product = times(vector)
+        before, value = value, float(vector.double() @ product.double())
+        if abs(value - before) <= tolerance * abs(value) or not product.any():
+            return value, taken
+        vector = product / product.norm()
+    return value, iterations
