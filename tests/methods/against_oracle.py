@@ -19,6 +19,8 @@ RAGGED = {
     "train.weight_decay": 1e-2,
     "train.weight_decay_bias": 1e-3,
     "model.projection": 16,
+    "eval.last": 1,
+    "eval.every": 9,
 }
 """Clients of different sizes, and so of different numbers of steps."""
 

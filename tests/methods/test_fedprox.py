@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from fedpriv.objectives.proximal import on_received
+from fedpriv.parameters import ParameterSpace
 from fedpriv.simulation.loop import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
@@ -46,36 +50,16 @@ def test_a_client_keeps_nothing_and_sends_only_its_model(simulate: Simulate) -> 
     assert simulation.progress.clients == {} and simulation.server.memory == {}
 
 
-def test_what_does_not_come_from_the_server_is_not_pulled(simulate: Simulate) -> None:
-    """A personal head has no global value: FedPer's is trained as without the term, while the encoder is held."""
-    shared = {"train.rounds": 1, "train.local_steps": 1, "train.momentum": 0.0}
-    plain, pulled = simulate("fedper", **shared), simulate("fedper", **shared, **{"objective": "fedprox"})
-    assert torch.equal(plain.server.row, pulled.server.row), "the pull is zero in a first step"
-    shared["train.local_steps"] = 2
-    method = simulate("fedper", play=False, **shared, **{"objective": {"name": "fedprox", "mu": 3.0}}).federation.method
-    received = {name: torch.zeros(()) for name in method.shared_names}
-
-    class Turn:
-        pass
-
-    turn = Turn()
-    turn.received, turn.memo, turn.start = received, {}, torch.zeros(method.context.space.size)  # type: ignore[attr-defined]
-    method.objective.begin(turn)  # type: ignore[arg-type]
-    strength = method.context.space.unpack(turn.memo["fedprox.strength"])  # type: ignore[attr-defined]
-    assert all(bool((row == (3.0 if name.startswith("encoder") else 0.0)).all()) for name, row in strength.items())
-
-
-def test_buffers_are_not_pulled(simulate: Simulate) -> None:
-    options = {"model.name": "resnet18", "data.clients": 5, "train.participation": 0.2, "train.batch_size": 999}
-    space_of = {}
-    for method in ("fedavg", "fedprox"):
-        run = simulate(method, play=False, **options)
-        run.play_round()
-        space, row = run.federation.resident.space, run.server.row
-        space_of[method] = {e.name: space.view(row, e.name) for e in space.entries if e.kind == "buffer"}
-    assert space_of["fedavg"], "there are running statistics"
-    # One full-batch step: where the pull is still zero, the statistics are those of FedAvg.
-    assert all(torch.equal(value, space_of["fedprox"][name]) for name, value in space_of["fedavg"].items())
+def test_only_parameters_that_the_server_sent_are_pulled() -> None:
+    """Not a personal head, which has no global value; not running statistics."""
+    net = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "head": nn.Linear(3, 2)})
+    space = ParameterSpace.of(net)
+    received = {name: torch.zeros(()) for name in space.select(["encoder"])}
+    turn = SimpleNamespace(received=received, start=torch.zeros(space.size))
+    strength = space.unpack(on_received(turn, space, 3.0))  # type: ignore[arg-type]
+    pulled = {name for name, row in strength.items() if bool((row == 3).all())}
+    assert pulled == {"encoder.0.weight", "encoder.0.bias", "encoder.1.weight", "encoder.1.bias"}
+    assert all(not row.any() for name, row in strength.items() if name not in pulled)
 
 
 @pytest.mark.parametrize("method", ["fedprox", "scaffold"])
@@ -98,9 +82,3 @@ def test_fine_tuning_of_the_same_model_is_the_same_whatever_trained_it(simulate:
         run.scorer.score(run.server, run._private, run.config.train.rounds)
         rows.append(run.federation.resident.row.clone())
     assert torch.equal(*rows) and not torch.equal(rows[0], run.federation.initial)
-
-
-def test_one_client_with_one_sample_each(simulate: Simulate) -> None:
-    options = {"data.clients": 3, "data.limit": 6, "data.partition.name": "iid", "train.participation": 1.0}
-    run = simulate("fedprox", **options)
-    assert torch.isfinite(run.server.row).all()

@@ -1,0 +1,68 @@
+"""FedBN: FedAvg without BatchNorm; with it, a client's layers are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.simulation.loop import Simulation
+from fedpriv.wire import Sealed
+
+Simulate = Callable[..., Simulation]
+BATCHNORM = {"model.name": "resnet18", "data.clients": 3, "data.limit": 60, "data.partition.name": "iid"}
+BATCHNORM |= {"train.participation": 0.67, "train.batch_size": 20, "train.rounds": 2, "eval.every": 9, "eval.last": 1}
+
+
+@pytest.mark.parametrize("net", ["mlp2", "lenet_sigmoid"])
+def test_without_batchnorm_it_is_fedavg_bit_for_bit(simulate: Simulate, net: str) -> None:
+    shared = {"model.name": net, "train.rounds": 2}
+    fedavg, fedbn = simulate("fedavg", **shared), simulate("fedbn", **shared)
+    assert torch.equal(fedavg.server.row, fedbn.server.row)
+    assert fedbn.progress.clients == {} and fedbn.federation.method.has_global_model
+    assert fedavg.progress.total_bytes_up == fedbn.progress.total_bytes_up
+    assert fedavg.progress.total_bytes_down == fedbn.progress.total_bytes_down
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, list[Sealed]]:
+    from tests.conftest import SMALL, RunFolder, build, load_config
+
+    settings: dict[str, Any] = {**SMALL, **BATCHNORM, "method.name": "fedbn"}
+    federation = build(load_config(None, settings))
+    simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path_factory.mktemp("fedbn")), lambda text: None)
+    crossed: list[Sealed] = []
+    federation.wire.taps.append(lambda way, sealed: crossed.append(sealed))
+    simulation.start()
+    for _ in simulation.rounds():
+        pass
+    return simulation, crossed
+
+
+def test_batchnorm_never_crosses_the_wire(played: tuple[Simulation, list[Sealed]]) -> None:
+    simulation, crossed = played
+    norms = simulation.federation.method.context.norms
+    weight = next(name for name in norms if name.endswith("downsample.1.weight"))
+    assert "bn" not in weight, "found by its type: its name does not say it"
+    assert crossed and all(not norms & set(sealed.schema) for sealed in crossed)
+    others = set(simulation.federation.resident.space.names) - norms
+    assert all(others == set(sealed.schema) for sealed in crossed)
+
+
+def test_each_client_keeps_its_own_and_is_tested_with_it(played: tuple[Simulation, list[Sealed]]) -> None:
+    simulation, _ = played
+    method, space = simulation.federation.method, simulation.federation.resident.space
+    own = set(space.names) & method.context.norms
+    assert not method.has_global_model
+    kept = {client: simulation._stored(client) or {} for client in simulation.progress.clients}
+    assert all(set(state) == own for state in kept.values())
+    mean = next(name for name in own if name.endswith("running_mean"))
+    first, second = [state[mean] for state in kept.values()][:2]
+    assert not torch.equal(first, second)
+    assert torch.equal(space.view(simulation.server.row, mean), space.view(simulation.federation.initial, mean))
+    for client, state in kept.items():
+        tested = method.client_state(simulation.server, state)
+        assert torch.equal(tested[mean], state[mean]), client
+        assert torch.equal(tested["head.weight"], space.view(simulation.server.row, "head.weight"))

@@ -1,0 +1,86 @@
+"""FedDyn: both halves against a slow version that keeps lambda and h, and what they reduce to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fedpriv.errors import UsageError
+from fedpriv.simulation.loop import Simulation
+from tests.methods.against_oracle import RAGGED, replay, same
+from tests.oracles import global_baselines as oracles
+
+Simulate = Callable[..., Simulation]
+UNBOUNDED = {"train.clip_grad_norm": 1e9}
+
+
+def displacements(simulation: Simulation) -> torch.Tensor:
+    """``(K, p)``: what every client keeps."""
+    none = torch.zeros_like(simulation.server.row)
+    kept = [simulation._stored(client) or {} for client in range(simulation.config.data.clients)]
+    return torch.stack([one.get("feddyn.displacement", none) for one in kept])
+
+
+@pytest.mark.parametrize(("alpha", "decay", "momentum"), [(0.1, 1.0, 0.0), (0.01, 1.0, 0.5), (0.1, 0.9, 0.0)])
+def test_four_rounds_equal_the_oracle(simulate: Simulate, alpha: float, decay: float, momentum: float) -> None:
+    options = {"method.alpha": alpha, "method.h_decay": decay, "train.momentum": momentum, "train.rounds": 4}
+    simulation = simulate("feddyn", **RAGGED, **UNBOUNDED, **options)
+    slow = replay(simulation, oracles.feddyn, alpha=alpha, decay=decay, registered=10)
+    same(simulation, slow.model)
+    space = simulation.federation.resident.space
+    drift = space.unpack(simulation.server.memory["feddyn.drift"])
+    for name, h in slow.server["h"].items():
+        torch.testing.assert_close(drift[name].double(), -h / alpha, rtol=1e-3, atol=1e-5)
+
+
+def test_the_servers_drift_is_the_mean_of_what_all_clients_keep(simulate: Simulate) -> None:
+    simulation = simulate("feddyn", play=False, **RAGGED)
+    for _ in simulation.rounds():
+        drift = simulation.server.memory["feddyn.drift"]
+        torch.testing.assert_close(displacements(simulation).mean(0), drift, rtol=1e-4, atol=1e-6)
+    assert bool(drift.any())
+
+
+def test_the_first_round_is_fedprox_locally(simulate: Simulate) -> None:
+    shared = {"train.rounds": 1, **UNBOUNDED}
+    dynamic = simulate("fedavg", **shared, objective={"name": "feddyn", "alpha": 0.3})
+    proximal = simulate("fedprox", **shared, **{"method.mu": 0.3})
+    assert torch.equal(dynamic.server.row, proximal.server.row)
+    later = [simulate("fedavg", **{**shared, "train.rounds": 4}, objective={"name": n, k: 0.3}) for n, k in PAIR]
+    assert not torch.equal(later[0].server.row, later[1].server.row), "from its second turn on a client remembers"
+
+
+PAIR = [("feddyn", "alpha"), ("fedprox", "mu")]
+
+
+def test_everybody_in_one_round_moves_twice_as_far(simulate: Simulate) -> None:
+    """m = K and h = 0: the mean, and the mean's displacement once more."""
+    shared = {"train.rounds": 1, "train.participation": 1.0, **UNBOUNDED}
+    mean = simulate("fedprox", **shared, **{"method.mu": 0.1, "method.weights": "uniform"})
+    moved = simulate("feddyn", **shared, **{"method.alpha": 0.1})
+    start = mean.federation.initial
+    torch.testing.assert_close(moved.server.row - start, 2 * (mean.server.row - start), rtol=1e-4, atol=1e-6)
+
+
+def test_alpha_by_size_leaves_clients_of_one_size_alone(simulate: Simulate) -> None:
+    even = {"data.partition.name": "iid", "data.limit": 400, "train.rounds": 2}
+    plain, scaled = (simulate("feddyn", **even, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))
+    torch.testing.assert_close(plain.server.row, scaled.server.row, rtol=1e-5, atol=1e-7)
+    plain, scaled = (simulate("feddyn", **RAGGED, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))
+    assert not torch.allclose(plain.server.row, scaled.server.row, rtol=1e-3)
+    context = scaled.federation.method.context
+    sizes = [scaled.federation.data.size(client) for client in scaled.federation.data.nonempty]
+    assert context.mean_samples == pytest.approx(sum(sizes) / len(sizes)) and len(set(sizes)) > 1
+
+
+def test_a_gradient_is_bounded_unless_the_config_says_otherwise(simulate: Simulate) -> None:
+    assert simulate("feddyn", play=False).config.train.clip_grad_norm == 10.0
+    assert simulate("feddyn", play=False, **UNBOUNDED).config.train.clip_grad_norm == 1e9
+    assert simulate("fedprox", play=False).config.train.clip_grad_norm is None
+
+
+def test_the_server_needs_clients_that_remember(simulate: Simulate) -> None:
+    with pytest.raises(UsageError, match="aggregation feddyn needs displacement, which objective cross-entropy does not send"):
+        simulate("fedavg", play=False, aggregation="feddyn")

@@ -1,0 +1,49 @@
+"""The global baselines where there is next to nothing to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fedpriv.simulation.loop import Simulation
+
+GLOBAL = ["fedprox", "fednova", "scaffold", "fedpvr", "feddyn", "moon", "fedbn"]
+
+
+@pytest.mark.parametrize("method", GLOBAL)
+def test_clients_with_one_sample(simulate: Callable[..., Simulation], method: str) -> None:
+    options = {
+        "data.clients": 10,
+        "data.limit": 10,
+        "data.partition.name": "iid",
+        "train.rounds": 4,
+        "eval.every": 9,
+        "eval.last": 1,
+    }
+    simulation = simulate(method, **options)
+    assert {simulation.federation.data.size(client) for client in simulation._participants(1)} == {1}
+    assert torch.isfinite(simulation.server.row).all()
+    assert not torch.equal(simulation.server.row, simulation.federation.initial)
+
+
+@pytest.mark.parametrize("method", GLOBAL)
+def test_everybody_dropped_changes_nothing_on_either_side(simulate: Callable[..., Simulation], method: str) -> None:
+    options = {"train.lr": 1e30, "train.on_nan": "drop", "train.local_epochs": 2, "eval.every": 9, "eval.last": 1}
+    simulation = simulate(method, play=False, **options, **{"train.rounds": 2})
+    before = simulation.server
+    for record in simulation.rounds():
+        assert record["metrics"]["dropped"] == record["metrics"]["participants"] == 3
+    assert torch.equal(simulation.server.row, before.row) and simulation.progress.clients == {}
+    assert simulation.server.memory.keys() == before.memory.keys()
+    assert all(torch.equal(simulation.server.memory[name], tensor) for name, tensor in before.memory.items())
+
+
+@pytest.mark.parametrize("method", ["fednova", "scaffold", "fedpvr", "moon", "fedbn"])
+def test_the_only_client_is_trained_as_by_fedavg(simulate: Callable[..., Simulation], method: str) -> None:
+    """Up to rounding: one client's weights are the mean's, its step count everybody's, its variate all clients', and MOON's two
+    reference models are the same one."""
+    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", "data.limit": 200, "train.momentum": 0.0}
+    fedavg, other = simulate("fedavg", **one), simulate(method, **one)
+    torch.testing.assert_close(fedavg.server.row, other.server.row, rtol=1e-4, atol=1e-6)
