@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
@@ -144,9 +145,15 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
 def metric(result: Result, name: str) -> float | None:
     """A metric of :data:`fedpriv.experiments.spec.Metric`, but for ``clients_better``; ``None`` where it does not apply.
 
-    ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds.
+    ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds; ``test_loss_roughness`` the standard
+    deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half.
     """
     summary = result.summary
+    if name == "test_loss_roughness":
+        losses: list[float | None] = result.curve.get("test_loss") or []
+        late = [loss for number, loss in zip(result.curve["round"], losses, strict=False) if number > summary["rounds"] / 2]
+        known = [loss for loss in late if loss is not None]
+        return statistics.stdev(after - before for before, after in pairwise(known)) if 2 < len(known) == len(late) else None
     if name == "early_accuracy":
         early = [accuracy for number, accuracy in result.tested() if number <= summary["rounds"] / 4]
         return statistics.fmean(early) if early else None

@@ -39,6 +39,7 @@ _WHAT = {
     "worst_tenth": " in the worst tenth",
     "global_accuracy": " (global model)",
     "early_accuracy": " in the first quarter of the rounds",
+    "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
     "upload_bytes": ", one upload",
 }
 
@@ -224,6 +225,8 @@ def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
 def _number(claim: Claim, value: float) -> str:
     if claim.metric == "upload_bytes":
         return _bytes(value, 3) if value >= 0 else f"-{_bytes(-value, 3)}"
+    if claim.metric == "test_loss_roughness":
+        return f"{value:+.4f} nats"
     if claim.metric == "clients_better" or claim.of:
         return f"{100 * value:.1f} %"
     return f"{100 * value:+.2f}"

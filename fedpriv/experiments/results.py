@@ -22,6 +22,7 @@ _CURVE = {
     "accuracy": "accuracy",
     "accuracy_worst_tenth": "accuracy_worst_tenth",
     "global_accuracy": "global_accuracy",
+    "test_loss": "test_loss",
     "train_loss": "train_loss",
     "bytes_up": "total_bytes_up",
     "bytes_down": "total_bytes_down",
@@ -40,7 +41,8 @@ class Result:
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, all
             protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
             upload in one round), seconds.
-        curve: columns, one entry per evaluated round; bytes and seconds are totals since the start.
+        curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
+            have no ``test_loss``, the global model's on the server's test set in nats.
         traces: what merges and clients reported (``simprox/tv``): columns, one entry per round, ``None`` where there was nothing.
     """
 
@@ -93,7 +95,7 @@ class Result:
     def records(self) -> list[Record]:
         """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""
         rounds = {number for number, _ in self.tested()}
-        columns = {metric: self.curve[name] for name, metric in _CURVE.items()}
+        columns = {metric: self.curve[name] for name, metric in _CURVE.items() if name in self.curve}
         return [
             {"round": number, "metrics": {metric: column[i] for metric, column in columns.items()}}
             for i, number in enumerate(self.curve["round"])

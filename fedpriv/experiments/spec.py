@@ -17,7 +17,9 @@ from fedpriv.methods.build import with_options
 BEST_BASELINE = "best_baseline"
 """In a claim: of all runs but the other side, the one with the highest mean of the metric."""
 
-Metric = Literal["accuracy", "worst_tenth", "global_accuracy", "early_accuracy", "clients_better", "upload_bytes"]
+Metric = Literal[
+    "accuracy", "worst_tenth", "global_accuracy", "early_accuracy", "test_loss_roughness", "clients_better", "upload_bytes"
+]
 
 
 class Claim(BaseModel):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_results import write_result, write_yaml
 
-from fedpriv.experiments import read
-from fedpriv.experiments.claims import Judgement, decide, judge, paired_interval
+from fedpriv.experiments import Result, read
+from fedpriv.experiments.claims import Judgement, decide, judge, metric, paired_interval
 from fedpriv.experiments.measures import stored_results
 
 RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
@@ -126,3 +127,15 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
 def test_kinds_of_claims(tmp_path: Path, claim: dict[str, object], verdict: str) -> None:
     judgement = judged(tmp_path, claim, {"local": [0.5, 0.51, 0.52], "fedrep": [0.7, 0.705, 0.71]})
     assert str(judgement.verdict) == verdict
+
+
+def test_the_roughness_of_the_test_loss_by_hand(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
+    result = Result.load(write_result(path, "fedavg", 0, {5: 0.1, 10: 0.2, 15: 0.3, 18: 0.3, 20: 0.3}))
+    assert metric(result, "test_loss_roughness") is None, "a result of before has no such column"
+    rough = replace(result, curve={**result.curve, "test_loss": [9.0, 7.0, 2.0, 1.0, 2.0]})
+    assert metric(rough, "test_loss_roughness") == pytest.approx(2**0.5), "of the changes -1 and +1, not of those before round 10"
+    steady = replace(result, curve={**result.curve, "test_loss": [9.0, 7.0, 2.0, 1.5, 1.0]})
+    assert metric(steady, "test_loss_roughness") == 0
+    gap = replace(result, curve={**result.curve, "test_loss": [9.0, 7.0, 2.0, None, 1.0]})
+    assert metric(gap, "test_loss_roughness") is None
