@@ -1,4 +1,4 @@
-"""FedDUAL's pictures with numbers: the loss around the final models (Figs. 1 and 6), and the clients' gradients by layer (Fig. 2).
+"""FedDUAL's pictures with numbers: the loss around final models (Figs. 1 and 6), and the clients' gradients by layer (Fig. 2).
 
     python experiments/feddual/pictures.py --data-dir DATA
 

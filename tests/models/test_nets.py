@@ -11,7 +11,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
 from fedpriv.models import registry as registry_module
 
-BIG = {"densenet121", "resnet18", "resnet50", "vgg16"}
+BIG = {"densenet121", "resnet18", "resnet50", "vgg16", "vgg16_frozen"}
 SMALL = sorted(set(model_names()) - BIG)
 
 
