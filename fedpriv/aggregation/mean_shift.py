@@ -301,10 +301,9 @@ class MeanShift(Aggregation):
             )
             center, total = shift.center, float(shift.weights.sum())
             if total < 0.5:
-                warnings.warn(
-                    f"mean-shift: every client is so far from the mean (nearest {float(shift.distances.min()):.3g}, eps "
-                    f"{shift.eps:.3g}) that the additive normaliser leaves {name} as it is; a larger eps, eps_mode relative or "
-                    "normaliser softmax would not",
+                warnings.warn(  # the same words each round, so that it is shown once
+                    f"mean-shift: every client is so much further than eps from the mean (distance_min in the record) that the "
+                    f"additive normaliser leaves {name} as it is; a larger eps, eps_mode relative or normaliser softmax would not",
                     stacklevel=2,
                 )
             squares = float(shift.weights.square().sum())
