@@ -302,8 +302,8 @@ class MeanShift(Aggregation):
             center, total = shift.center, float(shift.weights.sum())
             if total < 0.5:
                 warnings.warn(  # the same words each round, so that it is shown once
-                    f"mean-shift: every client is so much further than eps from the mean (distance_min in the record) that the "
-                    f"additive normaliser leaves {name} as it is; a larger eps, eps_mode relative or normaliser softmax would not",
+                    f"mean-shift: every client is so far beyond eps from the mean (distance_min in the record) that the "
+                    f"additive normaliser leaves {name} as it is; a larger eps, or eps_mode relative, would not",
                     stacklevel=2,
                 )
             squares = float(shift.weights.square().sum())
