@@ -110,11 +110,14 @@ class Evidence:
         images = data.dataset.train_images.to(index.device)[index].float() / 255
         return Truth(images.cpu(), data.labels("train")[index].cpu())
 
-    def observation(self, message: Message, threat: ThreatModel) -> Observation:
+    def observation(self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None) -> Observation:
         """The message as an attacker with that knowledge sees it.
 
         Shared are the changes of parameters that cross the wire in both directions. Hidden layers are known where the threat
         model says ``initial``: as the server sent them in this round, or broadcast them in round 0.
+
+        Args:
+            gradient: by the net's names, what the attacker looks at instead of the changes.
 
         Raises:
             UsageError: the threat model wants the present weights of layers that never left the client.
@@ -124,12 +127,13 @@ class Evidence:
         federation = self.federation
         parameters = dict(federation.resident.net.named_parameters())
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
-        victim = cut(federation.resident.net, sent)
+        news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
+        victim = cut(federation.resident.net, news)
         dataset = federation.dataset
         known = message.num_examples if threat.num_examples else None
         observation = Observation(
-            shared={victim.names[n]: message.uploaded[n].float() - message.received[n] for n in sent if n in victim.names},
-            kind="change",
+            shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
+            kind="change" if gradient is None else "gradient",
             weights=self._weights(message, victim, threat),
             net=victim.net,
             input_shape=tuple(dataset.input_shape),
@@ -138,7 +142,7 @@ class Evidence:
             mean=tuple(dataset.mean),
             std=tuple(dataset.std),
             num_examples=known,
-            schedule=self.schedule(message, known) if threat.schedule and known is not None else None,
+            schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
         )
         if not threat.labels:
@@ -151,7 +155,8 @@ class Evidence:
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
         if train.optimizer != "sgd" or train.clip_grad_norm is not None:
             return None
-        an_epoch = math.ceil(num_examples / train.batch_size)
+        size = train.batch_size * self.federation.method.objective.batches_per_step
+        an_epoch = math.ceil(num_examples / size)
         phases = self.federation.method.phases(message.round)
         steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
         rates = {phase.lr or train.lr for phase in phases}
@@ -159,7 +164,7 @@ class Evidence:
             return None
         lr = rates.pop() * train.lr_decay ** (message.round - 1)
         decay = (train.weight_decay, train.weight_decay_bias)
-        return Schedule(lr, steps.pop(), min(train.batch_size, num_examples), train.momentum, *decay)
+        return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast = self.store.broadcast()

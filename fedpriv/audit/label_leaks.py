@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,17 +12,20 @@ from torch import Tensor
 
 from attacks.centers import read_label_set
 from attacks.labels import batch_labels, count_accuracy, surely_present, to_counts
-from attacks.observation import ThreatModel
+from attacks.observation import Observation, ThreatModel
 from attacks.reconstruction import Inapplicable
 from attacks.shadow import Message, fit_shadows, score_shadows, shadow_messages
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.shadow_turns import ShadowTurns
+from fedpriv.audit.statistics import as_gradient, exposed, gradient_like
 from fedpriv.data.federated import Split
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator
 
 MOST_LABELS = 4
 """Shadow clients hold one to so many classes: the attacker does not know how many the others hold."""
+
+RULE = "last layer: its bias rose for the classes that are there"
 
 
 def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
@@ -29,7 +34,8 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
     ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found, ``None`` where
     only the set is told.
     """
-    observation = evidence.observation(evidence.message(round, client), ThreatModel())
+    message = evidence.message(round, client)
+    observation = evidence.observation(message, ThreatModel())
     labels, classes = evidence.truth(client).labels, len(evidence.federation.dataset.classes)
     true = torch.bincount(labels, minlength=classes)
     counts: Tensor | None = None
@@ -38,13 +44,28 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
         read = read_label_set(observation)
         how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
     except Inapplicable:
-        try:
-            found = surely_present(observation).cpu()
-            how = "last layer: its bias rose for the classes that are there"
-            guessed = torch.bincount(batch_labels(observation), minlength=classes)
-            counts = to_counts((guessed * found).double(), len(labels))
-        except Inapplicable as error:
-            how, found, note = "no rule applies", torch.zeros(classes, dtype=torch.bool), str(error)
+        ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
+        for what in gradient_like(message):
+            reader = partial(as_gradient, evidence, message, what, ThreatModel())
+            # Who knows that the model was altered on its way, and a statistic was not, asks that first.
+            read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
+            ways = {read_as: reader, **ways} if what in exposed(evidence) else {**ways, read_as: reader}
+        how, found, reasons = "no rule applies", torch.zeros(classes, dtype=torch.bool), []
+        for rule, observe in ways.items():
+            try:
+                seen = observe()
+                present = surely_present(seen).cpu()
+                # Of a statistic it is not known whether it is a mean over the samples, or a sum: it tells no counts.
+                guessed = torch.bincount(batch_labels(seen), minlength=classes) if seen.kind == "change" else None
+            except (Inapplicable, UsageError) as error:
+                reasons.append(str(error))
+                continue
+            how, found = rule, present
+            if guessed is not None:
+                counts = to_counts((guessed * found).double(), len(labels))
+            break
+        else:
+            note = "; ".join(dict.fromkeys(reasons))
     return {
         "round": round,
         "client": client,

@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.statistics import BYTES, kinds
 from fedpriv.wire import STATISTIC, Sealed
-
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 def crossed(evidence: Evidence) -> dict[str, Any]:
@@ -54,8 +53,8 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         )
     if sealed.num_examples is not None:
         server.append("is told each client's number of training samples")
-    if any(name.startswith(STATISTIC) for name in sealed.schema):
-        server.append("is sent statistics besides weights: " + ", ".join(n for n in sealed.schema if n.startswith(STATISTIC)))
+    if statistics := kinds(sealed.schema):
+        server.append(f"is sent statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows what an upload went through: {', '.join(sealed.transforms)}")
     outsider = [
@@ -93,7 +92,7 @@ def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadca
             "role": "statistic" if name.startswith(STATISTIC) else name.split(".")[0],
             "dtype": known[name][0],
             "shape": list(known[name][1]),
-            "bytes": prod(known[name][1]) * _BYTES[known[name][0]],
+            "bytes": prod(known[name][1]) * BYTES[known[name][0]],
             "up": name in up,
             "down": name in down,
             "broadcast": broadcast is not None and name in broadcast.schema,

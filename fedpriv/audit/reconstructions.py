@@ -15,10 +15,11 @@ from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
 from fedpriv.audit.single_images import single_images
-from fedpriv.audit.target import Target, message
+from fedpriv.audit.target import Target, message, statistics_of
 from fedpriv.errors import UsageError
 
 Say = Callable[[str], None]
+Observe = Callable[[ThreatModel], list[Observation]]
 
 EASIEST = 6
 """Images of the easiest case."""
@@ -44,8 +45,25 @@ _SINGLE_BUDGET: dict[str, dict[str, Any]] = {
     "head-free": {"restarts": 0},
     "inverting-gradients": {"steps": 800},
 }
+ON_STATISTICS = ("analytic",)
+"""What is also tried on statistics that read as a gradient: what needs no other layer and no optimisation."""
 Budget = dict[str, dict[str, Any]]
 """Attacker -> its options where they are not its own defaults."""
+
+
+@dataclass(frozen=True)
+class OnStatistic(Attacker):
+    """An attacker that reads a statistic of the message in place of the model.
+
+    Attributes:
+        what: the statistic.
+    """
+
+    what: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.attack.name} on {self.what}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +132,8 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
 
     images, labels = real.images[: len(played)], real.labels[: len(played)]
     title = f"clients with one image each, {len(played)} of client {client}'s, in round {round}"
-    target = Target(title, images, labels, real.masked, observe, real.reference, real.reference_labels)
+    statistics = statistics_of(evidence, played, first_turn=True)
+    target = Target(title, images, labels, real.masked, observe, real.reference, real.reference_labels, statistics)
     return _attack(target, "single image", round, client, _tried(_ON_SINGLES, _SINGLE_BUDGET, real.masked), seed, say)
 
 
@@ -128,17 +147,23 @@ def _attack(target: Target, kind: str, round: int, client: int, tried: list[Atta
     attempts = []
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
-        attempts.append(_attempt(target, attacker, seed))
+        attempts.append(_attempt(target, attacker, target.observe, seed))
+    for what, observe in target.statistics.items():
+        for attacker in tried:
+            if attacker.name in ON_STATISTICS:
+                reader = OnStatistic(attacker.attack, attacker.threat, what)
+                say(f"{target.title}: {reader.name}")
+                attempts.append(_attempt(target, reader, observe, seed))
     return Attacked(target, kind, round, client, attempts)
 
 
-def _attempt(target: Target, attacker: Attacker, seed: int) -> Attempt:
+def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int) -> Attempt:
     try:
-        observed = target.observe(attacker.threat)
+        observed = observe(attacker.threat)
     except UsageError as error:
         return Attempt(attacker, inapplicable=str(error))
     schedule, n = observed[0].schedule, len(target.images) // len(observed)
-    if n > MOST and attacker.name != "analytic":
+    if n > MOST and attacker.attack.name != "analytic":
         return Attempt(attacker, inapplicable=f"not tried: {n} images behind one message, and the budget is for {MOST} at once")
     if attacker.name == "unrolled" and schedule is not None and schedule.steps > LONGEST:
         return Attempt(

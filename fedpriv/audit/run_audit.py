@@ -16,6 +16,7 @@ from fedpriv.audit.leaving import conditions, crossed, knowledge
 from fedpriv.audit.membership import Membership, membership
 from fedpriv.audit.pictures import grid
 from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
+from fedpriv.audit.statistics import exposed, listed
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
 
@@ -160,6 +161,7 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "wire": crossed(evidence),
         "knowledge": knowledge(evidence),
         "conditions": conditions(evidence),
+        "statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))},
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from attacks.images import default_images
 from attacks.lab import observations
 from attacks.observation import Observation, ThreatModel
-from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.evidence import Evidence, Message
+from fedpriv.audit.statistics import as_gradient, gradient_like
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 
@@ -31,6 +33,7 @@ class Target:
         images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
         masked: fully connected layers at the end that are hidden.
         observe: the messages under a threat model; together they stand for the ``n`` images, in order.
+        statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
         reference, reference_labels: public images of the same kind, which the baselines may copy; ``None`` where there are none.
     """
 
@@ -41,6 +44,7 @@ class Target:
     observe: Callable[[ThreatModel], list[Observation]]
     reference: Tensor | None = None
     reference_labels: Tensor | None = None
+    statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -88,7 +92,19 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
     def observe(threat: ThreatModel) -> list[Observation]:
         return [evidence.observation(found, threat)]
 
-    return Target(title, truth.images, truth.labels, layers if hidden else 0, observe, *reference)
+    statistics = statistics_of(evidence, [found])
+    return Target(title, truth.images, truth.labels, layers if hidden else 0, observe, *reference, statistics)
+
+
+def statistics_of(
+    evidence: Evidence, messages: Sequence[Message], first_turn: bool = False
+) -> dict[str, Callable[[ThreatModel], list[Observation]]]:
+    """What :attr:`Target.statistics` says, of messages of one kind."""
+
+    def observe(what: str, threat: ThreatModel) -> list[Observation]:
+        return [as_gradient(evidence, one, what, threat, first_turn) for one in messages]
+
+    return {what: partial(observe, what) for what in gradient_like(messages[0])}
 
 
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,13 @@ def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
     said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
     said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
-    return [*said, *_labels(run["labels"]), *_membership(run["membership"]), *_epsilon(run["epsilon"])]
+    return [
+        *said,
+        *_exposed(run.get("statistics")),
+        *_labels(run["labels"]),
+        *_membership(run["membership"]),
+        *_epsilon(run["epsilon"]),
+    ]
 
 
 def best_attempt(attack: Found) -> Found | None:
@@ -67,6 +73,15 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     exact = sum(one["exact"] for one in messages)
     ways = sorted({one["how"] for one in messages})
     return [f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)})."]
+
+
+def _exposed(statistics: Found | None) -> list[str]:
+    if not statistics or not statistics["exposed"]:
+        return []
+    names = ", ".join(statistics["exposed"])
+    return [
+        f"The defences alter the model and not the statistics sent beside it ({names}): these crossed as the client made them."
+    ]
 
 
 def _membership(attacks: Sequence[Found]) -> list[str]:

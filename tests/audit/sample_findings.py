@@ -203,6 +203,12 @@ def _run(name: str, defence: list[str]) -> dict[str, Any]:
         "versions": {"fedpriv": "0.1.0", "python": "3.11.9", "torch": "2.15.0"},
         "partition_hash": "9f2c41d07be35a68c0d1",
         "config_yaml": f"# {name}\nmethod:\n  name: mpfedcon\n  mu: 5\ndata:\n  name: digits\n  clients: 20\n",
+        "statistics": {
+            "listed": [
+                {"what": "centers", "tensors": 1, "bytes": 1024, "says": "means of the client's embeddings", "attacked": False},
+            ],
+            "exposed": ["centers"] if any("gaussian" in one for one in defence) else [],
+        },
         "wire": {
             "tensors": [
                 _tensor("encoder.fc1.weight", "encoder", [512, 64]),

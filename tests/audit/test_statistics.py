@@ -1,0 +1,159 @@
+"""Statistics beside the model: what the audit says of them, and that those which are gradients are read like the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.observation import ThreatModel
+from attacks.reconstruction import Inapplicable
+from attacks.registry import image_attack
+from fedpriv.audit import reconstructions, statistics
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.label_leaks import labels_of
+from fedpriv.audit.reconstructions import on_single_images
+from fedpriv.audit.single_images import single_images
+from fedpriv.errors import UsageError
+from tests.audit.test_report import fedpriv, short
+from tests.simulation.small import play
+
+__all__ = ["short"]
+ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 1e-2, "train.weight_decay_bias": 1e-3}
+NOISE = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
+OF_HEAD = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum"}
+
+
+def evidence(folder: Path, method: str, **overrides: Any) -> Evidence:
+    play(folder, method, **overrides)
+    return Evidence(folder)
+
+
+def gradient_of_the_truth(found: Evidence, round: int, client: int) -> dict[str, Tensor]:
+    """Of the mean cross-entropy at the weights that the client was sent, by the attacker's names; here from the data."""
+    federation, truth, message = found.federation, found.truth(client), found.message(round, client)
+    federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
+    net, dataset = federation.resident.net.requires_grad_(True), federation.dataset
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
+    loss = F.cross_entropy(net((truth.images - mean) / std).logits, truth.labels)
+    parameters = dict(net.named_parameters())
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_variate_of_one_step_is_the_gradient_of_the_truth(tmp_path: Path, round: int) -> None:
+    """In round 2 the change of round 1 is added, or it would be the difference of two gradients."""
+    everybody = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": "all", "data.clients": 4}
+    found = evidence(tmp_path / "run", "scaffold", **ONE_STEP, **everybody)
+    message = found.message(round, 1)
+    seen = statistics.as_gradient(found, message, "variate", ThreatModel())
+    assert seen.kind == "gradient" and seen.schedule is None and len(seen.shared) == len(message.received) / 2
+    expected = gradient_of_the_truth(found, round, 1)
+    for name, gradient in expected.items():
+        cut = next(n for n in seen.shared if n.split(".", 1)[1].replace("_", ".", 1) == name)
+        torch.testing.assert_close(seen.shared[cut], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> None:
+    everybody = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": [2], "data.clients": 4}
+    found = evidence(tmp_path / "run", "scaffold", **everybody)
+    with pytest.raises(UsageError, match=r"round 1 was not kept.*--keep-payloads all"):
+        statistics.as_gradient(found, found.message(2, 0), "variate", ThreatModel())
+
+
+@pytest.mark.usefixtures("short")
+def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with one image: the noisy model gives nothing away, the variate beside it gives the image and its label."""
+    found = evidence(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
+    round, client = found.messages()[0]
+    (one, *_), truth = single_images(found, round, client, 2), found.truth(client)
+    attack = image_attack("analytic")()
+    missed = attack.run([found.observation(one, ThreatModel())]).images[0] - truth.images[0]
+    seen = statistics.as_gradient(found, one, "variate", ThreatModel(), first_turn=True)
+    assert float(missed.square().mean()) > 1e-2
+    torch.testing.assert_close(attack.run([seen]).images[0], truth.images[0], rtol=0, atol=2e-3)
+    monkeypatch.setattr(reconstructions, "_ON_SINGLES", ("analytic",))
+    attacked = on_single_images(found, round, client, 0, lambda text: None)
+    rates = {one.attacker.name: one.scores.recovered[1e-2].share for one in attacked.attempts if one.scores is not None}
+    assert rates == {"analytic": 0.0, "analytic on variate": 1.0}
+    said = labels_of(found, round, client)
+    assert said["exact"] and said["how"].startswith("variate, of the last layer") and said["count_accuracy"] is None
+
+
+def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1})
+    said = labels_of(found, *found.messages()[0])
+    assert said["how"].startswith("last layer") and said["count_accuracy"] is not None
+
+
+def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> None:
+    """Without any name of a method: another server's half asks for the gradient of the last layer."""
+    found = evidence(tmp_path / "run", "fedavg", **OF_HEAD, **NOISE, **{"train.rounds": 1, "train.lr": 1e-3})
+    assert [(one["what"], one["attacked"]) for one in statistics.listed(found)] == [("gradient", True)]
+    round, client = found.messages()[0]
+    message = found.message(round, client)
+    seen = statistics.as_gradient(found, message, "gradient", ThreatModel())
+    assert seen.shared and not any("encoder" in name for name in seen.shared)
+    with pytest.raises(Inapplicable, match="fed features"):
+        image_attack("analytic")().run([seen])
+    said = labels_of(found, round, client)
+    assert said["exact"] and said["how"].startswith("gradient, of the last layer")
+
+
+@pytest.mark.parametrize(
+    ("transforms", "exposed"),
+    [
+        ([], ()),
+        ([{"name": "mask", "last": 1}], ()),
+        ([{"name": "mask", "last": 1}, {"name": "laplace", "variance": 1e-4}], ("variate",)),
+        ([{"name": "clip", "norm": 5.0}], ("variate",)),
+        ([{"name": "gaussian", "variance": 1e-4}, {"name": "mask", "names": ["statistic.*"]}], ()),
+        ([{"name": "gaussian", "variance": 1e-4}, {"name": "cast"}], ()),
+    ],
+)
+def test_what_defences_leave_as_it_was(tmp_path: Path, transforms: list[dict[str, Any]], exposed: tuple[str, ...]) -> None:
+    masked = any("names" in one for one in transforms)  # SCAFFOLD would not run without what it needs
+    method = "mpfedcon" if masked else "scaffold"
+    found = evidence(tmp_path / "run", method, **{"train.rounds": 1, "wire.transforms": transforms})
+    assert statistics.exposed(found) == exposed
+    assert {one["what"] for one in statistics.listed(found)} == (set() if masked else {"variate"})
+
+
+def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1, "wire.transforms": [{"name": "mask", "last": 1}]})
+    (one,) = statistics.listed(found)
+    net = dict(found.federation.resident.net.named_parameters())
+    sent = [p for name, p in net.items() if not name.startswith("head.")]
+    assert (one["what"], one["tensors"], one["bytes"]) == ("variate", len(sent), sum(4 * p.numel() for p in sent))
+    assert "gradients" in one["says"] and one["attacked"]
+    monkeypatch.setattr(statistics, "MEANINGS", {})
+    (one,) = statistics.listed(found)
+    assert (
+        "does not know" in one["says"]
+        and not one["attacked"]
+        and statistics.gradient_like(found.message(*found.messages()[0])) == []
+    )
+
+
+@pytest.mark.usefixtures("short")
+def test_the_report_says_so(tmp_path: Path) -> None:
+    play(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
+    quick = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "0", "--workers", "1")
+    result = fedpriv("audit", tmp_path / "run", *quick, "--output", tmp_path / "report", "--json")
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+    assert run["statistics"]["exposed"] == ["variate"]
+    assert any("not the statistics sent beside it (variate)" in sentence for sentence in run["verdict"])
+    assert run["best"]["single image"]["attacker"] == "analytic on variate"
+    assert any(one["attacker"] == "analytic on variate" for attack in run["attacks"] for one in attack["attempts"])
+    assert "is sent statistics besides weights: variate" in run["knowledge"]["server"]
+    for page in ("audit.html", "audit.md"):
+        text = (tmp_path / "report" / page).read_text()
+        assert "leave variate as the client made it" in text and "what a mean of the client's gradients" in text.replace(
+            "&#39;", "'"
+        )
