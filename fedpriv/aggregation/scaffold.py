@@ -7,6 +7,7 @@ so that c stays the mean of all clients' c_k. Both start at zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Literal
@@ -92,7 +93,8 @@ class Scaffold(Mean):
             name: c + torch.stack([sent[name].to(c) for sent in sound]).sum(0) / uploads.registered if sound else c
             for name, c in variates.items()
         }
-        report = {"scaffold/variate_norm": sum(float(c.double().square().sum()) for c in changed.values()) ** 0.5}
+        # fsum: a resumed run has the tensors in another order.
+        report = {"scaffold/variate_norm": math.sqrt(math.fsum(float(c.double().square().sum()) for c in changed.values()))}
         if len(sound) < len(uploads):
             report["scaffold/rejected"] = float(len(uploads) - len(sound))
         return Merged(row, changed, report if changed else {})

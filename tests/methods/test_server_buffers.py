@@ -76,3 +76,13 @@ def test_a_variate_that_is_not_finite_does_not_spoil_the_servers() -> None:
     merged = aggregation.merge(Uploads(SPACE, rows, previous, [1, 1], [good, bad], [0, 1], 1, 4), aggregation.start(previous))
     assert merged.report["scaffold/rejected"] == 1.0
     assert all(torch.equal(c, torch.full_like(c, 0.25)) for c in merged.memory.values())
+
+
+def test_what_is_reported_does_not_depend_on_the_order_of_the_memory() -> None:
+    """A checkpoint gives the tensors back in another order than they were made in."""
+    aggregation, rows = make("scaffold"), torch.ones(3, SPACE.size)
+    draw = torch.Generator().manual_seed(2)
+    memory = {statistic("variate", name): torch.randn(SPACE[name].shape, generator=draw) for name in PARAMETERS}
+    one, other = merge(aggregation, rows, memory), merge(aggregation, rows, dict(reversed(memory.items())))
+    assert one.report == other.report
+    assert all(torch.equal(c, other.memory[name]) for name, c in one.memory.items())
