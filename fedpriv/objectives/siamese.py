@@ -41,7 +41,7 @@ class SiameseParams:
     mu: float = Field(0.1, ge=0, description="weight of the pulls and the push (eq. 11; best of 0.05, 0.1, 0.2, 1)")
     pull: bool = Field(True, description="pull the prediction to the anchor's projection (eq. 7); false: no anchor at all")
     push: bool = Field(True, description="push the projection from the history model's (eq. 10)")
-    history: Literal["epoch", "round", "step", "off"] = Field(
+    history: Literal["epoch", "round", "step", "none"] = Field(
         "epoch",
         description="the history model: L as it was an epoch ago, and in a turn's first epoch the last upload (our reading of "
         "eq. 10); the last upload throughout (eq. 3); L as it was a step ago (eq. 10 to the letter); none",
@@ -84,7 +84,7 @@ class Siamese(Objective):
 
     @property
     def _push(self) -> float:
-        if not self.params.push or self.params.history == "off":
+        if not self.params.push or self.params.history == "none":
             return 0.0
         return float(self.params.mu) / (2 if self.params.loss_grouping == "eq5" else 1)
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.config import load_config, parse_assignment
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import phase
+from fedpriv.methods.build import with_options
 from fedpriv.objectives.siamese import PREVIOUS, mean_cosine
 from fedpriv.parts import Batch, ClientTurn, Loss
 from fedpriv.seeding import generator
@@ -63,7 +65,7 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
         ({}, {"pull": 0.5, "push": 1.0}),
         ({"history": "round"}, {"pull": 0.5, "push": 1.0, "history": "round"}),
         ({"history": "step"}, {"pull": 0.5, "push": 1.0, "history": "step"}),
-        ({"history": "off"}, {"pull": 0.5, "push": 0.0}),
+        ({"history": "none"}, {"pull": 0.5, "push": 0.0}),
         ({"order": "simultaneous"}, {"pull": 0.5, "push": 1.0, "simultaneous": True}),
         ({"anchor": "frozen"}, {"pull": 0.5, "push": 1.0, "frozen_anchor": True}),
         ({"local_init": "persistent"}, {"pull": 0.5, "push": 1.0, "persistent": True}),
@@ -96,7 +98,7 @@ def test_every_option_matters(simulate: Simulate) -> None:
         {},
         {"history": "round"},
         {"history": "step"},
-        {"history": "off"},
+        {"history": "none"},
         {"order": "simultaneous"},
         {"anchor": "frozen"},
         {"local_init": "persistent"},
@@ -246,8 +248,7 @@ def test_the_anchor_draws_nothing_of_the_local_models(simulate: Simulate) -> Non
 
 
 def test_the_look_at_the_anchor_leaves_its_statistics(simulate: Simulate) -> None:
-    """A frozen anchor stays the received model, running statistics included; a trained one moves, those of its head too little
-    to see (weight decay alone)."""
+    """A frozen anchor stays the received model, running statistics included; one that learns does not."""
     for anchor, moves in (("frozen", False), ("trained", True)):
         simulation = simulate("fedsiam-da", play=False, **SHORT, **{"method.anchor": anchor})
         turn = trained(simulation, a_turn(simulation, {}))
@@ -266,6 +267,14 @@ def test_fine_tuning_and_layered_methods_take_the_objective(simulate: Simulate) 
     for method in ("fedavg-ft", "fedper", "fedrep"):
         simulation = simulate(method, **SHORT, objective="siamese", **{"train.rounds": 2})
         assert torch.isfinite(simulation.server.row).all()
+
+
+@pytest.mark.parametrize("history", ["epoch", "round", "step", "none"])
+def test_readings_of_the_history_can_be_set_on_the_command_line(history: str) -> None:
+    """YAML reads some words as something else (off is false)."""
+    key, value = parse_assignment(f"method.history={history}")
+    config = with_options(load_config(None, {"method.name": "fedsiam-da", key: value}))
+    assert config.method.params["history"] == history
 
 
 def test_a_net_without_a_projector_is_refused(simulate: Simulate) -> None:
