@@ -45,11 +45,13 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
         how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
     except Inapplicable:
         ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
-        for what in gradient_like(message):
+        told = gradient_like(message)
+        unaltered = exposed(evidence) if told else ()
+        for what in told:
             reader = partial(as_gradient, evidence, message, what, ThreatModel())
             # Who knows that the model was altered on its way, and a statistic was not, asks that first.
             read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
-            ways = {read_as: reader, **ways} if what in exposed(evidence) else {**ways, read_as: reader}
+            ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
         how, found, reasons = "no rule applies", torch.zeros(classes, dtype=torch.bool), []
         for rule, observe in ways.items():
             try:

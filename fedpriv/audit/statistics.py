@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from attacks.observation import Observation, ThreatModel
 from fedpriv.audit.evidence import Evidence, Message
 from fedpriv.defenses.mask import Mask
+from fedpriv.defenses.stage import Stage
 from fedpriv.encoding import base_name, is_model
 from fedpriv.errors import UsageError
 from fedpriv.seeding import generator
@@ -89,7 +89,6 @@ def gradient_like(message: Message) -> list[str]:
     return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
 
 
-@cache
 def exposed(evidence: Evidence) -> tuple[str, ...]:
     """The statistics that cross the wire as the client computed them although a defence alters the model.
 
@@ -105,7 +104,8 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
         before[name] = tensor
     alters: set[str] = set()
     for transform in evidence.federation.wire.transforms:
-        if isinstance(transform, Mask):  # what it drops is not in the message
+        # What a mask drops is not in the message, and fewer digits hide nothing.
+        if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
         context = TransformContext(first.received, evidence.federation.layers, draw, evidence.federation.linear)

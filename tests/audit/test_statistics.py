@@ -113,7 +113,8 @@ def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> Non
         ([{"name": "mask", "last": 1}, {"name": "laplace", "variance": 1e-4}], ("variate",)),
         ([{"name": "clip", "norm": 5.0}], ("variate",)),
         ([{"name": "gaussian", "variance": 1e-4}, {"name": "mask", "names": ["statistic.*"]}], ()),
-        ([{"name": "gaussian", "variance": 1e-4}, {"name": "cast"}], ()),
+        ([{"name": "gaussian", "variance": 1e-4}, {"name": "cast"}], ("variate",)),
+        ([{"name": "cast"}], ()),
     ],
 )
 def test_what_defences_leave_as_it_was(tmp_path: Path, transforms: list[dict[str, Any]], exposed: tuple[str, ...]) -> None:
