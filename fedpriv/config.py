@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -149,6 +149,14 @@ class EvalConfig(_Section):
     )
     split: Literal["test", "validation"] = Field(
         "test", description="which local split is scored; choose options on `validation`"
+    )
+    probe: Literal["none", "linear"] = Field(
+        "none",
+        description="with each evaluation, also train a linear classifier on the server's frozen encoder, on all training data "
+        "(`fedpriv probe` does it after the run); the only accuracy of an objective without labels",
+    )
+    probe_fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (1.0,), min_length=1, description="shares of the training labels that the classifier sees"
     )
 
 

@@ -51,6 +51,11 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
     """
     evaluated = [record for record in records if _accuracy(record) is not None]
     losses = [(r["round"], r["metrics"]["train_loss"]) for r in records if r["metrics"].get("train_loss") is not None]
+    probed: dict[float, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith("probe/"):
+                probed.setdefault(float(name.removeprefix("probe/")), []).append((record["round"], value))
 
     def draw(figure: Figure) -> None:
         top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
@@ -64,13 +69,16 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
             x, low, high = zip(*spread, strict=True)
             top.fill_between(x, low, high, color=BLUE, alpha=0.16, linewidth=0, label="worst tenth to best client")
         top.plot(rounds, [_accuracy(record) for record in evaluated], color=BLUE, label="mean over clients", **_marks(rounds))
+        for (share, points), color in zip(probed.items(), PALETTE[1:], strict=False):
+            top.plot(*zip(*points, strict=True), color=color, label=f"linear probe, {share:.0%} of the labels", **_marks(points))
         _accuracy_axis(top)
         top.set_ylim(0, 1.02)
-        if evaluated:
+        if evaluated or probed:
             top.legend(loc="lower right")
+        if evaluated:
             top.set_title(f"Accuracy: {_accuracy(evaluated[-1]):.1%} after round {rounds[-1]}")
         else:
-            top.set_title("Accuracy: not evaluated yet")
+            top.set_title("Accuracy: not measured" + (" but by linear probe" if probed else " (without labels: fedpriv probe)"))
         if losses:
             x, y = zip(*losses, strict=True)
             bottom.plot(x, y, color=ORANGE, **_marks(x))
@@ -135,7 +143,7 @@ def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -
             color, line = PALETTE[index % len(PALETTE)], LINES[index // len(PALETTE) % len(LINES)]
             curves = [curve for records in group if (curve := _curve(records))]
             if not curves:
-                left.plot([], [], color=color, linestyle=line, label=f"{label} (not evaluated)")
+                left.plot([], [], color=color, linestyle=line, label=f"{label} (no accuracy)")
                 continue
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
             average = [[sum(curve[number][i] for curve in curves) / len(curves) for number in common] for i in (0, 1)]

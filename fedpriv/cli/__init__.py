@@ -15,5 +15,5 @@ def main() -> None:
     """
 
 
-for _module in ("train", "methods", "defenses", "models", "data", "tracking", "experiment", "attack", "audit"):
+for _module in ("train", "methods", "defenses", "models", "data", "tracking", "probe", "experiment", "attack", "audit"):
     importlib.import_module(f"fedpriv.cli.{_module}")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fedpriv.simulation.setup import Federation
 
 
+NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
+
+
 class Reporter:
     """Progress on standard error (a live bar on a terminal, a line a round elsewhere), the summary on ``out``."""
 
@@ -60,6 +63,8 @@ class Reporter:
             soft_wrap=True,
         )
         self._rounds = config.train.rounds
+        if not federation.method.objective.labels:
+            self._said = "no accuracy (self-supervised)"
         done = folder.records()[-1]["round"] if folder.records() else 0
         self._task = self._bar.add_task(self._said, total=self._rounds, completed=done)
 
@@ -68,6 +73,8 @@ class Reporter:
         parts = []
         if "accuracy" in metrics:
             self._said = f"accuracy {metrics['accuracy']:.3f}"
+        elif "probe/1" in metrics:
+            self._said = f"probe {metrics['probe/1']:.3f}"
         parts.append(self._said)
         if "train_loss" in metrics:
             parts.append(f"loss {metrics['train_loss']:.3f}")
@@ -91,12 +98,19 @@ class Reporter:
             return
         summary, protocols = outcome.summary, outcome.summary["protocols"]
         records = outcome.folder.records()
-        spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
         rounds = (
             f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
         )
         what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
-        rows = [(f"{what} per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+        if summary["accuracy"] is None:
+            loss = records[-1]["metrics"].get("train_loss")
+            rows = [("accuracy", NO_ACCURACY.format(run=path))]
+            rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
+        else:
+            spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
+            rows = [(f"{what} per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+        for share, accuracy in summary.get("probe", {}).items():
+            rows.append((f"linear probe, {float(share):.0%} of the labels", f"[bold]{accuracy:.3f}[/]"))
         if protocols["global_test"] is not None:
             rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))
         first = records[0]["metrics"]
@@ -122,6 +136,8 @@ class Reporter:
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
         self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
         self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
+        if summary["accuracy"] is None:
+            self.out.print(f"      fedpriv probe {path}", soft_wrap=True)
         if outcome.folder.facts["tracking"]["uri"] != "none":
             self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
 

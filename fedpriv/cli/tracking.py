@@ -161,6 +161,10 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     for number, row in enumerate(rows, 1):
         if row["status"] != "finished":
             out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True, markup=False)
+        elif row["accuracy"] is None:
+            said = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
+            said = f"linear probe {said}" if said else f"see fedpriv probe {row['run']}"
+            out.print(f"{row['run']}: no accuracy, self-supervised; {said}", soft_wrap=True, markup=False)
         if numbered:
             out.print(f"{number} = {row['run']}", soft_wrap=True, markup=False)
     summaries = []
@@ -211,6 +215,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "status": facts.get("status", "running"),
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: summary[key] for key in ("rounds", "accuracy")},
+        "probe": summary.get("probe", {}),
         "worst_tenth": worst_tenth(per_client),
         "best": best(per_client),
         "split": split,

@@ -19,6 +19,7 @@ from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import SequentialExecutor
 from fedpriv.simulation.payloads import PayloadKeeper
+from fedpriv.simulation.probing import Prober
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
@@ -45,6 +46,7 @@ class Simulation:
         self.scorer = Scorer(
             federation.resident, federation.data, federation.method, self.config, self._on_divergence, federation.augment
         )
+        self.prober = Prober(federation.resident, federation.dataset, self.config) if self.config.eval.probe != "none" else None
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
         self.private = self.config.privacy.level != "none"
@@ -125,8 +127,11 @@ class Simulation:
             metrics["epsilon"] = self.ledger.epsilon
         accuracies = None
         if self._is_scored(round):
-            scores, accuracies = self.scorer.score(self.server, self._private, round)
-            metrics |= scores
+            if method.objective.labels:
+                scores, accuracies = self.scorer.score(self.server, self._private, round)
+                metrics |= scores
+            if self.prober is not None:
+                metrics |= self.prober(self.server.row)
         return self._finish_round(round, metrics, accuracies, time.perf_counter() - began)
 
     def trained_clients(self) -> set[int]:

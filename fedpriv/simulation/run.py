@@ -20,6 +20,7 @@ from fedpriv.evaluation import PROTOCOLS, mean_per_client
 from fedpriv.files import save_tensors
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.payloads import PayloadStore
+from fedpriv.simulation.probing import PROBE
 from fedpriv.simulation.run_folder import RunFolder, first_facts
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.tracking import Tracker, default_uri
@@ -157,7 +158,8 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             )
         folder.plots.mkdir(exist_ok=True)
         plots.learning_curve(records, folder.plots / "learning_curve.png")
-        plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
+        if per_client:
+            plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
         summary = {
             "run_id": folder.facts["run_id"],
             "method": config.called,
@@ -166,6 +168,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "rounds": progress.round,
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
+            **_probed(records),
             "averaged_rounds": last,
             "tested_from": method.tested_from,
             "bytes_up": progress.total_bytes_up,
@@ -183,6 +186,13 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
         }
         folder.write_summary(summary)
     return summary
+
+
+def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``probe``: share of the labels -> accuracy after the last round, where the run was probed."""
+    last = records[-1]["metrics"]
+    found = {name.removeprefix(PROBE): value for name, value in last.items() if name.startswith(PROBE)}
+    return {"probe": found} if found else {}
 
 
 def _signal_to_noise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

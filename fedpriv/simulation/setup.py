@@ -26,6 +26,7 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.seeding import generator, global_rng
+from fedpriv.simulation.probing import check_probe
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.sampling import participants, read_schedule
 from fedpriv.simulation.turn import schedule
@@ -121,6 +122,8 @@ def build(config: RunConfig) -> Federation:
             transforms = _clipped(transforms, privacy.clip)
             expected = (config.train.participation or 0.0) * config.data.clients
             noisy_mean = NoisyMean(space, sent, privacy.clip, privacy.noise or 0.0, expected)
+    if config.eval.probe != "none":
+        check_probe(config, method)
     initial = resident.row.clone()
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, augment, noisy_mean)

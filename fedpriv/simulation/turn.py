@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 import torch
@@ -22,6 +22,10 @@ from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.learner import ResidentLearner, TurnBatch
 from fedpriv.simulation.resident import CHUNK, Resident, channels_last
+
+
+AUGMENTED_TOGETHER = 256
+"""Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
 
 
 class ClientDiverged(FedprivError):
@@ -177,10 +181,9 @@ class Turn:
             order = torch.randperm(self.num_examples, generator=shuffle).to(resident.device)
             # index_select copies whole samples; indexing goes entry by entry.
             columns = (order, channels_last(inputs.index_select(0, order)), self.labels.index_select(0, order))
-            for index, samples, targets in zip(*(torch.split(column, size) for column in columns), strict=True):
+            for index, views, targets in self._batches(columns, size, augment, how.views):
                 if len(index) < smallest or taken == phase.steps:
                     break
-                views = [self._augmented(samples, augment) for _ in range(how.views)]
                 batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teacher)
                 losses.append((self._step(how, batch, loss), len(targets)))
                 taken += 1
@@ -199,6 +202,16 @@ class Turn:
                 f"client {self.client} has a batch of {len(batch.labels)}, and BatchNorm needs more to train on images this "
                 "small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do too"
             ) from None
+
+    def _batches(
+        self, columns: tuple[Tensor, Tensor, Tensor], size: int, augment: torch.Generator | None, views: int
+    ) -> Iterator[tuple[Tensor, list[Tensor], Tensor]]:
+        """(positions, views, labels) of one batch after another; several small ones are augmented together."""
+        together = size * max(1, AUGMENTED_TOGETHER // size)
+        for index, samples, labels in zip(*(torch.split(column, together) for column in columns), strict=True):
+            seen = [self._augmented(samples, augment) for _ in range(views)]
+            for part, targets, *shown in zip(*(torch.split(column, size) for column in (index, labels, *seen)), strict=True):
+                yield part, shown, targets
 
     def _augmented(self, samples: Tensor, augment: torch.Generator | None) -> Tensor:
         return samples if augment is None or self._augment is None else self._augment(samples, augment)

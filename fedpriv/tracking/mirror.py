@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError
 from fedpriv.tracking.folder import flatten, read_json, read_lines, read_records, read_run
-from fedpriv.tracking.names import STATUS, as_points, audit_values, dataset_name, param_value, point_values, summary_values
+from fedpriv.tracking.names import (
+    STATUS,
+    as_points,
+    audit_values,
+    dataset_name,
+    param_value,
+    point_values,
+    probe_values,
+    summary_values,
+)
 from fedpriv.tracking.store import (
     TrackingError,
     artifact_dir,
@@ -35,7 +44,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 ARTIFACTS = (
-    "config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*", "audit/*",
+    "config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*", "probe/*",
+    "audit/*",
 )  # fmt: skip
 _CURSOR = "tracking.json"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
@@ -280,6 +290,8 @@ class _Copy:
                 self._send_summary(read_json(path))
             if name.as_posix() == "audit/audit.json":
                 self._log(as_points(audit_values(read_json(path), self.facts["run_id"]), int(time.time() * 1000), 0))
+            if name.parts[0] == "probe":
+                self._log(as_points(probe_values(read_json(path)), int(time.time() * 1000), 0))
             self.client.log_artifact(self._id, str(path), name.parent.as_posix() if name.parent.parts else None)
             self.artifacts += 1
             self._done(artifacts_sent=sent | {name.as_posix(): stamp})

@@ -63,6 +63,13 @@ def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 
+def probe_values(said: dict[str, Any]) -> dict[str, float]:
+    """What MLflow gets of a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
+    name = f"{said['dataset']} {said['fraction']:g}" + ("" if said["features"] == "pooled" else f" {said['features']}")
+    values = {f"probe/{name}": said["accuracy"], f"probe_as_is/{name}": said["accuracy_as_is"]}
+    return {key: float(value) for key, value in values.items() if value is not None}
+
+
 def _section(key: str) -> str:
     return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
 

@@ -46,3 +46,14 @@ def test_compare_curves(tmp_path: Path) -> None:
     runs |= {f"m{i}": [records(5)] for i in range(8)}
     compare_curves(runs, tmp_path / "compare.png")
     assert drawn(tmp_path / "compare.png")
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) -> None:
+    told = [
+        {**record, "per_client": {}, "metrics": {"train_loss": 2.0, **({"probe/1": 0.5, "probe/0.1": 0.4} if probed else {})}}
+        for record in records(4)
+    ]
+    learning_curve(told, tmp_path / "curve.png")
+    compare_curves({"a": [told]}, tmp_path / "compare.png")
+    assert drawn(tmp_path / "curve.png") and drawn(tmp_path / "compare.png")

@@ -238,3 +238,18 @@ def test_a_run_of_an_mlflow_project_hangs_below_it(runs_dir: Path, monkeypatch: 
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
     sync(make_run(runs_dir, "below"))
     assert runs(runs_dir)[0].data.tags["mlflow.parentRunId"] == "f" * 32
+
+
+def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=2)
+    sync(folder)
+    (folder / "probe").mkdir()
+    said = {"dataset": "digits", "fraction": 0.1, "features": "pooled", "accuracy": 0.75, "accuracy_as_is": None}
+    (folder / "probe" / "digits-0.1.json").write_text(json.dumps(said))
+    other = {**said, "features": "prepool", "accuracy_as_is": 0.5}
+    (folder / "probe" / "digits-0.1-prepool.json").write_text(json.dumps(other))
+    report = sync(folder)
+    metrics = client(runs_dir).get_run(report.mlflow_run_id).data.metrics
+    found = {name: value for name, value in metrics.items() if name.startswith("probe")}
+    assert found == {"probe/digits 0.1": 0.75, "probe/digits 0.1 prepool": 0.75, "probe_as_is/digits 0.1 prepool": 0.5}
+    assert sync(folder).points == 0

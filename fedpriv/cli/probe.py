@@ -1,0 +1,80 @@
+"""``fedpriv probe``: what the encoder of a run has learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+
+_PATH = click.Path(path_type=Path)
+
+
+@command(main, "probe")
+@click.argument("run_name", metavar="RUN")
+@click.option("--dataset", help="Data set to probe on; default: the run's own, as much of it as the run had.")
+@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+@click.option(
+    "--fraction", "fractions", type=float, multiple=True, help="Share of the training labels; repeatable. [default: 1, 0.1, 0.01]"
+)
+@click.option(
+    "--features",
+    type=click.Choice(["pooled", "prepool"]),
+    default="pooled",
+    show_default=True,
+    help="The encoder's output, or the map before its last pooling, as L-DAWA's code has it.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the classifier and its batches.")
+@click.option("--device", help="torch device; default: the run's.")
+@click.option("--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder of the runs.")
+def probe(
+    run_name: str,
+    dataset: str | None,
+    data_dir: Path | None,
+    fractions: tuple[float, ...],
+    features: Any,
+    seed: int,
+    device: str | None,
+    runs_dir: Path,
+) -> dict[str, Any]:
+    """Train a linear classifier on a run's frozen encoder.
+
+    The accuracy of a self-supervised run, and a measure of any other's features. It sees all, a tenth and a hundredth of the
+    training labels, and is scored on all test images. BatchNorm's statistics are estimated anew before; the accuracy without
+    that stands beside. The run folder keeps the results (probe/), and MLflow gets them.
+
+    RUN is a finished run: its folder, its id, or the beginning of its folder's name.
+
+    \b
+    Example: fedpriv probe runs/20260131-120000-fedavg+simclr-digits-s0-1a2b
+             fedpriv probe runs/a --dataset cifar100 --fraction 0.1
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedpriv.simulation.probed_run import probe_run
+    from fedpriv.tracking import TrackingError, find_run, sync, target_uri
+
+    folder = find_run(run_name, runs_dir)
+    said = probe_run(folder, dataset, data_dir, fractions or None, features, seed, device)
+    out = console()
+    where = "" if said["dataset"] == said["trained_on"] else f", trained on {said['trained_on']}"
+    title = f"Linear probe of {said['run']} on {said['dataset']}{where}"
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    for name in ("labels", "samples", "accuracy", "BatchNorm as the run left it"):
+        table.add_column(name, justify="right")
+    for row in said["results"]:
+        as_is = "-" if row["accuracy_as_is"] is None else f"{row['accuracy_as_is']:.1%}"
+        table.add_row(f"{row['fraction']:.3g}", f"{row['samples']:,}", f"{row['accuracy']:.1%}", as_is)
+    out.print(table)
+    chance = f"{said['test_samples']:,} test images, of which the largest class has {said['largest_class']:.1%}"
+    out.print(chance, soft_wrap=True)
+    if target_uri(folder) != "none":
+        try:
+            sync(folder)
+        except TrackingError as error:
+            out.print(f"{error}; `fedpriv sync {folder}` sends the result later", soft_wrap=True, markup=False)
+    return said
