@@ -23,7 +23,6 @@ from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.learner import ResidentLearner, TurnBatch
 from fedpriv.simulation.resident import CHUNK, Resident, channels_last
 
-
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
 
