@@ -3,7 +3,7 @@
     python experiments/feddual/pictures.py --data-dir DATA
 
 Reads the run folders that table1.yaml and iid.yaml leave under runs/experiments/feddual, and writes JSON and PNG into
-experiments/feddual/pictures.
+experiments/feddual/pictures. The norm of a client's summed loss is that of its mean loss times its number of samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpriv.simulation.setup import Federation, build
 
 MODELS = {"FedAvg, even": "iid/fedavg-s0", "FedAvg, skewed": "table1/fedavg-s0", "FedDUAL, skewed": "table1/feddual-s0"}
 EVEN, SKEWED = list(MODELS)[:2]
-SAMPLES, PAIRS, RADII = 2000, 12, (0.25, 0.5, 1.0)
+PAIRS, RADII = 12, (0.25, 0.5, 1.0)
 
 
 def load(runs: Path, place: str) -> tuple[Federation, ServerState, int]:
@@ -43,13 +43,13 @@ def load(runs: Path, place: str) -> tuple[Federation, ServerState, int]:
     return federation, ServerState(row), federation.config.train.rounds
 
 
-def around(federation: Federation, row: torch.Tensor, grid: int) -> dict[str, Any]:
+def around(federation: Federation, row: torch.Tensor, grid: int, samples: int) -> dict[str, Any]:
     """The numbers of one model; the samples and the seeds of the directions are the same for all of them."""
     space = federation.resident.space
     losses = {}
     for pool in ("server", "train"):
         size = len(federation.data.labels(pool))
-        chosen = torch.randperm(size, generator=generator(0, pool))[:SAMPLES]
+        chosen = torch.randperm(size, generator=generator(0, pool))[:samples]
         losses[pool] = SampleLoss(federation.resident, *federation.data.pick(pool, chosen))
     loss = losses["server"]
     directions = [filter_direction(space, row, generator(0, "direction", i)) for i in range(2 * PAIRS)]
@@ -84,15 +84,18 @@ def draw_landscape(found: dict[str, Any], path: Path) -> None:
             ax.set_title(label)
             ax.set_xlabel(f"test loss {model['test_loss']:.3f}, top curvature {model['top_eigenvalue']:.1f}")
             ax.set_aspect("equal")
+            ax.set_xticks([-1, 0, 1])
+            ax.set_yticks([-1, 0, 1])
             ax.grid(False)
         for (label, model), color in zip(found.items(), PALETTE, strict=False):
-            radii = [rise["radius"] for rise in model["rises"]]
-            axes[-1].plot(radii, [rise["mean"] for rise in model["rises"]], "o-", color=color, label=label)
-            spread = [sorted(rise["per_pair"]) for rise in model["rises"]]
+            radii = [0.0, *(rise["radius"] for rise in model["rises"])]
+            axes[-1].plot(radii, [0.0, *(rise["mean"] for rise in model["rises"])], "o-", color=color, label=label)
+            spread = [[0.0], *(sorted(rise["per_pair"]) for rise in model["rises"])]
             axes[-1].fill_between(radii, [s[0] for s in spread], [s[-1] for s in spread], color=color, alpha=0.15, linewidth=0)
         axes[-1].set_title(f"Rise, {PAIRS} planes")
         axes[-1].set_xlabel("radius, in lengths of the filters")
         axes[-1].set_ylabel("mean rise of the loss (nats)")
+        axes[-1].set_xticks([0, *RADII])
         axes[-1].set_ylim(bottom=0)
         axes[-1].legend(loc="upper left")
 
@@ -104,7 +107,7 @@ def draw_norms(found: dict[str, Any], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         for ax, when in zip(figure.subplots(1, 2, sharey=True), ("before", "after"), strict=True):
-            for (label, layers), color, shift in zip(found["mean"].items(), PALETTE, (-0.2, 0.2), strict=False):
+            for (label, layers), color, shift in zip(found["layers"].items(), PALETTE, (-0.2, 0.2), strict=False):
                 heights = [sum(norms[when]) / len(norms[when]) for norms in layers.values()]
                 ax.bar([i + shift for i in range(len(heights))], heights, 0.38, color=color, label=label)
             ax.set_xticks(range(len(layers)), [name.replace("encoder.", "") for name in layers], rotation=40, ha="right")
@@ -118,25 +121,25 @@ def draw_norms(found: dict[str, Any], path: Path) -> None:
 @click.command()
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with <name>/{train,test}.parquet.")
-@click.option("--grid", default=25, show_default=True, help="Points along each side of a surface.")
-def main(runs_dir: Path, data_dir: Path | None, grid: int) -> None:
+@click.option("--grid", default=17, show_default=True, help="Points along each side of a surface.")
+@click.option("--samples", default=2000, show_default=True, help="Images that the loss is measured on.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "pictures", help="Folder to write into.")
+def main(runs_dir: Path, data_dir: Path | None, grid: int, samples: int, out: Path) -> None:
     """Compute and draw."""
     torch.set_num_threads(1)
     if data_dir is not None:
         os.environ["FEDPRIV_DATA"] = str(data_dir.absolute())
-    out = Path(__file__).parent / "pictures"
     out.mkdir(exist_ok=True)
     landscape: dict[str, Any] = {}
-    norms: dict[str, Any] = {"mean": {}, "sum": {}}
+    norms: dict[str, Any] = {"samples": {}, "layers": {}}
     for label, place in MODELS.items():
         federation, server, rounds = load(runs_dir / "experiments" / "feddual", place)
         if label in (EVEN, SKEWED):
             clients = participants(federation.config, federation.method, federation.data.nonempty, rounds)
-            norms["clients"] = {**norms.get("clients", {}), label: [federation.data.size(client) for client in clients]}
-            for reduction in ("mean", "sum"):
-                measured = gradient_norms(federation, server, clients, rounds + 1, reduction)
-                norms[reduction][label] = {name: asdict(norm) for name, norm in measured.items()}
-        landscape[label] = around(federation, server.row, grid)
+            measured = gradient_norms(federation, server, clients, rounds + 1)
+            norms["samples"][label] = [federation.data.size(client) for client in clients]
+            norms["layers"][label] = {name: asdict(norm) for name, norm in measured.items()}
+        landscape[label] = around(federation, server.row, grid, samples)
         click.echo(f"{label}: top curvature {landscape[label]['top_eigenvalue']:.2f}")
     for name, found in (("landscape", landscape), ("gradient_norms", norms)):
         text = json.dumps(found, indent=1, default=list)
