@@ -95,8 +95,6 @@ class LDawa(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options, rows, space = self.params, uploads.rows, uploads.space
-        if options.divergence == "none":
-            return Merged(weighted_mean(rows, base_weights(options.base, uploads).tolist()), memory)
         authors = options.variant == "authors_code"
         warmup = options.warmup if options.warmup is not None else _AUTHORS_WARMUP if authors else 0
         warming = uploads.round <= warmup
@@ -105,7 +103,7 @@ class LDawa(Aggregation):
         found = products(rows, uploads.previous, groups)
         cosines, of_model = found.cosines(), found.together().cosines()
         judged = of_model.expand_as(cosines) if options.divergence == "model" else cosines
-        if warming:
+        if warming or options.divergence == "none":
             row = weighted_mean(rows, base.tolist())
         else:
             row = torch.empty_like(uploads.previous)
