@@ -246,8 +246,8 @@ class MeanShift(Aggregation):
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        base = normalised(uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads))
-        row = weighted_mean(uploads.rows, base.tolist())
+        weights = uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads)
+        base, row = normalised(weights), weighted_mean(uploads.rows, weights)
         report: dict[str, float] = {}
         for name in self.dynamic:
             if name in uploads.space:

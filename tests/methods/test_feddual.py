@@ -498,7 +498,7 @@ def test_a_wide_kernel_is_uniform_fedavg(simulate: Simulate) -> None:
 
 
 def test_without_dynamic_layers_it_is_uniform_fedavg_bitwise(simulate: Simulate) -> None:
-    same: dict[str, Any] = {"objective.name": "cross-entropy", "train.rounds": 2}
+    same: dict[str, Any] = {"objective.name": "cross-entropy", "train.rounds": 2, "train.participation": 1.0}
     none = simulate("feddual", **same, **{"method.dyn_layers": "none"})
     assert torch.equal(last_rows(none), last_rows(simulate("fedavg", **UNIFORM, **same)))
 
