@@ -1,4 +1,5 @@
-"""ResNet, DenseNet and VGG from torchvision, untrained. Inputs whose smaller side is at most 64 get the CIFAR stem.
+"""ResNet, DenseNet and VGG from torchvision, untrained. Inputs whose smaller side is at most 64 get the CIFAR stem, unless
+the net's name says otherwise.
 
 torchvision is imported when a net is built, not when the registry looks for names.
 """
@@ -20,11 +21,11 @@ def _is_small(input_shape: Shape) -> bool:
     return min(input_shape[1:]) <= CIFAR_STEM_UP_TO
 
 
-def _stem(original: nn.Conv2d, input_shape: Shape, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
+def _stem(original: nn.Conv2d, input_shape: Shape, small: bool, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
     """The first convolution for this input: torchvision's own where it fits, else one that does, initialised like it."""
-    if not _is_small(input_shape) and input_shape[0] == original.in_channels:
+    if not small and input_shape[0] == original.in_channels:
         return original
-    if _is_small(input_shape):
+    if small:
         conv = nn.Conv2d(input_shape[0], original.out_channels, 3, stride=1, padding=1, bias=False)
     else:
         conv = nn.Conv2d(input_shape[0], original.out_channels, 7, stride=2, padding=3, bias=False)
@@ -40,13 +41,14 @@ def _out_of_place(module: nn.Module) -> nn.Module:
     return module
 
 
-def _resnet(name: str, input_shape: Shape) -> tuple[nn.Module, int]:
+def _resnet(name: str, input_shape: Shape, small: bool | None = None) -> tuple[nn.Module, int]:
     from torchvision.models import get_model  # type: ignore[import-untyped, unused-ignore]
 
+    small = _is_small(input_shape) if small is None else small
     net = get_model(name, weights=None)
     width: int = net.fc.in_features
-    net.conv1 = _stem(net.conv1, input_shape, "fan_out")
-    if _is_small(input_shape):
+    net.conv1 = _stem(net.conv1, input_shape, small, "fan_out")
+    if small:
         net.maxpool = nn.Identity()
     net.fc = nn.Identity()
     return _out_of_place(net), width
@@ -56,6 +58,18 @@ def _resnet(name: str, input_shape: Shape) -> tuple[nn.Module, int]:
 def resnet18(input_shape: Shape) -> tuple[nn.Module, int]:
     """(B, C, H, W) -> (B, 512)."""
     return _resnet("resnet18", input_shape)
+
+
+@register_model(
+    "resnet18_imagenet",
+    input_shape=(3, 32, 32),
+    classes=10,
+    smallest=32,
+    source="resnet18 with the ImageNet stem on any input, as SimProx seems to have it",
+)
+def resnet18_imagenet(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 512)."""
+    return _resnet("resnet18", input_shape, small=False)
 
 
 @register_model("resnet50", input_shape=(3, 32, 32), classes=100, smallest=8, source="He et al. 2016; CIFAR stem up to 64 px")
@@ -73,12 +87,28 @@ def resnet50(input_shape: Shape) -> tuple[nn.Module, int]:
 )
 def densenet121(input_shape: Shape) -> tuple[nn.Module, int]:
     """(B, C, H, W) -> (B, 1024)."""
+    return _densenet121(input_shape, _is_small(input_shape))
+
+
+@register_model(
+    "densenet121_imagenet",
+    input_shape=(3, 32, 32),
+    classes=10,
+    smallest=32,
+    source="densenet121 with the ImageNet stem on any input, as SimProx seems to have it",
+)
+def densenet121_imagenet(input_shape: Shape) -> tuple[nn.Module, int]:
+    """(B, C, H, W) -> (B, 1024)."""
+    return _densenet121(input_shape, small=False)
+
+
+def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     from torchvision.models import densenet121 as build
 
     net = build(weights=None)
     features, width = net.features, net.classifier.in_features
-    features.conv0 = _stem(features.conv0, input_shape, "fan_in")
-    if _is_small(input_shape):
+    features.conv0 = _stem(features.conv0, input_shape, small, "fan_in")
+    if small:
         features.pool0 = nn.Identity()
     # Put together anew because torchvision's forward applies the last ReLU in place.
     layers: OrderedDict[str, nn.Module] = OrderedDict(

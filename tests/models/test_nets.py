@@ -11,7 +11,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
 from fedpriv.models import registry as registry_module
 
-BIG = {"densenet121", "resnet18", "resnet50", "vgg16", "vgg16_frozen"}
+BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}
 SMALL = sorted(set(model_names()) - BIG)
 
 
@@ -192,7 +192,11 @@ def test_one_or_three_channels_at_the_smallest_size(name: str, channels: int) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [("resnet50", 8), ("densenet121", 8), ("vgg16", 32), ("densenet121", 65), ("vgg16", 65)]
+    ("name", "side"),
+    [
+        *[("resnet50", 8), ("densenet121", 8), ("vgg16", 32), ("densenet121", 65), ("vgg16", 65)],
+        *[("resnet18_imagenet", 32), ("densenet121_imagenet", 32)],
+    ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_big_nets_at_the_smallest_size_of_each_stem(name: str, side: int, channels: int) -> None:
@@ -205,6 +209,10 @@ def test_stems() -> None:
     small, large = (meta("resnet18", (3, side, side), 10).encoder for side in (64, 65))
     assert small.conv1.kernel_size == (3, 3) and small.conv1.stride == (1, 1) and isinstance(small.maxpool, nn.Identity)
     assert large.conv1.kernel_size == (7, 7) and isinstance(large.maxpool, nn.MaxPool2d)
+    kept = meta("resnet18_imagenet", (1, 32, 32), 10).encoder
+    assert kept.conv1.kernel_size == (7, 7) and isinstance(kept.maxpool, nn.MaxPool2d)
+    features = meta("densenet121_imagenet", (3, 32, 32), 10).encoder.features
+    assert features.conv0.kernel_size == (7, 7) and isinstance(features.pool0, nn.MaxPool2d)
     assert meta("vgg16", (3, 64, 64), 10).feature_dim == 512
     assert meta("vgg16", (3, 224, 224), 10).feature_dim == 4096
 
