@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from typing import Literal
 
 import torch
@@ -17,6 +16,7 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.objectives.scaffold import VARIATE
@@ -36,16 +36,13 @@ def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | Non
     """
     if layers is None:
         return list(parameters)
-    if isinstance(layers, int):
-        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
-        if layers > len(modules):
-            raise UsageError(f"layers = {layers}: the net has {len(modules)} ({', '.join(modules)})")
-        last = set(modules[len(modules) - layers :])
-        return [name for name in parameters if name.rpartition(".")[0] in last]
-    for pattern in layers:
-        if not any(fnmatch(name, pattern) for name in parameters):
-            raise UsageError(f"layers: {pattern!r} fits no parameter; there are {', '.join(parameters)}")
-    return [name for name in parameters if any(fnmatch(name, pattern) for pattern in layers)]
+    if not isinstance(layers, int):
+        return fitting(parameters, layers, "layers")
+    groups = layers_of(parameters)
+    if layers > len(groups):
+        names = ", ".join(group[0].rpartition(".")[0] for group in groups)
+        raise UsageError(f"layers = {layers}: the net has {len(groups)} ({names})")
+    return [name for group in groups[len(groups) - layers :] for name in group]
 
 
 @params

@@ -16,9 +16,7 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 from fedpriv.aggregation import Uploads
-from fedpriv.aggregation.mean_shift import (
-    MeanShift,
-    dynamic_names,
+from fedpriv.aggregation.barycentre import (
     gaussian_barycenter,
     kernel_weights,
     mean_shift,
@@ -26,6 +24,7 @@ from fedpriv.aggregation.mean_shift import (
     quantile_barycenter,
     wasserstein,
 )
+from fedpriv.aggregation.mean_shift import MeanShift, dynamic_names
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import options_of
@@ -458,7 +457,7 @@ def test_layers_are_counted_without_biases_and_norms() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused(simulate: Simulate) -> None:
-    with pytest.raises(UsageError, match=r"'encoder\.fc9' fits no tensor"):
+    with pytest.raises(UsageError, match=r"'encoder\.fc9' fits no parameter"):
         simulate("feddual", play=False, **{"method.dyn_layers": ["head.*", "encoder.fc9"]})
 
 
