@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fedpriv.errors import UsageError
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
@@ -69,7 +70,10 @@ def judge(claim: Claim, results: Results) -> Judgement:
     if BEST_BASELINE in claim.labels and seeds:
         others = [label for label in results if label not in claim.labels]
         opponent = max(
-            others, key=lambda label: statistics.fmean(metric(results[label][seed], claim.metric) or 0.0 for seed in seeds)
+            others,
+            key=lambda label: statistics.fmean(
+                metric(results[label][seed], claim.metric, claim.fraction) or 0.0 for seed in seeds
+            ),
         )
     values: dict[int, float] = {}
     for seed in seeds:
@@ -77,7 +81,7 @@ def judge(claim: Claim, results: Results) -> Judgement:
         if claim.metric == "clients_better":
             values[seed] = clients_better(*sides)
         else:
-            first, *other = (metric(side, claim.metric) or 0.0 for side in sides)
+            first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
             values[seed] = first - sum(other)
     drawn = list(values.values())
     mean = statistics.fmean(drawn) if drawn else None
@@ -90,7 +94,7 @@ def _union(results: Results, labels: Sequence[str]) -> set[int]:
 
 
 def _has(result: Result | None, claim: Claim) -> bool:
-    return result is not None and (claim.metric == "clients_better" or metric(result, claim.metric) is not None)
+    return result is not None and (claim.metric == "clients_better" or metric(result, claim.metric, claim.fraction) is not None)
 
 
 def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
@@ -142,13 +146,24 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def metric(result: Result, name: str) -> float | None:
+def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
     """A metric of :data:`fedpriv.experiments.spec.Metric`, but for ``clients_better``; ``None`` where it does not apply.
 
     ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds; ``test_loss_roughness`` the standard
     deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half.
+    ``probe`` is the accuracy, after the last round, of a linear classifier that saw the share ``fraction`` of the labels.
+
+    Raises:
+        UsageError: an accuracy of a run that is self-supervised, or a probe of one that was not probed so.
     """
     summary = result.summary
+    if name == "probe":
+        share = f"{fraction:g}"
+        if share not in summary.get("probe", {}):
+            raise UsageError(f"run {result.label} was not probed with {share} of the labels (eval.probe, eval.probe_fractions)")
+        return float(summary["probe"][share])
+    if summary["accuracy"] is None and name != "upload_bytes":
+        raise UsageError(f"run {result.label} is self-supervised and has no {name}; metric probe is what it has, with eval.probe")
     if name == "test_loss_roughness":
         losses: list[float | None] = result.curve.get("test_loss") or []
         late = [loss for number, loss in zip(result.curve["round"], losses, strict=False) if number > summary["rounds"] / 2]

@@ -21,6 +21,8 @@ class MethodRow:
 
     Attributes:
         accuracy: seed -> mean over clients and over the last ``averaged_rounds`` rounds.
+        mean: ``None`` where the run is self-supervised.
+        probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
         never_trained: seed -> number of clients that never had a turn.
         bytes_per_round: of a round of training, without the broadcast of round 0.
@@ -29,7 +31,7 @@ class MethodRow:
     label: str
     method: str
     accuracy: Mapping[int, float]
-    mean: float
+    mean: float | None
     sd: float | None
     worst_tenth: float | None
     global_accuracy: float | None
@@ -42,6 +44,7 @@ class MethodRow:
     bytes_per_upload: float
     seconds: float
     never_trained: Mapping[int, int]
+    probe: Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ def method_rows(results: Results) -> list[MethodRow]:
 
 def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     runs = [of_label[seed] for seed in sorted(of_label)]
-    accuracy = {run.seed: run.summary["accuracy"] for run in runs}
+    accuracy = {run.seed: run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None}
+    shares = sorted({share for run in runs for share in run.summary.get("probe", {})}, key=float, reverse=True)
 
     def total(key: str) -> float:
         return statistics.fmean(run.summary[key] for run in runs)
@@ -152,10 +156,10 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         label=label,
         method=runs[0].config["method"]["name"],
         accuracy=accuracy,
-        mean=statistics.fmean(accuracy.values()),
+        mean=statistics.fmean(accuracy.values()) if accuracy else None,
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
-        worst_tenth=_mean([metric(run, "worst_tenth") for run in runs]),
-        global_accuracy=_mean([metric(run, "global_accuracy") for run in runs]),
+        worst_tenth=_mean([metric(run, "worst_tenth") for run in runs if accuracy]),
+        global_accuracy=_mean([metric(run, "global_accuracy") for run in runs if accuracy]),
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
         bytes_up=total("bytes_up"),
@@ -165,6 +169,10 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         bytes_per_upload=total("bytes_per_upload"),
         seconds=total("seconds"),
         never_trained={run.seed: run.summary["clients_never_trained"] for run in runs},
+        probe={
+            share: {run.seed: run.summary["probe"][share] for run in runs if share in run.summary.get("probe", {})}
+            for share in shares
+        },
     )
 
 

@@ -41,6 +41,7 @@ _WHAT = {
     "early_accuracy": " in the first quarter of the rounds",
     "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
     "upload_bytes": ", one upload",
+    "probe": " (linear probe)",
 }
 
 
@@ -99,6 +100,8 @@ def _draw(comparison: Comparison) -> Path | None:
     runs = {label: [of_label[seed].records() for seed in sorted(of_label)] for label, of_label in results.items() if of_label}
     if not runs:
         return None
+    if not any(record["metrics"]["accuracy"] is not None for of_label in runs.values() for seed in of_label for record in seed):
+        return None  # self-supervised: there is no accuracy to draw
     path = file.parent / "results" / f"{file.stem}.png"
     plots.compare_curves(runs, path)
     return path
@@ -112,7 +115,11 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
         parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {', '.join(missing)}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     if comparison.methods:
-        parts += ["### Accuracy", *_accuracy(comparison.methods), "### Cost", _cost(comparison.methods), _COST]
+        parts += _accuracy([row for row in comparison.methods if row.mean is not None])
+        parts += _probe([row for row in comparison.methods if row.probe])
+        if silent := [row.label for row in comparison.methods if row.mean is None and not row.probe]:
+            parts.append(f"No accuracy: {', '.join(silent)} (self-supervised, and not probed).")
+        parts += ["### Cost", _cost(comparison.methods), _COST]
     if comparison.to_target:
         parts += [f"### Until the final accuracy of {experiment.target} is reached", *_to_target(comparison)]
     if picture:
@@ -133,8 +140,23 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
     return parts
 
 
+def _probe(rows: Sequence[MethodRow]) -> list[str]:
+    if not rows:
+        return []
+    shares = sorted({share for row in rows for share in row.probe}, key=float, reverse=True)
+    cells = [
+        (row.label, *(_by_seed({seed: _percent(value) for seed, value in row.probe.get(share, {}).items()}) for share in shares))
+        for row in rows
+    ]
+    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, each seed" for share in shares)])
+    text = "Percent. Accuracy on all test images of a linear classifier on the frozen encoder after the last round."
+    return ["### Linear probe", table(head, cells), text]
+
+
 def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
-    best, last = max(row.mean for row in rows), max(row.averaged_rounds for row in rows)
+    if not rows:
+        return []
+    best, last = max(row.mean or 0.0 for row in rows), max(row.averaged_rounds for row in rows)
     cells = [
         (
             row.label + (" ¹" if row.averaged_rounds < last else ""),
@@ -154,7 +176,7 @@ def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
     if any(row.averaged_rounds < last for row in rows):
         texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
     head = "method | accuracy | sd over seeds | each seed | worst tenth | global model, server's test set | clients never trained"
-    return [table(head, cells), *texts]
+    return ["### Accuracy", table(head, cells), *texts]
 
 
 def _cost(rows: Sequence[MethodRow]) -> str:

@@ -13,6 +13,7 @@ from fedpriv.config import RunConfig, parse
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
 from fedpriv.methods.build import with_options
+from fedpriv.simulation.probing import AS_IS, PROBE
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
@@ -42,7 +43,9 @@ class Result:
             protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
             upload in one round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
-            have no ``test_loss``, the global model's on the server's test set in nats.
+            have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has every round, and
+            where it was probed ``probe/1``, the accuracy of a linear classifier with all labels, and ``probe_as_is/1``, the same
+            without new statistics of BatchNorm.
         traces: what merges and clients reported (``simprox/tv``): columns, one entry per round, ``None`` where there was nothing.
     """
 
@@ -85,7 +88,7 @@ class Result:
         A method that fine-tunes in the last rounds only is evaluated before that without it: those do not count.
         """
         points = zip(self.curve["round"], self.curve["accuracy"], strict=True)
-        return [point for point in points if point[0] >= self.summary["tested_from"]]
+        return [(at, accuracy) for at, accuracy in points if accuracy is not None and at >= self.summary["tested_from"]]
 
     @property
     def tested_at_end(self) -> bool:
@@ -144,14 +147,17 @@ def collect(folder: RunFolder, label: str) -> Result:
 
 
 def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
-    curve: dict[str, list[Any]] = {name: [] for name in ("round", *_CURVE, "seconds")}
+    probes = sorted({name for record in records for name in record["metrics"] if name.startswith((PROBE, AS_IS))})
+    has_accuracy = any(record["metrics"].get("accuracy") is not None for record in records)
+    columns = _CURVE | {name: name for name in probes}
+    curve: dict[str, list[Any]] = {name: [] for name in ("round", *columns, "seconds")}
     seconds = 0.0
     for record in records:
         metrics = record["metrics"]
         seconds += metrics["seconds"]
-        if metrics.get("accuracy") is None:
+        if record["round"] == 0 or (has_accuracy and metrics.get("accuracy") is None):
             continue
-        for name, metric in _CURVE.items():
+        for name, metric in columns.items():
             curve[name].append(metrics.get(metric))
         curve["round"].append(record["round"])
         curve["seconds"].append(round(seconds, 1))
@@ -160,7 +166,7 @@ def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
 
 def _traces(records: Sequence[Record]) -> dict[str, list[Any]]:
     rounds = [record["metrics"] for record in records if record["round"] > 0]
-    names = sorted({name for metrics in rounds for name in metrics if "/" in name and not name.startswith("probe/")})
+    names = sorted({name for metrics in rounds for name in metrics if "/" in name and not name.startswith((PROBE, AS_IS))})
     return {name: [metrics.get(name) for metrics in rounds] for name in names}
 
 

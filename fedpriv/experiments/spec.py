@@ -12,13 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.methods.build import with_options
+from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
 """In a claim: of all runs but the other side, the one with the highest mean of the metric."""
 
 Metric = Literal[
-    "accuracy", "worst_tenth", "global_accuracy", "early_accuracy", "test_loss_roughness", "clients_better", "upload_bytes"
+    "accuracy",
+    "worst_tenth",
+    "global_accuracy",
+    "early_accuracy",
+    "test_loss_roughness",
+    "clients_better",
+    "upload_bytes",
+    "probe",
 ]
 
 
@@ -42,6 +49,7 @@ class Claim(BaseModel):
     below: float | None = None
     equals: float | None = None
     within: NonNegativeFloat = 0.0
+    fraction: float = Field(1.0, gt=0, le=1, description="metric probe: share of the labels that the linear classifier saw")
     stand_in: str | None = Field(None, description="what replaces the paper's data; every verdict then says so")
 
     @property
@@ -141,7 +149,9 @@ def read(path: Path) -> Experiment:
     if file.target is not None and file.target not in configs:
         raise UnknownName(f"target of {path}", file.target, configs)
     claims = tuple(_claim(path, number, values, configs) for number, values in enumerate(file.claims, 1))
-    target = file.target or ("fedavg" if "fedavg" in configs else None)
+    target = file.target or ("fedavg" if "fedavg" in configs and objective_of(configs["fedavg"]).labels else None)
+    if target is not None and not objective_of(configs[target]).labels:
+        raise UsageError(f"target of {path}: run {target} is self-supervised and has no accuracy to reach")
     return Experiment(path, file.title, configs, tuple(file.seeds), target, claims, tuple(file.notes))
 
 
@@ -169,6 +179,18 @@ def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
     return config
 
 
+def _check_metric(where: str, claim: Claim, label: str, config: RunConfig) -> None:
+    """Refuse a claim about what a run does not measure."""
+    if claim.metric == "probe":
+        if config.eval.probe == "none" or claim.fraction not in config.eval.probe_fractions:
+            raise UsageError(
+                f"{where}: run {label} is not probed with {claim.fraction:g} of the labels; "
+                f"eval: {{probe: linear, probe_fractions: [{claim.fraction:g}]}} does it"
+            )
+    elif claim.metric != "upload_bytes" and not objective_of(config).labels:
+        raise UsageError(f"{where}: run {label} is self-supervised and has no {claim.metric}; use metric: probe")
+
+
 def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str, RunConfig]) -> Claim:
     where = f"claim {values.get('id', number)} of {path}"
     for key in ("id", "statement"):
@@ -178,4 +200,6 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
     for label in claim.labels:
         if label not in {*configs, BEST_BASELINE}:
             raise UnknownName(f"run in {where}", label, [*configs, BEST_BASELINE])
+    for label in configs if BEST_BASELINE in claim.labels else claim.labels:
+        _check_metric(where, claim, label, configs[label])
     return claim

@@ -26,7 +26,7 @@ def with_options(config: RunConfig) -> RunConfig:
         halves["aggregation"] = _filled(aggregation, find_aggregation(aggregation.name).Params, "aggregation")
     schema = options_of(method, config.objective is None, config.aggregation is None)
     config = config.model_copy(update={"method": _filled(config.method, schema, "method"), **halves})
-    objective_class = method.objective_class if config.objective is None else find_objective(config.objective.name)
+    objective_class = objective_of(config)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
     suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
     for key, value in suggestions.items():
@@ -35,6 +35,11 @@ def with_options(config: RunConfig) -> RunConfig:
         if getattr(part, name) is None:
             config = config.model_copy(update={section: part.model_copy(update={name: value})})
     return config
+
+
+def objective_of(config: RunConfig) -> type[Objective]:
+    """The client's half that a config names: its own, or its method's."""
+    return find_method(config.method.name).objective_class if config.objective is None else find_objective(config.objective.name)
 
 
 def _filled(named: NamedOptions, schema: type[Any], kind: str) -> Any:
