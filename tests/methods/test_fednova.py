@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.aggregation import Uploads, find_aggregation
@@ -82,6 +82,7 @@ def test_a_client_without_a_step_is_left_out(three: Any) -> None:
 numbers = st.floats(-10, 10)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 6))
 def test_equal_steps_are_fedavg_and_order_does_not_matter(three: Any, data: st.DataObject, count: int) -> None:
     rows = data.draw(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=count, max_size=count))
@@ -149,9 +150,9 @@ def test_only_phases_of_what_is_shared_count(simulate: Simulate) -> None:
 
 def test_momentum_and_a_proximal_term_are_refused_together(simulate: Simulate) -> None:
     with pytest.raises(UsageError, match=r"momentum 0\.5 and a proximal term together; use train\.momentum=0"):
-        simulate("fednova", **{"objective": "fedprox"})
+        simulate("fednova", objective="fedprox")
 
 
 def test_a_masked_step_weight_is_refused(simulate: Simulate) -> None:
-    with pytest.raises(UsageError, match="fednova needs statistic.step_weight"):
+    with pytest.raises(UsageError, match=r"fednova needs statistic\.step_weight"):
         simulate("fednova", **{"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}]})
