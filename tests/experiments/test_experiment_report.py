@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from made_results import write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
-from fedpriv.experiments import Result, read, report
+from fedpriv.experiments import Result, read, report, results
 from fedpriv.experiments.measures import Comparison, reach
 
 RUNS = {name: {"method": {"name": name}} for name in ("fedavg", "fedavg-ft", "fedrep")}
@@ -97,6 +98,26 @@ def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("paper/results/tiny.png").stat().st_size > 10_000
     assert str(yaml_file.parent.parent) not in text  # no paths of this machine
     assert "Unfinished" not in text and "Attention" not in text
+
+
+def test_what_merges_reported_is_kept_by_round_and_summed_up(yaml_file: Path) -> None:
+    experiment = read(yaml_file)
+    for seed in (0, 1):
+        file = experiment.result_file("fedrep", seed)
+        traces = {"simprox/tv": [0.1 + seed, None, 0.3 + seed], "l-dawa/d/encoder.fc1.weight": [1.0, 1.0, 1.0]}
+        replace(Result.load(file), traces=traces).write(file)
+        assert Result.load(file).traces == traces
+    assert Result.load(experiment.result_file("fedavg", 0)).traces == {}, "a result from before there were any"
+    report(yaml_file)
+    said = (yaml_file.parent / "results" / "tiny.md").read_text()
+    assert "| reported | fedrep |" in said and "| simprox/tv | 0.7 (0.1 to 1.3) |" in said
+    assert "encoder.fc1" not in said
+
+
+def test_the_records_numbers_of_merges_become_traces() -> None:
+    rounds = [{}, {"simprox/tv": 0.1, "accuracy": 0.5, "probe/0.1": 0.2}, {"accuracy": 0.6}]
+    records = [{"round": number, "metrics": metrics} for number, metrics in enumerate(rounds)]
+    assert results._traces(records) == {"simprox/tv": [0.1, None]}
 
 
 def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
