@@ -93,7 +93,11 @@ class ModelConfig(_Section):
 
     name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
-
+    projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
+        "two_layers",
+        description="what it is made of: two layers (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
+        "width k (Barlow Twins)",
+    )
     predictor: PositiveInt | None = Field(
         None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
     )

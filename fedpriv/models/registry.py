@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Literal
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models.net import Net
 
 Shape = tuple[int, ...]
+Projector = Literal["two_layers", "linear", "simclr", "barlow_twins"]
 BuildEncoder = Callable[[Shape], tuple[nn.Module, int]]
 
 ENTRY_POINTS = "fedpriv.models"
@@ -113,6 +115,7 @@ def build_model(
     classes: int,
     projection: int | None = 128,
     predictor: bool | int = False,
+    projector: Projector = "two_layers",
 ) -> Net:
     """Build a net with fresh parameters, drawn from torch's *global* generator (seed it under ``torch.random.fork_rng``).
 
@@ -120,10 +123,12 @@ def build_model(
         name: one of :func:`model_names`.
         input_shape: shape of one sample, (C, H, W) for images.
         classes: number C of classes over all clients; every client's head has C rows.
-        projection: width k of the projector Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); None: no projector. The head
-            is Linear(k, C), or Linear(d, C) without a projector, with no activation before it.
+        projection: width k of the projector's output; None: no projector. The head is Linear(k, C), or Linear(d, C) without a
+            projector, with no activation before it.
         predictor: a number adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the head, as BYOL and
             SimSiam have it; True: k hidden units.
+        projector: ``two_layers``: Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); ``linear``: Linear(d, k) (L-DAWA's code);
+            ``simclr``: two layers, ``barlow_twins``: three, with BatchNorm as lightly has them, of d and of k hidden units.
 
     Raises:
         UnknownName: no such net.
@@ -142,7 +147,7 @@ def build_model(
     k = d if projection is None else projection
     net = Net(
         encoder,
-        nn.Identity() if projection is None else _two_layers(d, d, k),
+        nn.Identity() if projection is None else _projector(projector, d, k),
         None if hidden is None else _predictor(k, k if predictor is True else hidden),
         nn.Linear(k, classes),
         input_shape=input_shape,
@@ -153,6 +158,17 @@ def build_model(
     if spec.initialise is not None:
         spec.initialise(net)
     return net
+
+
+def _projector(kind: Projector, d: int, k: int) -> nn.Module:
+    if kind == "two_layers":
+        return _two_layers(d, d, k)
+    if kind == "linear":
+        return nn.Sequential(OrderedDict[str, nn.Module](fc=nn.Linear(d, k)))
+    from lightly.models.modules import heads  # type: ignore[import-untyped, unused-ignore]
+
+    made: nn.Module = heads.SimCLRProjectionHead(d, d, k) if kind == "simclr" else heads.BarlowTwinsProjectionHead(d, k, k)
+    return made
 
 
 def _two_layers(width_in: int, hidden: int, width_out: int) -> nn.Sequential:

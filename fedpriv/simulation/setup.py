@@ -88,6 +88,7 @@ def build(config: RunConfig) -> Federation:
                 len(dataset.classes),
                 projection=config.model.projection,
                 predictor=config.model.predictor or False,
+                projector=config.model.projector,
             )
 
     net = new_net("initial")

@@ -313,3 +313,32 @@ def test_a_plugin_adds_a_net_and_cannot_replace_one(monkeypatch: pytest.MonkeyPa
         assert "theirs" in model_names()
     with pytest.warns(UserWarning, match="already registered"):
         assert build_model("theirs", (5,), 2).feature_dim == 5
+
+
+def test_projectors_of_self_supervision() -> None:
+    from lightly.models.modules.heads import BarlowTwinsProjectionHead, SimCLRProjectionHead
+
+    h = torch.rand(6, 256, generator=torch.Generator().manual_seed(0))
+    made = {kind: build_model("mlp2", (4,), 2, 16, projector=kind).projector for kind in ("linear", "simclr", "barlow_twins")}
+    assert all(module(h).shape == (6, 16) for module in made.values())
+    assert sum(p.numel() for p in made["linear"].parameters()) == 257 * 16
+    for kind, theirs in (
+        ("simclr", SimCLRProjectionHead(256, 256, 16)),
+        ("barlow_twins", BarlowTwinsProjectionHead(256, 16, 16)),
+    ):
+        theirs.load_state_dict(made[kind].state_dict())
+        assert torch.equal(theirs.train()(h), made[kind].train()(h))
+    assert [type(layer).__name__ for layer in build_model("mlp2", (4,), 2, 16).projector] == ["Linear", "ReLU", "Linear"]
+
+
+def test_the_narrow_resnet_is_lightlys() -> None:
+    from lightly.models.resnet import ResNetGenerator
+
+    net = build_model("resnet9_narrow", (3, 32, 32), 10).encoder.eval()
+    theirs = ResNetGenerator("resnet-9", width=1 / 8).eval()
+    theirs.linear = torch.nn.Identity()
+    theirs.load_state_dict(net.state_dict())
+    x = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert net(x).shape == (3, 64)
+    torch.testing.assert_close(net(x), theirs(x))  # they pool in another order
+    assert build_model("resnet9_narrow", (1, 8, 8), 10).encoder(torch.rand(2, 1, 8, 8)).shape == (2, 64)
