@@ -32,6 +32,7 @@ def test_a_separable_encoder_reaches_all_and_a_constant_one_the_largest_class() 
     train, test = planted(400), planted(200, seed=1)
     found = probe(nn.Flatten(), train, test, 4, fractions=(1.0, 0.1))
     assert [one.accuracy for one in found] == [1.0, 1.0]
+    assert [one.accuracy_logistic for one in found] == [1.0, 1.0]
     assert [one.samples for one in found] == [400, 40] and found[0].accuracy_as_is is None
     (nothing,) = probe(Constant(), train, test, 4)
     shares = torch.bincount(test.labels) / 200
@@ -43,7 +44,17 @@ def test_labels_that_have_nothing_to_do_with_the_images_are_not_learnt() -> None
     shuffled = Samples(planted(400).images, torch.randint(4, (400,), generator=torch.Generator().manual_seed(3)))
     unseen = Samples(planted(400, seed=1).images, torch.randint(4, (400,), generator=torch.Generator().manual_seed(4)))
     (found,) = probe(nn.Flatten(), shuffled, unseen, 4, protocol=SHORT)
-    assert abs(found.accuracy - 0.25) < 4 * (0.25 * 0.75 / 400) ** 0.5
+    for accuracy in (found.accuracy, found.accuracy_logistic):
+        assert accuracy is not None and abs(accuracy - 0.25) < 4 * (0.25 * 0.75 / 400) ** 0.5
+
+
+def test_small_features_are_fitted_to_the_end_where_the_epochs_do_not_suffice() -> None:
+    train, test = planted(200), planted(200, seed=1)
+    faint = nn.Sequential(nn.Flatten(), nn.Linear(16, 16, bias=False))
+    with torch.no_grad():
+        faint[1].weight.copy_(1e-3 * torch.eye(16))
+    (found,) = probe(faint, train, test, 4, protocol=SHORT)
+    assert found.accuracy < 0.9 and found.accuracy_logistic == 1.0
 
 
 def test_it_is_a_function_of_its_seed() -> None:

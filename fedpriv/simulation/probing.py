@@ -45,7 +45,7 @@ class Prober:
         train, test = samples(self.dataset, self.dataset.input_shape, self.resident.device)
         metrics = {}
         fractions, classes = self.config.eval.probe_fractions, len(self.dataset.classes)
-        for found in probe(self.resident.net.encoder, train, test, classes, fractions, self.config.seed):
+        for found in probe(self.resident.net.encoder, train, test, classes, fractions, self.config.seed, logistic=False):
             metrics[f"{PROBE}{found.fraction:g}"] = found.accuracy
             if found.accuracy_as_is is not None:
                 metrics[f"{AS_IS}{found.fraction:g}"] = found.accuracy_as_is

@@ -67,6 +67,7 @@ def probe_values(said: dict[str, Any]) -> dict[str, float]:
     """What MLflow gets of a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
     name = f"{said['dataset']} {said['fraction']:g}" + ("" if said["features"] == "pooled" else f" {said['features']}")
     values = {f"probe/{name}": said["accuracy"], f"probe_as_is/{name}": said["accuracy_as_is"]}
+    values[f"probe_logistic/{name}"] = said["accuracy_logistic"]
     return {key: float(value) for key, value in values.items() if value is not None}
 
 

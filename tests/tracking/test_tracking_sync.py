@@ -244,12 +244,14 @@ def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=2)
     sync(folder)
     (folder / "probe").mkdir()
-    said = {"dataset": "digits", "fraction": 0.1, "features": "pooled", "accuracy": 0.75, "accuracy_as_is": None}
+    said = {"dataset": "digits", "fraction": 0.1, "features": "pooled", "accuracy": 0.75}
+    said |= {"accuracy_as_is": None, "accuracy_logistic": None}
     (folder / "probe" / "digits-0.1.json").write_text(json.dumps(said))
-    other = {**said, "features": "prepool", "accuracy_as_is": 0.5}
+    other = {**said, "features": "prepool", "accuracy_as_is": 0.5, "accuracy_logistic": 0.8}
     (folder / "probe" / "digits-0.1-prepool.json").write_text(json.dumps(other))
     report = sync(folder)
     metrics = client(runs_dir).get_run(report.mlflow_run_id).data.metrics
     found = {name: value for name, value in metrics.items() if name.startswith("probe")}
-    assert found == {"probe/digits 0.1": 0.75, "probe/digits 0.1 prepool": 0.75, "probe_as_is/digits 0.1 prepool": 0.5}
+    prepool = {"probe/digits 0.1 prepool": 0.75, "probe_as_is/digits 0.1 prepool": 0.5, "probe_logistic/digits 0.1 prepool": 0.8}
+    assert found == {"probe/digits 0.1": 0.75, **prepool}
     assert sync(folder).points == 0
