@@ -22,7 +22,7 @@ def case(arguments: str, *words: str) -> object:
 
 NAMES = [
     case("--method mpfedcom", "unknown method", "'mpfedcom'", "did you mean 'mpfedcon'"),
-    case("--method zzz", "unknown method", "fedavg", "mpfedcon"),
+    case("--method zzz", "unknown method", "fedavg", "in all"),
     case("--method ''", "unknown method"),
     case("--model cnn11", "unknown model", "did you mean 'cnn10'"),
     case("--dataset digitz", "unknown data set", "did you mean 'digits'"),

@@ -35,7 +35,7 @@ def server(store: Path, port: int) -> Iterator[None]:
         command, stdout=quiet, stderr=quiet, start_new_session=True, env={**os.environ, **settings}, cwd=store.parent
     )
     try:
-        deadline = time.monotonic() + 45
+        deadline = time.monotonic() + 180
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
