@@ -18,6 +18,7 @@ from attacks.observation import Observation, Schedule, ThreatModel
 from fedpriv.audit.victim import Victim, cut
 from fedpriv.encoding import decoded, is_model
 from fedpriv.errors import UsageError
+from fedpriv.methods.build import objective_of
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
@@ -53,7 +54,8 @@ class Evidence:
     """The kept messages of a run.
 
     Raises:
-        UsageError: there is no run, its data are not those it was trained on, or it kept no payload.
+        UsageError: there is no run, its data are not those it was trained on, it kept no payload, or it has no labels, which
+            no attack here is made for.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -63,6 +65,11 @@ class Evidence:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         self.config = self.folder.config()
+        if not (objective := objective_of(self.config)).labels:
+            raise UsageError(
+                f"{run_dir} is self-supervised ({objective.name}): the attacks here match or read the gradient of a cross-entropy "
+                "on labels, so that they find nothing would say nothing of it"
+            )
 
     @cached_property
     def federation(self) -> Federation:

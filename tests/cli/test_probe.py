@@ -68,6 +68,11 @@ def test_compare_says_so_too(fedpriv: Fedpriv, ssl_run: Path, tmp_path: Path) ->
     assert [row["accuracy"] is None for row in rows] == [True, False]
 
 
+def test_no_attack_says_nothing_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> None:
+    done = fedpriv("audit", ssl_run)
+    assert done.exit_code == 2 and "ssl is self-supervised (simclr): the attacks here" in done.output
+
+
 def test_probe_stores_its_results_and_says_the_same_again(fedpriv: Fedpriv, ssl_run: Path) -> None:
     first = fedpriv("probe", ssl_run, "--fraction", 1, "--fraction", 0.1, "--json")
     assert first.exit_code == 0, first.output
