@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.columns import blocks, buffer_groups, parameter_groups, products
+from fedpriv.aggregation.columns import blocks, buffer_groups, exact_products, parameter_groups
 from fedpriv.aggregation.mean import normalised
 from fedpriv.parts import params
 
@@ -89,7 +89,7 @@ class DualMean(Aggregation):
         trained = parameter_groups(uploads.space, "model")
         slices = [part for group in trained for part in group.slices]
         mean = weighted_sum(uploads.rows, first, slices)
-        found = products(uploads.rows, mean, trained).together()
+        found = exact_products(uploads.rows, mean, trained).together()
         norms = (found.own[0] * found.reference).sqrt().cpu()
         cosines = torch.where(norms > 0, (found.cross[0].cpu() / norms).clamp(-1, 1), 0.0)
         weights = dual_weights(cosines, first, self.params.negative)
