@@ -10,7 +10,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wasserstein_distance
 from torch import Tensor
@@ -122,6 +122,7 @@ def test_the_gradient_goes_over_the_last_dimension() -> None:
     torch.testing.assert_close(kl_gradient(weights, reference), rows, rtol=1e-12, atol=0)
 
 
+@settings(deadline=None)
 @given(local=st.floats(0, 1), received=st.floats(0, 1))
 def test_beta_is_a_sigmoid_of_the_gain(local: float, received: float) -> None:
     beta = weight_of_kl(local, received)
@@ -356,6 +357,7 @@ seeds = st.integers(0, 10_000)
 settings_of_shift = {"seed": seeds, "count": st.integers(1, 7), "d": st.integers(1, 30), "log_eps": st.floats(-6, 3)}
 
 
+@settings(deadline=None)
 @given(**settings_of_shift, relative=st.booleans())
 def test_the_center_lies_between_the_clients(seed: int, count: int, d: int, log_eps: float, relative: bool) -> None:
     vectors = drawn(count, d, seed=seed)
@@ -364,6 +366,7 @@ def test_the_center_lies_between_the_clients(seed: int, count: int, d: int, log_
     assert (found.center <= vectors.max(0).values + 1e-9).all() and (found.center >= vectors.min(0).values - 1e-9).all()
 
 
+@settings(deadline=None)
 @given(**settings_of_shift)
 def test_permuting_one_clients_entries_leaves_the_first_weights(seed: int, count: int, d: int, log_eps: float) -> None:
     """What W1 sees is a bag of entries (card 1.3): which entry is which is nothing to it."""
@@ -381,6 +384,7 @@ def test_by_position_a_permutation_tells() -> None:
     np.testing.assert_allclose(positional(vectors)(b), np.abs(b.numpy() - vectors.numpy()).mean(1), rtol=1e-13)
 
 
+@settings(deadline=None)
 @given(seed=seeds, count=st.integers(2, 7), log_scale=st.integers(-8, 8))
 def test_eps_has_the_unit_of_the_vectors_unless_it_is_relative(seed: int, count: int, log_scale: int) -> None:
     vectors, c = drawn(count, 20, seed=seed), 2.0**log_scale  # a power of two: no rounding differs
@@ -390,6 +394,7 @@ def test_eps_has_the_unit_of_the_vectors_unless_it_is_relative(seed: int, count:
         torch.testing.assert_close(scaled.center, c * plain.center, rtol=1e-9, atol=1e-12 * c)
 
 
+@settings(deadline=None)
 @given(**settings_of_shift)
 def test_the_order_of_the_clients_is_nothing(seed: int, count: int, d: int, log_eps: float) -> None:
     vectors = drawn(count, d, seed=seed)
@@ -402,6 +407,7 @@ def test_the_order_of_the_clients_is_nothing(seed: int, count: int, d: int, log_
 # --- the server: two true barycentres --------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(seed=seeds, count=st.integers(1, 6), d=st.integers(1, 40))
 def test_the_quantile_barycentre_has_the_mean_of_the_quantiles_in_the_order_of_the_mean(seed: int, count: int, d: int) -> None:
     vectors = drawn(count, d, seed=seed)
