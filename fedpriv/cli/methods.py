@@ -21,7 +21,8 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
     """List the methods, their halves and their options.
 
     What each shares, what stays with the client, what it sends besides the model, and its options with their defaults and
-    sources. With NAMEs, those alone. An objective (what a client minimises) goes with any aggregation (how the server merges).
+    sources. With NAMEs, those alone; halves show their options only then. An objective (what a client minimises) goes with any
+    aggregation (how the server merges).
 
     \b
     Example: fedpriv methods
@@ -44,7 +45,7 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
             raise UnknownName("method, objective or aggregation", name, known)
     shown = {kind: [row for row in group if not names or row["name"] in names] for kind, group in rows.items()}
     for kind, group in shown.items():
-        _print(kind, group)
+        _print(kind, group, options=bool(names) or kind == "methods")
     console().print("[dim]Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION.[/]")
     return shown
 
@@ -56,7 +57,7 @@ def _method(method: type[Method]) -> dict[str, Any]:
     # A net without a predictor has none to share; the others are always there.
     shared = method.shared & method.objective_class.reaches
     halves: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
-    stays = [role for role in ("encoder", "projector", "head") if role not in shared]
+    stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.reaches - shared]
     return {
         "name": method.name,
         "title": method.title,
@@ -88,7 +89,7 @@ def _words(texts: Iterable[str]) -> list[str]:
     return [text for text in texts if text]
 
 
-def _print(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+def _print(kind: str, rows: Sequence[dict[str, Any]], options: bool) -> None:
     from rich.padding import Padding
     from rich.table import Table
 
@@ -109,9 +110,9 @@ def _print(kind: str, rows: Sequence[dict[str, Any]]) -> None:
                 facts.add_row(label, "; ".join(row[key]))
         if row["suggests"]:
             facts.add_row("suggests", ", ".join(f"{key}={value}" for key, value in row["suggests"].items()))
-        for option in row["options"]:
+        for option in row["options"] if options else ():
             facts.add_row(f"{option['name']} = {_value(option['default'])}", option["description"])
-        console().print(Padding(facts, (0, 0, 1, 4)))
+        console().print(Padding(facts, (0, 0, int(options), 4)))
 
 
 def _value(default: Any) -> str:
