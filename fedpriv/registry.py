@@ -25,9 +25,11 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self.package = kind, package
         self._known: dict[str, T] = {}
+        self._also: dict[str, str] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator: make a class known by ``name``. Its docstring's first line is its title."""
+    def register(self, name: str, *also: str) -> Callable[[T], T]:
+        """Class decorator: make a class known by ``name``; it is found by other names, ``also``, but listed and stored under
+        that one. Its docstring's first line is its title."""
 
         def add(one: T) -> T:
             known = self._known.get(name, one)
@@ -36,6 +38,7 @@ class Registry(Generic[T]):
             one.name = name
             one.title = (one.__doc__ or name).strip().splitlines()[0]
             self._known[name] = one
+            self._also |= dict.fromkeys(also, name)
             return one
 
         return add
@@ -52,6 +55,7 @@ class Registry(Generic[T]):
     def find(self, name: str) -> T:
         """The class registered as ``name``; :class:`UnknownName` where there is none."""
         known = self.all()
+        name = self._also.get(name, name)
         if name not in known:
             raise UnknownName(self.kind, name, known)
         return known[name]

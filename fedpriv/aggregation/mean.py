@@ -45,7 +45,7 @@ class MeanParams:
     )
 
 
-@register("mean")
+@register("mean", "fedavg")
 class Mean(Aggregation):
     """The mean of the uploads, weighted by samples or uniform."""
 

@@ -21,11 +21,13 @@ def with_options(config: RunConfig) -> RunConfig:
     method = find_method(config.method.name)
     halves: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:
-        halves["objective"] = _filled(objective, find_objective(objective.name).Params, "objective")
+        half = find_objective(objective.name)
+        halves["objective"] = _filled(objective, half.name, half.Params, "objective")
     if (aggregation := config.aggregation) is not None:
-        halves["aggregation"] = _filled(aggregation, find_aggregation(aggregation.name).Params, "aggregation")
+        other = find_aggregation(aggregation.name)
+        halves["aggregation"] = _filled(aggregation, other.name, other.Params, "aggregation")
     schema = options_of(method, config.objective is None, config.aggregation is None)
-    config = config.model_copy(update={"method": _filled(config.method, schema, "method"), **halves})
+    config = config.model_copy(update={"method": _filled(config.method, method.name, schema, "method"), **halves})
     objective_class = objective_of(config)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
     suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
@@ -42,9 +44,8 @@ def objective_of(config: RunConfig) -> type[Objective]:
     return find_method(config.method.name).objective_class if config.objective is None else find_objective(config.objective.name)
 
 
-def _filled(named: NamedOptions, schema: type[Any], kind: str) -> Any:
-    options = parse(schema, named.params, f"{kind} {named.name}")
-    return type(named)(name=named.name, **asdict(options))
+def _filled(named: NamedOptions, name: str, schema: type[Any], kind: str) -> Any:
+    return type(named)(name=name, **asdict(parse(schema, named.params, f"{kind} {name}")))
 
 
 def build_method(config: RunConfig, context: Context) -> Method:

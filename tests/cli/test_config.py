@@ -88,6 +88,10 @@ def test_halves_alone_are_put_into_fedavg_and_another_method_leaves_them_behind(
     assert kept["objective"] == {"name": "cross-entropy"} and kept["aggregation"] is None
 
 
+def test_a_name_in_other_words_is_stored_as_the_name(fedpriv: Fedpriv) -> None:
+    assert dumped(fedpriv("train", "--aggregation", "fedavg", "--dump-config"))["aggregation"]["name"] == "mean"
+
+
 def test_an_empty_file_is_the_defaults(fedpriv: Fedpriv) -> None:
     Path("run.yaml").write_text("# nothing yet\n")
     assert dumped(fedpriv("train", "--config", "run.yaml", "--dump-config")) == dumped(fedpriv("train", "--dump-config"))
