@@ -4,10 +4,12 @@
 
 Reads the run folders that table1.yaml and iid.yaml leave under runs/experiments/feddual, and writes JSON and PNG into
 experiments/feddual/pictures. The norm of a client's summed loss is that of its mean loss times its number of samples.
+A model whose numbers are there is not measured again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -34,9 +36,8 @@ EVEN, SKEWED = list(MODELS)[:2]
 PAIRS, RADII = 12, (0.25, 0.5, 1.0)
 
 
-def load(runs: Path, place: str) -> tuple[Federation, ServerState, int]:
+def load(folder: RunFolder) -> tuple[Federation, ServerState, int]:
     """A finished run: its federation, its final server model, and its number of rounds."""
-    folder = RunFolder.open(runs / place)
     federation = build(folder.config())
     weights = load_file(folder.weights / "server.safetensors")
     row = federation.resident.space.pack(weights, federation.initial.clone())
@@ -107,7 +108,8 @@ def draw_norms(found: dict[str, Any], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         for ax, when in zip(figure.subplots(1, 2, sharey=True), ("before", "after"), strict=True):
-            for (label, layers), color, shift in zip(found["layers"].items(), PALETTE, (-0.2, 0.2), strict=False):
+            for (label, one), color, shift in zip(found.items(), PALETTE, (-0.2, 0.2), strict=False):
+                layers = one["layers"]
                 heights = [sum(norms[when]) / len(norms[when]) for norms in layers.values()]
                 ax.bar([i + shift for i in range(len(heights))], heights, 0.38, color=color, label=label)
             ax.set_xticks(range(len(layers)), [name.replace("encoder.", "") for name in layers], rotation=40, ha="right")
@@ -130,22 +132,41 @@ def main(runs_dir: Path, data_dir: Path | None, grid: int, samples: int, out: Pa
     if data_dir is not None:
         os.environ["FEDPRIV_DATA"] = str(data_dir.absolute())
     out.mkdir(exist_ok=True)
-    landscape: dict[str, Any] = {}
-    norms: dict[str, Any] = {"samples": {}, "layers": {}}
+    landscape, norms = (_read(out / f"{name}.json") for name in ("landscape", "gradient_norms"))
     for label, place in MODELS.items():
-        federation, server, rounds = load(runs_dir / "experiments" / "feddual", place)
+        folder = RunFolder.open(runs_dir / "experiments" / "feddual" / place)
+        made_of = {"weights": digest(folder.weights / "server.safetensors"), "samples": samples, "grid": grid}
+        if landscape.get(label, {}).get("made_of") == made_of:
+            continue
+        federation, server, rounds = load(folder)
         if label in (EVEN, SKEWED):
             clients = participants(federation.config, federation.method, federation.data.nonempty, rounds)
             measured = gradient_norms(federation, server, clients, rounds + 1)
-            norms["samples"][label] = [federation.data.size(client) for client in clients]
-            norms["layers"][label] = {name: asdict(norm) for name, norm in measured.items()}
-        landscape[label] = around(federation, server.row, grid, samples)
+            sizes = [federation.data.size(client) for client in clients]
+            norms[label] = {"samples": sizes, "layers": {name: asdict(norm) for name, norm in measured.items()}}
+        landscape[label] = {"made_of": made_of, **around(federation, server.row, grid, samples)}
         click.echo(f"{label}: top curvature {landscape[label]['top_eigenvalue']:.2f}")
-    for name, found in (("landscape", landscape), ("gradient_norms", norms)):
-        text = json.dumps(found, indent=1, default=list)
-        (out / f"{name}.json").write_text(text + "\n")
-    draw_landscape(landscape, out / "landscape.png")
-    draw_norms(norms, out / "gradient_norms.png")
+        for name, found in (("landscape", landscape), ("gradient_norms", norms)):
+            (out / f"{name}.json").write_text(json.dumps(_rounded(found)) + "\n")
+    draw_landscape({label: landscape[label] for label in MODELS}, out / "landscape.png")
+    draw_norms({label: norms[label] for label in (EVEN, SKEWED)}, out / "gradient_norms.png")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 if __name__ == "__main__":
