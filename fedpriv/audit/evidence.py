@@ -67,8 +67,8 @@ class Evidence:
         self.config = self.folder.config()
         if not (objective := objective_of(self.config)).labels:
             raise UsageError(
-                f"{run_dir} is self-supervised ({objective.name}): the attacks here match or read the gradient of a cross-entropy "
-                "on labels, so that they find nothing would say nothing of it"
+                f"{run_dir} is self-supervised ({objective.name}): the attacks here match or read the gradient of a "
+                "cross-entropy on labels, so that they find nothing would say nothing of it"
             )
 
     @cached_property

@@ -53,7 +53,11 @@ def test_a_target_needs_an_accuracy(tmp_path: Path) -> None:
 def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An experiment of two self-supervised runs, one of them probed, run to its end; its YAML and its runs folder."""
     folder = tmp_path_factory.mktemp("ssl")
-    base = {**BASE, "train": {"rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 256}, "eval": {"every": 2, "last": 1}}
+    base = {
+        **BASE,
+        "train": {"rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 256},
+        "eval": {"every": 2, "last": 1},
+    }
     claims = [
         {**CLAIM, "of": "simclr", "metric": "probe", "above": 0.05, "fraction": 0.1},
         {**CLAIM, "id": "D", "of": "barlow", "metric": "upload_bytes", "equals": 1, "within": 1e9},
