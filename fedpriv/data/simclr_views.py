@@ -22,7 +22,8 @@ def _transforms(shape: tuple[int, ...], blur: bool) -> nn.Module:
 
     colour = shape[0] == 3
     chain: list[nn.Module] = [
-        augmentation.RandomResizedCrop(shape[1:], scale=(0.2, 1.0)),
+        # "slice", the default, crops one image after another.
+        augmentation.RandomResizedCrop(shape[1:], scale=(0.2, 1.0), cropping_mode="resample"),
         augmentation.RandomHorizontalFlip(p=0.5),
         augmentation.ColorJitter(0.4, 0.4, 0.4 if colour else 0.0, 0.1 if colour else 0.0, p=0.8),
     ]

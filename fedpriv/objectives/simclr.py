@@ -1,6 +1,7 @@
 """SimCLR's contrastive loss (Chen et al. 2020), as it is by the book and as L-DAWA's code has it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.objectives import Objective, register
-from fedpriv.parts import Step, params
+from fedpriv.parts import Context, Step, params
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool = True, include_self: bool = False) -> Tensor:
@@ -60,11 +61,16 @@ class SimClr(Objective):
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss holds the samples of a batch against each other, so no sample has a gradient of its own"
 
-    def loss(self, step: Step) -> Tensor:
-        first, second = (view.projection for view in step.views)
-        if self.params.symmetric and not self.params.include_self:
+    def __init__(self, params: SimClrParams, context: Context) -> None:
+        super().__init__(params, context)
+        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(
+            nt_xent, temperature=params.temperature, symmetric=params.symmetric, include_self=params.include_self
+        )
+        if params.symmetric and not params.include_self:
             from lightly.loss import NTXentLoss  # type: ignore[import-untyped, unused-ignore]
 
-            by_the_book: Tensor = NTXentLoss(self.params.temperature)(first, second)
-            return by_the_book
-        return nt_xent(first, second, self.params.temperature, self.params.symmetric, self.params.include_self)
+            self._loss = NTXentLoss(params.temperature)
+
+    def loss(self, step: Step) -> Tensor:
+        first, second = (view.projection for view in step.views)
+        return self._loss(first, second)
