@@ -12,7 +12,7 @@ import torch
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 from fedpriv.files import load_tensors, save_json
-from fedpriv.probe import FRACTIONS, Protocol, Where, probe, samples
+from fedpriv.simulation.probe import FRACTIONS, Protocol, Where, probe, samples
 from fedpriv.simulation.probing import require_encoder
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build

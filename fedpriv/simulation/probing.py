@@ -8,7 +8,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.sources import Dataset
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method
-from fedpriv.probe import probe, samples
+from fedpriv.simulation.probe import probe, samples
 from fedpriv.simulation.resident import Resident
 
 PROBE, AS_IS = "probe/", "probe_as_is/"

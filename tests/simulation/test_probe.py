@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedpriv.data.sources import Dataset, load_dataset
 from fedpriv.errors import UsageError
-from fedpriv.probe import Protocol, Samples, features, fit, probe, recalibrated, samples
+from fedpriv.simulation.probe import Protocol, Samples, features, fit, probe, recalibrated, samples
 
 SHORT = Protocol(epochs=8, drops=(5, 7))
 
@@ -87,7 +87,7 @@ def test_the_classifier_is_plain_sgd_with_momentum_and_two_drops() -> None:
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 1438), (0.1, 144), (0.01, 14)])
 def test_fractions_keep_the_classes_in_proportion(fraction: float, count: int) -> None:
-    from fedpriv.probe import _choice
+    from fedpriv.simulation.probe import _choice
 
     labels = load_dataset("digits").train_labels.numpy()
     chosen = _choice(labels, fraction).numpy()
