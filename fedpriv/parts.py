@@ -20,6 +20,9 @@ from fedpriv.config import RunConfig
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.parameters import ParameterSpace
 
+ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
+"""What gives a net a role that it need not have, for messages."""
+
 Private = Mapping[str, Tensor]
 """What a client keeps between rounds, by name."""
 

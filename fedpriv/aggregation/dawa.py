@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter_groups, products
-from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.parts import ClientTurn, params
 from fedpriv.wire import statistic
@@ -67,7 +67,7 @@ def base_weights(base: Base, uploads: Uploads) -> Tensor:
         if any(LOSS not in sent for sent in uploads.statistics):
             raise UsageError(f"base=loss weighs clients by {LOSS}, and an upload has none; do not mask it")
         return loss_weights(torch.stack([sent[LOSS].double().reshape(()) for sent in uploads.statistics]))
-    return normalised(uploads.examples if base == "samples" else [1.0] * len(uploads))
+    return normalised(client_weights(uploads, base))
 
 
 def coefficients(cosines: Tensor, base: Tensor, variant: Variant, floor: float | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks, buffer_groups, exact_products, parameter_groups
-from fedpriv.aggregation.mean import normalised
+from fedpriv.aggregation.mean import client_weights, normalised
 from fedpriv.parts import params
 
 SMALLEST_SUM = 1e-8
@@ -85,7 +85,7 @@ class DualMean(Aggregation):
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         """BatchNorm's running statistics take no part in the cosines and have the weights of a clamp, so that no variance
         becomes negative."""
-        first = normalised(uploads.examples if self.params.pass1 == "samples" else [1.0] * len(uploads))
+        first = normalised(client_weights(uploads, self.params.pass1))
         trained = parameter_groups(uploads.space, "model")
         slices = [part for group in trained for part in group.slices]
         mean = weighted_sum(uploads.rows, first, slices)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
-from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.parts import ClientTurn, Context, params
 from fedpriv.wire import statistic
@@ -126,9 +126,9 @@ class Euc(Aggregation):
             groups = parameter_groups(uploads.space, "array")
             closeness = 1 / (_EPSILON + squared_distances(rows, uploads.previous, groups).sqrt())
             row = combine(rows, closeness / closeness.sum(1, keepdim=True), groups, torch.empty_like(uploads.previous))
-            plain = normalised([1.0] * len(uploads)).to(rows.device)
+            plain = normalised(client_weights(uploads, "uniform")).to(rows.device)
             return Merged(combine(rows, plain, buffer_groups(uploads.space), row), memory)
-        base = normalised(uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads))
+        base = normalised(client_weights(uploads, self.params.weights))
         row = weighted_mean(rows, base.tolist())
         now = memory[_MEMORY]
         if uploads.round >= self.params.start and uploads.round % self.params.phi == 0:  # everything is here

@@ -12,7 +12,7 @@ from fedpriv.aggregation import register
 from fedpriv.aggregation.dawa import BASE_TEXT, DIVERGENCE_TEXT, Base, DawaParams, LDawa
 from fedpriv.errors import UsageError
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import ClientTurn, Context, params
+from fedpriv.parts import ROLE_OPTIONS, ClientTurn, Context, params
 
 _MOVED, _OWN = "fedu.moved", "fedu.own"
 
@@ -53,7 +53,7 @@ class LDawaFedU(LDawa):
         super().__init__(params, context)
         names = context.space.select([params.fedu_part])
         if not names:
-            option = {"projector": "model.projection=128", "predictor": "model.predictor=64"}.get(params.fedu_part, "")
+            option = ROLE_OPTIONS.get(params.fedu_part, "")
             raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
         self._part = context.space.restricted(names)
 

@@ -29,6 +29,11 @@ def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
     return normalised(weights).to(rows) @ rows
 
 
+def client_weights(uploads: Uploads, by: Literal["samples", "uniform"]) -> Sequence[float]:
+    """The clients' weights ``(K,)``, not normalised: their numbers of training samples, or one for each."""
+    return uploads.examples if by == "samples" else [1.0] * len(uploads)
+
+
 def with_plain_buffers(row: Tensor, mean: Tensor, space: ParameterSpace) -> Tensor:
     """``row`` ``(p,)``, changed in place: its buffers (BatchNorm's running statistics) become those of ``mean`` ``(p,)``."""
     for part in space.spans(entry.name for entry in space.entries if entry.kind == "buffer"):
@@ -54,7 +59,7 @@ class Mean(Aggregation):
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised."""
-        return uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads)
+        return client_weights(uploads, self.params.weights)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         return Merged(weighted_mean(uploads.rows, self.weigh(uploads)), memory)

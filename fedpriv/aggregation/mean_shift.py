@@ -33,7 +33,7 @@ from fedpriv.aggregation.barycentre import (
     wasserstein,
 )
 from fedpriv.aggregation.layers import fitting, layers_of
-from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.parts import ClientTurn, Context, params
 from fedpriv.wire import statistic
@@ -119,7 +119,7 @@ class MeanShift(Aggregation):
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        weights = uploads.examples if self.params.weights == "samples" else [1.0] * len(uploads)
+        weights = client_weights(uploads, self.params.weights)
         base, row = normalised(weights), weighted_mean(uploads.rows, weights)
         report: dict[str, float] = {}
         for name in self.dynamic:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import Group, blocks, buffer_groups, combine, parameter_groups
-from fedpriv.aggregation.mean import normalised
+from fedpriv.aggregation.mean import client_weights, normalised
 from fedpriv.parts import params
 
 
@@ -58,7 +58,7 @@ class SimAgg(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, groups = uploads.rows, parameter_groups(uploads.space, "array")
-        samples = normalised(uploads.examples).to(rows.device)
+        samples = normalised(client_weights(uploads, "samples")).to(rows.device)
         found = weights(distances_from_mean(rows, groups, self.params.distance), samples, self.params.epsilon)
         row = combine(rows, found, groups, torch.empty_like(uploads.previous))
         report = {"simagg/tv_from_samples": float((found - samples).abs().sum(1).mean() / 2)}

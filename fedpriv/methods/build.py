@@ -11,6 +11,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods import find_method
 from fedpriv.methods.base import Context, Method, options_of
 from fedpriv.objectives import Objective, find_objective
+from fedpriv.parts import ROLE_OPTIONS
 
 
 def with_options(config: RunConfig) -> RunConfig:
@@ -84,5 +85,5 @@ def _check(method: Method, config: RunConfig) -> None:
             )
     roles = {name.split(".")[0] for name in method.context.space.names}
     if missing := sorted(objective.needs - roles):
-        option = {"projector": "model.projection=128", "predictor": "model.predictor=64"}.get(missing[0], "another net")
+        option = ROLE_OPTIONS.get(missing[0], "another net")
         raise UsageError(f"objective {objective.name} needs a {missing[0]}, and the net has none; --set {option}")

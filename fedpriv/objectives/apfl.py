@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives import register
+from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import Batch, ClientTurn, Loss, Step, params
+from fedpriv.parts import Batch, ClientTurn, Loss, params
 
 PERSONAL, ALPHA = "apfl.personal", "apfl.alpha"
 """What a client keeps: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""
@@ -39,7 +39,7 @@ class ApflParams:
 
 
 @register("apfl")
-class Mixed(Objective):
+class Mixed(CrossEntropy):
     """Cross-entropy of the global model, and of a mix of it with a personal one; method apfl tests the mix.
 
     The mix is one of parameters. BatchNorm's running statistics are those of the mix, and stay with the personal model.
@@ -50,9 +50,6 @@ class Mixed(Objective):
     uses_companion = True
     keeps = "its personal model and alpha: p + 1 floats"
     no_dp = "its steps train two models on the same samples, of which clipping and noise would cover one"
-
-    def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
         alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha

@@ -1,6 +1,7 @@
 """The loss of Barlow Twins (Zbontar et al. 2021): redundancy reduction between two views."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -8,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.objectives import Objective, register
-from fedpriv.parts import Step, params
+from fedpriv.parts import Context, Step, params
 
 EPSILON = 1e-5
 """Added to the variance, as BatchNorm does: where a batch is constant, its standard deviation has no gradient."""
@@ -56,11 +57,14 @@ class BarlowTwins(Objective):
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss correlates the samples of a batch, so no sample has a gradient of its own"
 
+    def __init__(self, params: BarlowTwinsParams, context: Context) -> None:
+        super().__init__(params, context)
+        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(cross_correlation_loss, weight=params.off_diagonal)
+        if params.standardise == "batch_norm":
+            from lightly.loss import BarlowTwinsLoss  # type: ignore[import-untyped, unused-ignore]
+
+            self._loss = BarlowTwinsLoss(params.off_diagonal)
+
     def loss(self, step: Step) -> Tensor:
         first, second = (view.projection for view in step.views)
-        if self.params.standardise == "unbiased":
-            return cross_correlation_loss(first, second, self.params.off_diagonal)
-        from lightly.loss import BarlowTwinsLoss  # type: ignore[import-untyped, unused-ignore]
-
-        value: Tensor = BarlowTwinsLoss(self.params.off_diagonal)(first, second)
-        return value
+        return self._loss(first, second)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.objectives.moon import model_contrast
+
 
 def center_contrast(z: Tensor, centers: Tensor, labels: Tensor, negative: Tensor | None, tau: float) -> Tensor:
     """Pull ``z`` to the centre of its class and push it from ``negative``, per sample ``(B,)``.
@@ -18,10 +20,10 @@ def center_contrast(z: Tensor, centers: Tensor, labels: Tensor, negative: Tensor
         negative: ``(B, k)`` the same samples under the frozen model; constant. ``None``: no negative.
         tau: temperature.
     """
-    positive = F.cosine_similarity(z, centers.detach()[labels], dim=1)
+    own = centers.detach()[labels]
     if negative is None:
-        return (1 - positive) / tau
-    return F.softplus((F.cosine_similarity(z, negative.detach(), dim=1) - positive) / tau)
+        return (1 - F.cosine_similarity(z, own, dim=1)) / tau
+    return model_contrast(z, own, negative, tau)
 
 
 def all_center_contrast(z: Tensor, centers: Tensor, labels: Tensor, valid: Tensor, negative: Tensor | None, tau: float) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives import register
+from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
-from fedpriv.parts import PROXIMAL, ClientTurn, Learner, Step, params
+from fedpriv.parts import PROXIMAL, ClientTurn, Learner, params
 
 DISPLACEMENT = "displacement"
 """What the client's half promises the server's: a memory of its own displacements."""
@@ -33,7 +33,7 @@ class FedDynParams:
 
 
 @register("feddyn")
-class FedDyn(Objective):
+class FedDyn(CrossEntropy):
     """Cross-entropy, and a dynamic regulariser that remembers where the client has drifted.
 
     The term that undoes drift may grow without bound where clients never reach a stationary point, so a gradient's norm is
@@ -53,9 +53,6 @@ class FedDyn(Objective):
         turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha)
         turn.memo[_ANCHOR] = turn.start - self._displacement(turn)
         turn.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
-
-    def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         if _STRENGTH in turn.memo:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives import register
+from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
-from fedpriv.parts import PROXIMAL, ClientTurn, Learner, Step, params
+from fedpriv.parts import PROXIMAL, ClientTurn, Learner, params
 
 _STRENGTH = "fedprox.strength"
 
@@ -28,7 +27,7 @@ class FedProxParams:
 
 
 @register("fedprox")
-class FedProx(Objective):
+class FedProx(CrossEntropy):
     """Cross-entropy, and a pull back to the received model."""
 
     paper = "Li et al., MLSys 2020"
@@ -38,9 +37,6 @@ class FedProx(Objective):
         if self.params.mu:
             turn.memo[_STRENGTH] = on_received(turn, self.context.space, self.params.mu)
             turn.memo[PROXIMAL] = torch.tensor(self.params.mu, dtype=torch.float64)
-
-    def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         if _STRENGTH in turn.memo:

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
+from fedpriv.objectives import register
+from fedpriv.objectives.cross_entropy import CrossEntropy
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, params
 
 
 @params
@@ -40,7 +40,7 @@ class PerFedAvgParams:
 
 
 @register("perfedavg")
-class MetaGradient(Objective):
+class MetaGradient(CrossEntropy):
     """Cross-entropy after one step of the client's own, by first-order or Hessian-free gradients.
 
     A step takes ``train.batch_size`` samples for each of its two (Hessian-free: three) independent batches. A batch that has
@@ -54,9 +54,6 @@ class MetaGradient(Objective):
     def __init__(self, params: PerFedAvgParams, context: Context) -> None:
         super().__init__(params, context)
         self.batches_per_step = 3 if params.variant == "hessian_free" else 2
-
-    def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         learner, rate = turn.learner, inner_rate(self.params.a, self.context, turn.round)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
-from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives import register
+from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import received_parameters
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, params
 from fedpriv.wire import statistic
 
 VARIATE = "variate"
@@ -41,7 +41,7 @@ class ScaffoldParams:
 
 
 @register("scaffold")
-class Scaffold(Objective):
+class Scaffold(CrossEntropy):
     """Cross-entropy; gradients are corrected by control variates.
 
     The variates are of the regularised loss: weight decay is part of the gradient, before the correction. A bound on the gradient
@@ -83,9 +83,6 @@ class Scaffold(Objective):
             turn.memo[_GRADIENT] = turn.gradient() + turn.memo[_DECAY] * turn.start
         turn.memo[_SUM] = torch.zeros_like(turn.start)
         turn.memo[_TAKEN] = torch.zeros(len(self._spans), dtype=torch.float64)
-
-    def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         learner = turn.learner
