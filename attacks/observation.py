@@ -84,6 +84,26 @@ class Split(nn.Module):
 
 
 @dataclass(frozen=True)
+class TextFacts:
+    """What an attacker on text knows of the encoder: the architecture and the tokeniser are public.
+
+    ``net`` gets token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks what is ``pad`` itself.
+
+    Attributes:
+        words: name, among the parameters of ``net``, of the weight ``(V, d)`` of the word embedding.
+        positions: the same of the position embedding ``(length, d)``; ``None`` where there is none.
+        special: ids that every sentence has, the one that opens it first and the one that closes it last; scores leave them out.
+        length: most tokens that the encoder takes.
+    """
+
+    words: str
+    positions: str | None
+    pad: int
+    special: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
 class Observation:
     """One message of one client, as an attacker sees it. Attacks get this and nothing else: no image, no label, no data set.
 
@@ -92,12 +112,13 @@ class Observation:
             the change of the weights (after minus before). What was masked is absent.
         weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model goes.
         net: the architecture; its own parameter values mean nothing.
-        input_shape: ``(C, H, W)`` of one sample.
+        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the longest that is sent through.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
         num_examples: samples that the payload stands for; ``None`` where the attacker does not know.
         schedule: ``None`` where the attacker does not know.
         labels: ``(n,)``; ``None`` unless the threat model gives them.
         statistics: what else crossed the wire (class centres, counts), by name.
+        text: of nets that read text; ``None`` for images.
     """
 
     shared: Mapping[str, Tensor]
@@ -113,3 +134,4 @@ class Observation:
     schedule: Schedule | None = None
     labels: Tensor | None = None
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    text: TextFacts | None = None
