@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Records = Sequence[Mapping[str, Any]]
 """Lines of ``metrics.jsonl``, in order of rounds."""
@@ -55,6 +56,41 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
     }
 
 
+def per_class(confusion: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """``precision``, ``recall`` and ``f1`` of each class ``(C,)``, shares in [0, 1].
+
+    Nothing out of nothing counts as 0: the precision of a class that is never predicted, the recall of one without samples.
+
+    Args:
+        confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
+    """
+    right, true, predicted = np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+    return {
+        "precision": right / np.maximum(predicted, 1),
+        "recall": right / np.maximum(true, 1),
+        "f1": 2 * right / np.maximum(true + predicted, 1),
+    }
+
+
+def global_summary(confusion: NDArray[np.int64]) -> dict[str, float]:
+    """Precision, recall and F1 of the global model over its classes, as torchmetrics averages them (``zero_division=0``).
+
+    Args:
+        confusion: as for :func:`per_class`.
+
+    Returns:
+        ``global_precision_macro``, ``global_recall_macro``, ``global_f1_macro`` (unweighted mean over the classes that occur,
+        in the labels or in the predictions: a class without samples that is predicted counts as 0, one that neither has nor is
+        predicted does not count) and the same as ``..._weighted`` (by the classes' samples; the recall is then the accuracy).
+    """
+    true, occurs = confusion.sum(axis=1), confusion.sum(axis=1) + confusion.sum(axis=0) > 0
+    summary = {}
+    for name, values in per_class(confusion).items():
+        summary[f"global_{name}_macro"] = float(values.sum() / max(1, occurs.sum()))
+        summary[f"global_{name}_weighted"] = float(values @ true / max(1, true.sum()))
+    return summary
+
+
 def scored_last(records: Records, last: int) -> list[Mapping[str, Any]]:
     """The records of the last ``last`` rounds that were evaluated."""
     rounds = max((record["round"] for record in records), default=0)
@@ -85,6 +121,7 @@ PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     # the server's model on the server's test set (FedAvg and its descendants)
     "global_test": lambda records, last: _mean(records, last, "global_accuracy"),
     "global_test_final": lambda records, last: _mean(records, 1, "global_accuracy"),
+    "global_test_f1": lambda records, last: _mean(records, last, "global_f1_macro"),
     # fairness across clients, of each client's accuracy averaged over the rounds
     "worst_tenth": lambda records, last: worst_tenth(mean_per_client(records, last)),
     "best_client": lambda records, last: best(mean_per_client(records, last)),

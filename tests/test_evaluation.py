@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from fedpriv.evaluation import PROTOCOLS, best, client_summary, mean_per_client, scored_last, worst_tenth
+from fedpriv.evaluation import (
+    PROTOCOLS,
+    best,
+    client_summary,
+    global_summary,
+    mean_per_client,
+    per_class,
+    scored_last,
+    worst_tenth,
+)
 from fedpriv.simulation.loop import Simulation
 
 
@@ -56,6 +67,66 @@ def test_what_does_not_apply_is_none() -> None:
     assert PROTOCOLS["last_rounds_client_mean"]([record(1)], 1) is None
 
 
+def test_precision_recall_and_f1_by_hand() -> None:
+    """Three dogs, of which one is taken for a cat and one for a bird; a cat, taken for a dog; no bird; no fish, nor one seen."""
+    confusion = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert {name: values.tolist() for name, values in per_class(confusion).items()} == {
+        "precision": [0.5, 0, 0, 0],
+        "recall": [1 / 3, 0, 0, 0],
+        "f1": [0.4, 0, 0, 0],
+    }
+    summary = global_summary(confusion)
+    assert summary["global_f1_macro"] == pytest.approx(0.4 / 3), "the bird counts, the fish does not"
+    assert summary["global_f1_weighted"] == pytest.approx(0.4 * 3 / 4)
+    assert summary["global_recall_weighted"] == pytest.approx(1 / 4), "the accuracy"
+    assert set(global_summary(np.zeros((2, 2), np.int64)).values()) == {0.0}
+
+
+def test_precision_recall_and_f1_are_those_of_torchmetrics() -> None:
+    """An oracle of the tests alone: importing it takes longer than a small run."""
+    from torchmetrics.functional import classification
+
+    rng = np.random.default_rng(0)
+    for classes, samples in ((2, 1), (2, 50), (10, 2000), (10, 12), (77, 100), (77, 5000)):
+        labels = rng.integers(0, max(1, classes - 2), samples)  # the last two classes have no samples
+        predicted = np.where(rng.random(samples) < 0.6, labels, rng.integers(0, max(2, classes - 1), samples))
+        pair = torch.from_numpy(predicted), torch.from_numpy(labels)
+        confusion = classification.multiclass_confusion_matrix(*pair, classes).numpy()
+        ours, each = global_summary(confusion), per_class(confusion)
+        for name in ("precision", "recall", "f1_score"):
+            oracle, short = getattr(classification, f"multiclass_{name}"), name.removesuffix("_score")
+            assert each[short] == pytest.approx(oracle(*pair, classes, average="none").numpy(), abs=1e-6)
+            for average in ("macro", "weighted"):
+                expected = float(oracle(*pair, classes, average=average))
+                assert ours[f"global_{short}_{average}"] == pytest.approx(expected, abs=1e-6), (name, average, classes, samples)
+
+
+def global_metrics(record: dict[str, Any]) -> set[str]:
+    return {name for name in record["metrics"] if name.startswith("global_")}
+
+
+@pytest.mark.parametrize("partition", ["iid", "lognormal"])
+def test_each_evaluation_has_them_of_the_global_model(simulate: Callable[..., Simulation], partition: str) -> None:
+    simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
+    fed = simulation.federation
+    fed.resident.row.copy_(simulation.server.row)
+    images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
+    predicted = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1)
+    confusion = np.zeros((10, 10), np.int64)
+    np.add.at(confusion, (fed.dataset.test_labels.numpy(), predicted.numpy()), 1)
+    assert (simulation.scorer.confusion(simulation.server) == confusion).all()
+    metrics = simulation.progress.record["metrics"]
+    assert metrics["global_accuracy"] == pytest.approx(np.trace(confusion) / len(images))
+    assert {name: metrics[name] for name in global_metrics(simulation.progress.record) - {"global_accuracy"}} == global_summary(
+        confusion
+    )
+    assert len(global_metrics(simulation.folder.records()[1])) == 7
+
+
+def test_a_personalised_method_has_none_of_them(simulate: Callable[..., Simulation]) -> None:
+    assert not global_metrics(simulate("fedrep", **{"train.rounds": 1}).progress.record)
+
+
 @pytest.mark.parametrize(("when", "tuned"), [("final", [4]), ("last", [3, 4])])
 def test_fine_tuning_happens_in_the_rounds_that_count(simulate: Callable[..., Simulation], when: str, tuned: list[int]) -> None:
     settings = {"train.rounds": 4, "eval.last": 2}
@@ -88,4 +159,4 @@ def test_the_global_model_is_scored_on_the_server_s_test_set(simulate: Callable[
 def test_options_are_chosen_without_a_look_at_the_test_set(simulate: Callable[..., Simulation]) -> None:
     simulation = simulate("fedavg", **{"eval.split": "validation", "data.validation_fraction": 0.2, "train.rounds": 1})
     metrics = simulation.progress.record["metrics"]
-    assert "accuracy" in metrics and "global_accuracy" not in metrics and "test_loss" not in metrics
+    assert "accuracy" in metrics and not global_metrics(simulation.progress.record) and "test_loss" not in metrics

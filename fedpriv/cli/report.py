@@ -112,7 +112,10 @@ class Reporter:
         for share, accuracy in summary.get("probe", {}).items():
             rows.append((f"linear probe, {float(share):.0%} of the labels", f"[bold]{accuracy:.3f}[/]"))
         if protocols["global_test"] is not None:
-            rows.append(("global model on the server's test set", f"{protocols['global_test']:.3f}"))
+            said = f"{protocols['global_test']:.3f} accuracy"
+            if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
+                said += f"   {f1:.3f} macro F1"
+            rows.append(("global model on the server's test set", said))
         first = records[0]["metrics"]
         broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
         rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))

@@ -200,10 +200,12 @@ def _row(folder: Path) -> dict[str, Any]:
     else:
         evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
         last: Record = records[-1] if records else {"round": 0, "metrics": {}}
+        reached = evaluated[-1]["metrics"] if evaluated else {}
         summary = {
             "rounds": last["round"],
-            "accuracy": evaluated[-1]["metrics"].get("accuracy") if evaluated else None,
+            "accuracy": reached.get("accuracy"),
             "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
+            "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
             "bytes_up": last["metrics"].get("total_bytes_up", 0),
             "bytes_down": last["metrics"].get("total_bytes_down", 0),
             "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
@@ -218,6 +220,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "probe": summary.get("probe", {}),
         "worst_tenth": worst_tenth(per_client),
         "best": best(per_client),
+        **{key: summary["protocols"].get(key) for key in ("global_test", "global_test_f1")},
         "split": split,
         **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
     }

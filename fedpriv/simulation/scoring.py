@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import FederatedData, Pool
-from fedpriv.evaluation import client_summary
+from fedpriv.evaluation import client_summary, global_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
 from fedpriv.simulation.resident import CHUNK, Resident
 from fedpriv.simulation.turn import ClientDiverged, Turn
@@ -41,11 +43,16 @@ class Scorer:
         self.augment = augment
         self.split = config.eval.split
         self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
+        self._confusion: NDArray[np.int64] | None = None  # of the last pass
 
     def score(
         self, server: ServerState, private: Callable[[int], Private], round: int
     ) -> tuple[dict[str, float], list[float | None]]:
-        """Metrics of the pass, and each client's accuracy (``None``: no test data)."""
+        """Metrics of the pass, and each client's accuracy (``None``: no test data).
+
+        The ``global_...`` metrics are of the server's model on the server's test set; a personalised method, whose server
+        holds no complete model, has none, nor has a run whose clients are scored on validation data.
+        """
         phases = self.method.adaptation(round)
         alike = not phases and not self.method.tested_names  # every client is tested with the server's model as it is
         metrics: dict[str, float] = {}
@@ -53,15 +60,34 @@ class Scorer:
         if self.method.has_global_model:
             self.resident.row.copy_(server.row)
             if self.split == "test":
-                hits, metrics["test_loss"] = self._global("server")
+                scores, labels = self._global("server")
+                predicted = scores.argmax(1)
+                hits = predicted == labels
+                self._confusion = _confusion(predicted, labels, scores.shape[1])
+                metrics["test_loss"] = float(F.cross_entropy(scores, labels))
                 metrics["global_accuracy"] = float(hits.double().mean())
+                metrics |= global_summary(self._confusion)
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
-                hits = self._global(self.split)[0] if alike else None
+                hits = None
+                if alike:
+                    scores, labels = self._global(self.split)
+                    hits = scores.argmax(1) == labels
         if hits is not None and alike:
             accuracies = [self._share(hits, client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
+
+    def confusion(self, server: ServerState) -> NDArray[np.int64]:
+        """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
+
+        It is that of the last pass. Only a run that was killed after its last round has not got it, and computes it anew.
+        """
+        if self._confusion is None:
+            self.resident.row.copy_(server.row)
+            scores, labels = self._global("server")
+            self._confusion = _confusion(scores.argmax(1), labels, scores.shape[1])
+        return self._confusion
 
     def _each(
         self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]
@@ -96,12 +122,10 @@ class Scorer:
             accuracies.append(_weighted(hits, self.data.weights(self.split, client)))
         return accuracies
 
-    def _global(self, pool: Pool) -> tuple[Tensor, float]:
-        """Hits ``(N,)`` of the present row on all images of a pool, and its mean loss."""
-        labels = self.data.labels(pool)
+    def _global(self, pool: Pool) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, C)`` of the present row on all samples of a pool, and their labels ``(N,)``."""
         logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(pool, CHUNK)]
-        scores = torch.cat(logits)
-        return scores.argmax(1) == labels, float(F.cross_entropy(scores, labels))
+        return torch.cat(logits), self.data.labels(pool)
 
     def _share(self, correct: Tensor, client: int) -> float | None:
         index = self.data.indices(self.split, client)
@@ -112,3 +136,9 @@ def _weighted(hits: Tensor, weights: Tensor | None) -> float:
     if weights is None:
         return float(hits.double().mean())
     return float((hits.double() * weights).sum() / weights.sum())
+
+
+def _confusion(predicted: Tensor, labels: Tensor, classes: int) -> NDArray[np.int64]:
+    """Number of samples ``(C, C)`` by true class (row) and predicted class (column); both arguments ``(N,)``."""
+    counts: NDArray[np.int64] = torch.bincount(labels * classes + predicted, minlength=classes**2).cpu().numpy()
+    return counts.reshape(classes, classes)
