@@ -14,10 +14,11 @@ from typing import Any
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
+from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
 from fedpriv.evaluation import PROTOCOLS, mean_per_client
-from fedpriv.files import save_tensors
+from fedpriv.files import save_json, save_tensors
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.probing import PROBE
@@ -160,6 +161,10 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
         plots.learning_curve(records, folder.plots / "learning_curve.png")
         if per_client:
             plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
+        if "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
+            confusion, classes = simulation.scorer.confusion(simulation.server), federation.dataset.classes
+            save_json(folder.confusion_file, confusion_report(confusion, classes, progress.round))
+            draw_confusion(confusion, classes, folder.plots / "confusion.png")
         summary = {
             "run_id": folder.facts["run_id"],
             "method": config.called,

@@ -24,7 +24,8 @@ class RunFolder:
 
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
-    end ``summary.json``, ``weights/``, ``plots/``; after it ``probe/``, where it was probed.
+    end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``; after it ``probe/``,
+    where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,6 +36,7 @@ class RunFolder:
         self.payloads = path / "payloads"
         self.weights = path / "weights"
         self.plots = path / "plots"
+        self.confusion_file = path / "confusion.json"
         self.probe = path / "probe"
         self._facts_file = path / "run.json"
         self._metrics_file = path / "metrics.jsonl"

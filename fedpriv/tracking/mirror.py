@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 ARTIFACTS = (
-    "config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots/**/*", "weights/**/*", "probe/*",
-    "audit/*",
+    "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "plots/**/*",
+    "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 _CURSOR = "tracking.json"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits

@@ -22,12 +22,12 @@ Reference = Callable[..., Path]
 def quick_plots() -> Iterator[None]:
     """Plots have tests of their own, and drawing them takes longer than these runs."""
 
-    def draw(numbers: object, path: Path) -> None:
-        path.write_bytes(b"png" * 2000)
+    def draw(*numbers_and_path: Any) -> None:
+        numbers_and_path[-1].write_bytes(b"png" * 2000)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("learning_curve", "per_client_accuracy"):
-            patch.setattr(f"fedpriv.plots.{name}", draw)
+        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.run.draw_confusion"):
+            patch.setattr(f"fedpriv.{name}", draw)
         yield
 
 

@@ -74,6 +74,7 @@ def computed(folder: Path) -> dict[str, Any]:
     found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     found["summary"] = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "seconds")}
+    found["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
     found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
     return found
 

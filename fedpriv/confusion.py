@@ -1,0 +1,97 @@
+"""The confusion matrix of a run's global model, as data and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.evaluation import global_summary, per_class
+from fedpriv.plots import save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_NUMBERS, _MOST_NAMES = 20, 100
+"""More classes than this have no room for a number in each cell, or for each class's name."""
+_LONGEST_NAME = 20
+
+
+def confusion_report(confusion: NDArray[np.int64], classes: Sequence[str], round: int) -> dict[str, Any]:
+    """What ``confusion.json`` says: the matrix, and of each class precision, recall, F1 (shares) and support (test samples).
+
+    Args:
+        confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
+        classes: the names of the C classes.
+        round: after which the model was tested.
+    """
+    columns = {**per_class(confusion), "support": confusion.sum(axis=1)}
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return {
+        "round": round,
+        "classes": [{"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(classes, rows, strict=True)],
+        "confusion": confusion.tolist(),
+    }
+
+
+def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix: a row per true class, coloured by the share of its samples that each class is predicted for.
+
+    Each cell shows its share in percent where there is room, and each row and column its class's name; a class without
+    samples is a grey row.
+
+    Args:
+        confusion: as for :func:`confusion_report`.
+        path: the PNG (1500 pixels wide) to write.
+    """
+    samples = confusion.sum(axis=1, keepdims=True)
+    shares = np.ma.masked_array(confusion / np.maximum(samples, 1), np.broadcast_to(samples == 0, confusion.shape))
+
+    def draw(figure: Figure) -> None:
+        from matplotlib import colormaps
+        from matplotlib.colors import PowerNorm
+        from matplotlib.ticker import PercentFormatter
+
+        axes = figure.subplots()
+        # By the square root, so that a confusion of one in a hundred shows beside classes that are nearly always right.
+        image = axes.imshow(
+            shares, interpolation="nearest", norm=PowerNorm(0.5, 0, 1), cmap=colormaps["Blues"].with_extremes(bad="#ebebeb")
+        )
+        bar = figure.colorbar(image, ax=axes, shrink=0.72, ticks=(0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1))
+        bar.set_label("% of the true class's test samples")
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=None))
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        _name(axes, classes)
+        if len(classes) <= _MOST_NUMBERS:
+            _number(axes, shares)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        accuracy, f1 = np.trace(confusion) / max(1, confusion.sum()), global_summary(confusion)["global_f1_macro"]
+        axes.set_title(f"Global model: accuracy {accuracy:.1%}, macro F1 {f1:.1%}")
+
+    save(draw, path, (10, 8.8))
+
+
+def _name(axes: Axes, classes: Sequence[str]) -> None:
+    if len(classes) > _MOST_NAMES:
+        return
+    # A name such as "$5" is no formula.
+    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in classes]
+    size = min(12.0, 420 / len(classes))  # of some 500 points in all, so that lines do not touch
+    upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
+    axes.set_xticks(range(len(classes)), short, fontsize=size, rotation=0 if upright else 90, parse_math=False)
+    axes.set_yticks(range(len(classes)), short, fontsize=size, parse_math=False)
+    axes.tick_params(length=2 if len(classes) > _MOST_NUMBERS else 4)
+
+
+def _number(axes: Axes, shares: np.ma.MaskedArray[Any, Any]) -> None:
+    size = min(13.0, 220 / len(shares))
+    for (row, column), share in np.ndenumerate(shares.filled(0)):
+        if share:
+            text = "<1" if share < 0.01 else f"{100 * share:.0f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if share > 0.4 else "#222222")

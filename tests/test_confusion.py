@@ -1,0 +1,77 @@
+"""The confusion matrix of a run's global model: what is stored of it, also after a kill, and its picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedpriv.confusion import confusion_report, draw_confusion
+from fedpriv.evaluation import global_summary
+from fedpriv.simulation.loop import Simulation
+from tests.simulation.small import play
+
+
+def test_what_is_stored_of_it() -> None:
+    report = confusion_report(np.array([[3, 1], [2, 4]]), ("cat", "dog"), 7)
+    assert json.loads(json.dumps(report)) == {
+        "round": 7,
+        "classes": [
+            {"name": "cat", "precision": 3 / 5, "recall": 3 / 4, "f1": 2 / 3, "support": 4},
+            {"name": "dog", "precision": 4 / 5, "recall": 4 / 6, "f1": 8 / 11, "support": 6},
+        ],
+        "confusion": [[3, 1], [2, 4]],
+    }
+
+
+def test_the_end_of_a_run_has_that_of_the_last_round(tmp_path: Path) -> None:
+    folder = play(tmp_path / "run", "fedavg", **{"train.rounds": 2}).folder
+    said, metrics = json.loads(folder.confusion_file.read_text()), folder.records()[-1]["metrics"]
+    assert said["round"] == 2
+    assert global_summary(np.array(said["confusion"])).items() <= metrics.items()
+    assert (folder.plots / "confusion.png").stat().st_size > 1000
+    summary = json.loads((folder.path / "summary.json").read_text())
+    assert summary["protocols"]["global_test_f1"] == pytest.approx(
+        np.mean([record["metrics"]["global_f1_macro"] for record in folder.records()[1:]])
+    )
+
+
+def test_a_personalised_method_has_none(tmp_path: Path) -> None:
+    folder = play(tmp_path / "run", "fedrep", **{"train.rounds": 1}).folder
+    assert not folder.confusion_file.exists() and not (folder.plots / "confusion.png").exists()
+
+
+def test_killed_after_the_last_round_it_is_the_same(simulate: Callable[..., Simulation]) -> None:
+    simulation = simulate("fedavg", **{"train.rounds": 2})
+    resumed = Simulation(simulation.federation, simulation.folder, lambda text: None)
+    resumed.restore()
+    simulation.federation.resident.row.fill_(0)
+    assert (resumed.scorer.confusion(resumed.server) == simulation.scorer.confusion(simulation.server)).all()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10, 77, 200])
+def test_it_is_drawn_with_few_classes_and_with_many(tmp_path: Path, classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    confusion = rng.integers(0, 2, (classes, classes)) + 30 * np.eye(classes, dtype=np.int64)
+    confusion[classes // 2] *= classes < 2  # a class without samples
+    names = [f"${number} a name that is longer than its place_$" for number in range(classes)]
+    draw_confusion(confusion, names, tmp_path / "plots" / "confusion.png")
+    with Image.open(tmp_path / "plots" / "confusion.png") as image:
+        assert image.width == 1500
+        colors = image.convert("RGB").getcolors(1 << 24)
+        assert colors is not None and len(colors) > 20
+
+
+def test_a_cell_has_the_colour_of_its_share(tmp_path: Path) -> None:
+    """Twice the samples of one class change nothing; another share does."""
+    pictures = []
+    for index, confusion in enumerate(([[8, 2], [1, 3]], [[80, 20], [1, 3]], [[2, 8], [1, 3]])):
+        draw_confusion(np.array(confusion), ("a", "b"), tmp_path / f"{index}.png")
+        with Image.open(tmp_path / f"{index}.png") as image:
+            pictures.append(np.asarray(image.convert("RGB"))[150:])  # below the title, whose accuracy differs
+    assert (pictures[0] == pictures[1]).all()
+    assert (pictures[0] != pictures[2]).any()
