@@ -1,0 +1,103 @@
+"""Sentences from gradients, against those that made them; what fails where there is nothing to find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attacks.observation import Schedule, ThreatModel
+from attacks.reconstruction import Inapplicable
+from attacks.tag import Tag
+from attacks.text_case import WORDS, text_case
+from attacks.text_mixture import Match, places
+from attacks.text_refine import refine
+from attacks.text_victims import observe_text, sentences, small_bert
+from tests.attacks.text_client import TEXT, adapted, message, noised, scores, trained, without
+
+
+def test_the_gradient_of_given_embeddings_is_that_of_the_words() -> None:
+    observation, ids, labels = message([7, 5])
+    case = text_case(observation)
+    targets = F.one_hot(labels, 6).float()
+    made = case.gradient(ids, case.table[ids], targets)
+    for name in case.layers:
+        torch.testing.assert_close(made[name], observation.shared[name], rtol=1e-4, atol=1e-7)
+    rows = torch.zeros_like(case.table).index_add(0, ids.flatten(), made[WORDS].flatten(0, 1))
+    torch.testing.assert_close(rows, observation.shared[TEXT.words], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("lengths", "known_tokens"), [([8], True), ([8], False), ([9, 6], True)])
+def test_sentences_are_found_word_for_word(lengths: list[int], known_tokens: bool) -> None:
+    found = scores(Tag(known_tokens=known_tokens), *message(lengths, seed=3))
+    assert found.exact is not None and found.exact.share == 1
+    assert found.labels is not None and found.labels.share == 1
+
+
+def test_one_local_step_is_a_gradient() -> None:
+    found = scores(Tag(), *trained([7], Schedule(lr=0.1, weight_decay=1e-3, weight_decay_bias=1e-3)))
+    assert found.exact is not None and found.exact.share == 1
+
+
+def test_without_the_embeddings_the_length_comes_from_the_rank() -> None:
+    observation, ids, labels = message([7])
+    found = scores(Tag(), without(observation, "embeddings"), ids, labels)
+    assert found.exact is not None and found.exact.share == 1
+
+
+def test_labels_are_sought_where_the_head_is_hidden_but_known() -> None:
+    observation, ids, labels = message([7])
+    found = scores(Tag(), without(observation, "top."), ids, labels)
+    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+
+
+def test_adapters_are_enough() -> None:
+    observation, ids, labels = message([7], net=adapted(0, rank=4))
+    assert all("lora_" in name or name.startswith("top.") for name in observation.shared)
+    found = scores(Tag(length=7), observation, ids, labels)
+    assert found.rouge is not None and float(found.rouge) >= 0.8
+
+
+def test_an_unknown_length_is_tried() -> None:
+    ids, labels = sentences([5], 0), torch.tensor([2])
+    observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(7,))
+    made = Tag(probe=20, steps=100).run([observation])
+    assert made.ids is not None and made.ids.shape == (1, 5) and "matched best" in made.notes[0]
+
+
+def test_noise_leaves_nothing() -> None:
+    observation, ids, labels = message([8])
+    found = scores(Tag(steps=50, sweeps=1, length=8), noised(observation, 10.0), ids, labels)
+    assert found.rouge is not None and float(found.rouge) < 0.3
+
+
+def test_exchanging_words_repairs_a_sentence() -> None:
+    observation, ids, labels = message([8])
+    case = text_case(observation)
+    where = places(case, [8], ids.unique())
+    match, targets = Match(case, where, 0.0), F.one_hot(labels, 6).float()
+    right = (ids[0][:, None] == where.words).int().argmax(1)[None]
+    wrong = right.clone()
+    wrong[0, 1:4] = right[0, [2, 3, 1]]
+    chosen, left = refine(match, wrong, targets, 10)
+    assert torch.equal(chosen, right) and left < 1e-7
+    assert torch.equal(refine(match, wrong, targets, 0)[0], wrong)
+
+
+def test_what_it_cannot_work_without() -> None:
+    observation, _, _ = message([6])
+    with pytest.raises(Inapplicable, match="schedule"):
+        Tag().run([replace(observation, kind="change")])
+    with pytest.raises(Inapplicable, match=r"top\.weight"):
+        Tag().run([replace(observation, weights={n: w for n, w in observation.weights.items() if n != "top.weight"})])
+    with pytest.raises(Inapplicable, match="no layer behind"):
+        Tag().run([replace(observation, shared={TEXT.words: observation.shared[TEXT.words]})])
+
+
+def test_given_labels_are_used() -> None:
+    ids, labels = sentences([6], 0), torch.tensor([2])
+    observation = observe_text(small_bert(0), ids, labels, threat=ThreatModel(labels=True))
+    found = scores(Tag(), without(observation, "top."), ids, labels)
+    assert found.exact is not None and found.exact.share == 1

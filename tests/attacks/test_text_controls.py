@@ -1,0 +1,63 @@
+"""Controls of the attacks on text, and attacks that they must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from attacks.observation import Observation
+from attacks.text_controls import MESSAGES, TOKENS, negative_control, positive_control, text_controls
+from attacks.text_reconstruction import TextReconstruction, counts_of
+from attacks.text_registry import text_attack, text_attacks
+from attacks.text_victims import PAD, SMALL, sentences
+from attacks.tokens import TokenSet
+
+
+@dataclass(frozen=True)
+class Leaking:
+    """Knows the sentences of the controls from elsewhere, and does not look at the gradient."""
+
+    name: ClassVar[str] = "leaking"
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        ids = sentences([TOKENS] * MESSAGES, seed)
+        counts = torch.stack([counts_of(row, SMALL.words, PAD) for row in ids])
+        nothing = torch.full((len(ids),), -1)
+        return TextReconstruction(ids, counts, nothing, torch.zeros(len(ids)), ("",) * len(ids))
+
+
+@dataclass(frozen=True)
+class Blind(TokenSet):
+    """Overlooks a token."""
+
+    name: ClassVar[str] = "blind"
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        found = super().run(observations, seed)
+        counts = found.counts.clone()
+        counts[0, counts[0].nonzero().flatten()[-1]] = 0
+        return replace(found, counts=counts)
+
+
+@pytest.mark.parametrize("name", sorted(text_attacks()))
+def test_every_attack_passes_its_controls(name: str) -> None:
+    positive, negative = text_controls(text_attack(name)())
+    assert positive.passed, positive.sentence
+    assert negative.passed, negative.sentence
+
+
+def test_a_leak_and_a_broken_attack_are_caught() -> None:
+    assert positive_control(Leaking()).passed and not negative_control(Leaking()).passed
+    assert not positive_control(Blind()).passed and negative_control(Blind()).passed
+
+
+def test_attacks_on_text_are_not_attacks_on_images() -> None:
+    from attacks.registry import image_attacks
+
+    assert {"span", "tag", "tokens"} <= set(text_attacks()) and not set(text_attacks()) & set(image_attacks())
+    with pytest.raises(KeyError, match="did you mean 'tokens'"):
+        text_attack("token")

@@ -1,0 +1,78 @@
+"""Pairs of token and place in the span of the first layer's gradient, and what ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.observation import Schedule
+from attacks.reconstruction import Inapplicable
+from attacks.text_rank import lengths, longest, rank, total_tokens
+from attacks.text_span import SpanAttack, first_span, off_span
+from attacks.text_victims import PAD
+from tests.attacks.text_client import adapted, message, noised, scores, trained, without
+
+HIDDEN = "embeddings"
+
+
+@pytest.mark.parametrize("sizes", [[9], [10, 6], [8, 7, 5]])
+def test_true_pairs_lie_in_the_span_and_none_that_is_not_made_of_them(sizes: list[int]) -> None:
+    observation, ids, _ = message(sizes)
+    hidden = without(observation, HIDDEN)
+    span = first_span(hidden)
+    assert {layer.rpartition(".")[2] for layer in span.layers} == {"query", "key", "value"}
+    off = off_span(hidden, span, max(sizes))
+    true = torch.zeros_like(off, dtype=torch.bool)
+    for row in ids:
+        true[row[row != PAD], torch.arange(int((row != PAD).sum()))] = True
+    true = true.double()
+    made_of_three = true @ true.T @ true > 0
+    assert float(off[true > 0].max()) < 1e-3 < 0.1 < float(off[~made_of_three].min())
+
+
+@pytest.mark.parametrize("sizes", [[8], [9, 6]])
+def test_sentences_without_the_embedding_layer(sizes: list[int]) -> None:
+    observation, ids, labels = message(sizes, seed=1)
+    found = scores(SpanAttack(), without(observation, HIDDEN), ids, labels)
+    assert float(found.recall) == 1 and found.exact is not None and found.exact.share == 1
+
+
+def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
+    observation, ids, labels = message([6], net=adapted(0, rank=12))
+    found = scores(SpanAttack(), observation, ids, labels)
+    assert found.exact is not None and found.exact.share == 1
+    with pytest.raises(Inapplicable, match="full rank"):
+        first_span(message([6], net=adapted(0, rank=2))[0])
+
+
+def test_the_rounding_of_a_change_ends_it() -> None:
+    observation, _, _ = trained([8], Schedule(lr=0.01))
+    with pytest.raises(Inapplicable, match="full rank"):
+        first_span(without(observation, HIDDEN))
+
+
+def test_noise_ends_it() -> None:
+    observation, _, _ = message([8])
+    faint = noised(observation, 1e-4 * float(observation.shared["top.weight"].std()))
+    with pytest.raises(Inapplicable, match="noise"):
+        SpanAttack().run([faint])
+    assert total_tokens(faint) is None and longest(faint) is None and lengths(faint) is None
+
+
+def test_lengths_and_when_they_are_certain() -> None:
+    one, two, three = (message(sizes)[0] for sizes in ([7], [9, 4], [8, 6, 4]))
+    assert lengths(one) == lengths(without(one, HIDDEN)) == ([7], True)
+    assert lengths(two) == ([9, 4], True)
+    assert lengths(without(two, HIDDEN)) == ([7, 6], False)
+    assert lengths(three) == ([8, 5, 5], False)
+    assert lengths(replace(three, shared={n: t for n, t in three.shared.items() if "position" in n})) == ([8, 8, 8], False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rank_of_a_sum_of_outer_products(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    low = torch.randn(30, 7, dtype=dtype) @ torch.randn(7, 20, dtype=dtype)
+    assert rank(low) == 7
+    assert rank(torch.randn(30, 20, dtype=dtype)) is None and rank(torch.zeros(4, 4, dtype=dtype)) is None

@@ -1,0 +1,93 @@
+"""Tokens off the word embedding's gradient, against the sentences that made it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.observation import Schedule
+from attacks.reconstruction import Inapplicable
+from attacks.text_reconstruction import counts_of
+from attacks.text_rows import used_rows
+from attacks.text_victims import FIRST, LAST, PAD, SMALL, observe_text
+from attacks.tokens import TokenSet, estimated_counts, find_tokens
+from tests.attacks.client import mlp, observe
+from tests.attacks.text_client import TEXT, message, noised, scores, trained, without
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_one_gradient_names_exactly_the_tokens_of_its_batch(batch: int) -> None:
+    observation, ids, labels = message([5 + i % 6 for i in range(batch)])
+    found, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
+    assert torch.equal(found.present, true > 0) and found.exact
+    assert not found.present[PAD] and found.counts[FIRST] == found.counts[LAST] == batch
+    score = scores(TokenSet(), observation, ids, labels)
+    assert float(score.recall) == float(score.precision) == 1 and score.rouge is None
+    assert score.labels is not None and score.labels.share >= 0.75
+
+
+def test_counts_follow_the_estimator() -> None:
+    present = torch.tensor([False, True, True, True, True])
+    norms = torch.tensor([0.0, 9.0, 2.0, 2.0, 4.0])
+    assert estimated_counts(norms, present, TEXT, 1).tolist() == [0, 1, 1, 1, 2]
+    assert estimated_counts(norms, present, TEXT, 3).tolist() == [0, 3, 3, 3, 12]
+    assert estimated_counts(norms, present, TEXT, None).tolist() == [0, 1, 1, 1, 1]
+
+
+def test_a_repeated_word_of_one_sentence_is_counted() -> None:
+    observation, ids, _ = message([9])
+    ids[0, 5] = ids[0, 2]
+    found = find_tokens(observe_text(observation.net, ids, torch.tensor([1])))
+    assert torch.equal(found.counts, counts_of(ids, SMALL.words, PAD))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_change_with_weight_decay_gives_the_same_tokens(decay: float, known: bool) -> None:
+    observation, ids, _ = trained([8, 6, 5], Schedule(lr=0.1, steps=5, batch_size=3, momentum=0.5, weight_decay=decay))
+    seen = observation if known else replace(observation, schedule=None)
+    found = find_tokens(seen)
+    assert torch.equal(found.present, counts_of(ids, SMALL.words, PAD) > 0) and found.exact
+    assert ("decayed" in found.how) == (decay > 0)
+
+
+def test_behind_noise_tokens_are_an_estimate_until_it_drowns_them() -> None:
+    observation, ids, labels = message([8, 6])
+    norms = observation.shared[TEXT.words].norm(dim=1)
+    least = float(norms[norms > 0].min()) / SMALL.width**0.5
+    quiet, loud = noised(observation, least / 2), noised(observation, 100 * least)
+    assert not find_tokens(quiet).exact and "estimate" in find_tokens(quiet).how
+    assert float(scores(TokenSet(), quiet, ids, labels).recall) == 1
+    assert float(scores(TokenSet(), quiet, ids, labels).precision) > 0.9
+    assert float(scores(TokenSet(), loud, ids, labels).recall) < 0.2
+
+
+def test_random_rows_raise_hardly_a_word() -> None:
+    observation, _, _ = message([8])
+    alarms = [int(used_rows(noised(observation, 1e3, seed), TEXT.words).used.sum()) for seed in range(20)]
+    assert sum(alarms) <= 10
+
+
+def test_without_the_embedding_it_says_what_is_left() -> None:
+    observation, _, _ = message([8, 6])
+    with pytest.raises(Inapplicable, match=r"not sent: what is left: the longest sentence has 8 .* 14 .* labels are \[0, 1\]"):
+        TokenSet().run([without(observation, "word_embeddings")])
+    with pytest.raises(Inapplicable, match=r"left: all together have 14 "):
+        find_tokens(without(without(observation, "embeddings"), "top."))
+    with pytest.raises(Inapplicable, match="nothing else is left"):
+        find_tokens(replace(observation, shared={}))
+
+
+def test_a_frozen_embedding_sends_nothing() -> None:
+    frozen = message([8])[0].net
+    frozen.get_parameter(TEXT.words).requires_grad_(False)
+    with pytest.raises(Inapplicable, match="not sent"):
+        find_tokens(message([8], net=frozen)[0])
+
+
+def test_images_have_no_tokens() -> None:
+    net = mlp()
+    with pytest.raises(Inapplicable, match="reads something else"):
+        find_tokens(observe(net, {name: p.detach() for name, p in net.named_parameters()}))

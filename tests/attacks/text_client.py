@@ -1,0 +1,79 @@
+"""Clients to attack with text: what torch's own SGD sends after some steps, and a low-rank adapter by hand."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.observation import Observation, Schedule, Split
+from attacks.text_registry import TextAttack
+from attacks.text_scores import TextScores, score_text
+from attacks.text_victims import SMALL, facts, observe_text, sentences, small_bert
+
+TEXT = facts()
+
+
+def message(lengths: list[int], seed: int = 0, net: Split | None = None) -> tuple[Observation, Tensor, Tensor]:
+    """One gradient on random sentences, and what it hides: ids ``(n, L)``, labels ``(n,)``."""
+    ids, labels = sentences(lengths, seed), torch.arange(len(lengths)) % SMALL.classes
+    return observe_text(net or small_bert(seed), ids, labels), ids, labels
+
+
+def trained(lengths: list[int], schedule: Schedule, seed: int = 0) -> tuple[Observation, Tensor, Tensor]:
+    """The change that ``schedule.steps`` steps on all sentences make; weight decay on every parameter, as torch has it."""
+    observation, ids, labels = message(lengths, seed)
+    net = copy.deepcopy(observation.net)
+    optimiser = torch.optim.SGD(net.parameters(), lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
+    for _ in range(schedule.steps):
+        optimiser.zero_grad()
+        F.cross_entropy(net(ids), labels).backward()
+        optimiser.step()
+    change = {name: p.detach() - observation.weights[name] for name, p in net.named_parameters()}
+    return replace(observation, kind="change", shared=change, schedule=schedule), ids, labels
+
+
+def without(observation: Observation, part: str) -> Observation:
+    """The tensors whose name holds ``part`` are masked."""
+    return replace(observation, shared={name: tensor for name, tensor in observation.shared.items() if part not in name})
+
+
+def noised(observation: Observation, sigma: float, seed: int = 0) -> Observation:
+    """Gaussian noise of the standard deviation ``sigma`` on every entry."""
+    draw = torch.Generator().manual_seed(seed)
+    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in observation.shared.items()}
+    return replace(observation, shared=shared)
+
+
+def scores(attack: TextAttack, observation: Observation, ids: Tensor, labels: Tensor) -> TextScores:
+    return score_text(attack.run([observation]), ids, labels, TEXT)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank change of it, ``B A``, on top (LoRA, Hu et al. 2022)."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.base(x) + self.lora_B(self.lora_A(x))
+        return changed
+
+
+def adapted(seed: int, rank: int) -> Split:
+    """The small BERT, frozen, with adapters on query and value whose B is not zero, as after some training; the head learns."""
+    net = small_bert(seed)
+    net.body.requires_grad_(False)
+    torch.manual_seed(seed)
+    attentions = [module for module in net.modules() if hasattr(module, "query")]
+    for attention in attentions:
+        attention.query, attention.value = Adapted(attention.query, rank), Adapted(attention.value, rank)
+        for adapter in (attention.query, attention.value):
+            nn.init.normal_(adapter.lora_B.weight, std=0.02)
+    return net
