@@ -3,9 +3,9 @@
 The weight gradient of a linear layer is ``sum_t signal_t input_t^T`` over the tokens. While these are fewer than the layer is
 wide, every true input lies in the span of its rows, and hardly any other does. The first layers of a transformer are fed one
 token at one place, whose vector the attacker knows: so all pairs of a word and a place can be tried. A masked or frozen embedding
-does not prevent it. Noise does, the rounding of weights where their change is sent, and adapters whose ranks together are below the
-number of tokens. In a batch the span also holds pairs that are made of three true ones (word a at p and q, word b at p: also b at
-q), which the search for whole sentences sorts out.
+does not prevent it. Noise does, so does the rounding of weights where their change is sent, and so do adapters whose ranks
+together are below the number of tokens. In a batch the span also holds pairs that are made of three true ones (word a at p and q,
+word b at p: also b at q), which the search for whole sentences sorts out.
 """
 
 from __future__ import annotations
