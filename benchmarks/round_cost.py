@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.config import RunConfig, TrainConfig, parse
-from fedpriv.data.sources import Dataset
+from fedpriv.data.dataset import Dataset
 from fedpriv.parameters import ParameterSpace
 from fedpriv.seeding import generator
 from fedpriv.simulation import setup
@@ -276,7 +276,9 @@ def synthetic() -> Dataset:
 
     train, test = 60_000, 10_000
     classes = tuple("0123456789")
-    return Dataset("noise", images(train), labels(train), images(test), labels(test), classes, (0.286,), (0.353,), "lenet5")
+    return Dataset(
+        "noise", labels(train), labels(test), classes, "lenet5", (images(train), images(test)), mean=(0.286,), std=(0.353,)
+    )
 
 
 def measure(name: str, repeats: int, data_dir: Path | None, folder: Path) -> dict[str, Any]:
@@ -379,7 +381,7 @@ def main() -> None:
     data = "fashion_mnist"
     if data_dir is None or not (data_dir / data).is_dir():
         data, noise = "synthetic", synthetic()
-        setup.load_dataset = lambda name, data_dir=None: noise
+        setup.load_dataset = lambda *_: noise
         print("Fashion-MNIST is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
 
     results: dict[str, Any] = {"benchmark": "round_cost", **facts(PACKAGES), "threads": 1, "data": data, "workloads": {}}

@@ -57,7 +57,7 @@ def play(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
         from round_cost import synthetic
 
         noise = synthetic()
-        setup.load_dataset = lambda name, data_dir=None: noise
+        setup.load_dataset = lambda *_: noise
     values = {
         "method": case.partition("-")[0],
         "data": {

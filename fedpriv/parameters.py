@@ -49,9 +49,15 @@ class ParameterSpace:
 
     @classmethod
     def of(cls, net: nn.Module) -> ParameterSpace:
-        """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``)."""
+        """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
+
+        Parameters that need no gradient are constants that everybody has, such as a pretrained encoder under LoRA: they are
+        neither trained nor sent and no part of it.
+        """
         found: list[tuple[str, Kind, str, Tensor]] = []
         for name, parameter in net.named_parameters():
+            if not parameter.requires_grad:
+                continue
             found.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
         for name, buffer in net.named_buffers():
             if buffer.is_floating_point():

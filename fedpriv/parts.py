@@ -172,6 +172,8 @@ class ClientTurn(Protocol):
     first_time: bool
     labels: Tensor
     """``(n_i,)`` labels of the training data, in order."""
+    unused: frozenset[str]
+    """Tensors of the net that its data never reach: of a client without images, the image branch."""
     start: Tensor
     """``(p,)`` the model at the start of the turn: what was received, and the client's own parts."""
     row: Tensor

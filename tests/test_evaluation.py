@@ -150,7 +150,7 @@ def test_the_global_model_is_scored_on_the_server_s_test_set(simulate: Callable[
     assert record["metrics"]["global_accuracy"] == pytest.approx(float(right.double().mean()))
     for client, accuracy in enumerate(record["per_client"]["accuracy"]):
         split = fed.data.split("test", client)
-        hits = fed.resident.from_features(fed.resident.features(split.images)).logits.argmax(1) == split.labels
+        hits = fed.resident.from_features(fed.resident.features(split.inputs)).logits.argmax(1) == split.labels
         weights = fed.data.weights("test", client)
         expected = hits.double().mean() if weights is None else (hits.double() * weights).sum()
         assert accuracy == pytest.approx(float(expected))

@@ -69,6 +69,10 @@ class Aggregation(Part):
         """On the client, those of the shared tensors that it uploads in this round."""
         return names
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """What the clients ``(K,)`` weigh, not normalised, in the mean that stands for what one of them did not send."""
+        return uploads.examples if any(uploads.examples) else [1.0] * len(uploads)
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         """At least one upload -> the next model."""
         raise NotImplementedError

@@ -87,4 +87,4 @@ def _gather(data: FederatedData, positions: Tensor) -> Split:
     size = len(data.labels("train"))
     trained, tested = data.pick("train", positions[positions < size]), data.pick("server", positions[positions >= size] - size)
     order = torch.argsort(torch.cat([(positions < size).nonzero(), (positions >= size).nonzero()]).squeeze(1))
-    return Split(torch.cat([trained.images, tested.images])[order], torch.cat([trained.labels, tested.labels])[order])
+    return trained.followed_by(tested).at(order)

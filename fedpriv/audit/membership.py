@@ -19,7 +19,6 @@ from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.membership_epsilon import EpsilonBounds, epsilon_bounds
 from fedpriv.audit.readings import Reading, readings
 from fedpriv.audit.shadow_turns import ShadowTurns
-from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
 LOSS, LIRA, OFFLINE = "loss threshold", "LiRA", "LiRA offline"
@@ -136,12 +135,13 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     filling = max(0, (message.num_examples or 0) - len(asked.members) // 2)
 
     def shadow(inside: Mask, number: int) -> Uploaded | None:
-        chosen = torch.from_numpy(inside).to(asked.data.labels.device)
-        columns = [torch.cat([mine[chosen], spare[:filling]]) for mine, spare in zip(asked.data, asked.spare, strict=True)]
-        played = turns.play(Split(*columns), number)
+        device = asked.data.labels.device
+        chosen = asked.data.at(torch.from_numpy(inside).nonzero().squeeze(1).to(device))
+        rest = asked.spare.at(torch.arange(min(filling, len(asked.spare.labels)), device=device))
+        played = turns.play(chosen.followed_by(rest), number)
         return None if played is None else played.uploaded
 
-    ways = readings(federation.resident, own, asked.spare, asked.data.images)
+    ways = readings(federation.resident, own, asked.spare, asked.data.inputs)
     try:
         (scores, control), diverged = infer(asked.data.labels, [message.uploaded, own.uploaded], shadow, ways, shadows, seed)
     except ValueError as error:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedpriv.audit.shadow_turns import Played
 from fedpriv.data.federated import Split
+from fedpriv.samples import Inputs, size
 from fedpriv.simulation.resident import Resident
 
 Reading = Callable[[Mapping[str, Tensor]], Tensor]
@@ -20,7 +21,7 @@ Reading = Callable[[Mapping[str, Tensor]], Tensor]
 STAND_IN, PROBE = "head of the server's own turn", "linear probe"
 
 
-def readings(resident: Resident, own: Played, spare: Split, images: Tensor) -> dict[str, Reading]:
+def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs) -> dict[str, Reading]:
     """The ways to read an upload, by name; one without a name where the upload is the whole model.
 
     Neither is always better: the head that the server trained in a turn of its own from the initial one resembles a client's at
@@ -28,7 +29,7 @@ def readings(resident: Resident, own: Played, spare: Split, images: Tensor) -> d
 
     Args:
         own: a turn that the server played with ``spare``, its own data.
-        images: ``(n, C, H, W)``.
+        inputs: the candidates.
     """
 
     def load(uploaded: Mapping[str, Tensor]) -> None:
@@ -36,16 +37,16 @@ def readings(resident: Resident, own: Played, spare: Split, images: Tensor) -> d
 
     def stand_in(uploaded: Mapping[str, Tensor]) -> Tensor:
         load(uploaded)
-        return resident.from_features(resident.features(images)).logits
+        return resident.from_features(resident.features(inputs)).logits
 
     def probe(uploaded: Mapping[str, Tensor]) -> Tensor:
         load(uploaded)
-        known, asked = (resident.features(x).flatten(1).double().cpu().numpy() for x in (spare.images, images))
+        known, asked = (resident.features(x).flatten(1).double().cpu().numpy() for x in (spare.inputs, inputs))
         fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, spare.labels.cpu().numpy())
         found = torch.from_numpy(fitted.decision_function(asked))
         logits = torch.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found
         # A class that the client does not hold is out of the question for whoever knows the candidates' labels.
-        everything = torch.full((len(images), resident.net.classes), -1e3, dtype=torch.float64)
+        everything = torch.full((size(inputs), resident.net.classes), -1e3, dtype=torch.float64)
         everything[:, torch.from_numpy(fitted.classes_)] = logits
         return everything
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.encoding import decoded
+from fedpriv.samples import Modality, lacking
 from fedpriv.simulation.executor import SequentialExecutor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Sealed, Wire
@@ -23,6 +24,9 @@ class _OneClient:
 
     def train(self, client: int) -> Split:
         return self.chosen
+
+    def lacking(self, client: int) -> Modality | None:
+        return lacking(self.chosen.inputs)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from fedpriv.audit.evidence import Evidence, Message
 from fedpriv.audit.shadow_turns import ShadowTurns
-from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 
 
@@ -21,8 +22,9 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")
     turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast())
-    images, labels = evidence.federation.data.train(client)
-    played = [turns.play(Split(images[i : i + 1], labels[i : i + 1]), i) for i in range(min(count, len(labels)))]
+    data = evidence.federation.data.train(client)
+    alone = torch.arange(min(count, len(data.labels)), device=data.labels.device)[:, None]
+    played = [turns.play(data.at(index), i) for i, index in enumerate(alone)]
     if any(one is None for one in played):
         raise FedprivError(f"round {round}: a client with a single image diverged")
     told = None if message.num_examples is None else 1

@@ -1,4 +1,4 @@
-"""``fedpriv data``: the data sets and partitions there are, and who would hold what."""
+"""``fedpriv data``: the data sets and partitions there are, who would hold what, and generated pairs as files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CLASSES_SHOWN = 10
 
 @main.group("data")
 def data() -> None:
-    """List data sets; show who holds what."""
+    """List data sets; show who holds what; generate image-text pairs."""
 
 
 @command(data, "list")
 def list_() -> dict[str, Any]:
     """List the data sets and the partitions by name.
 
-    A path of an image folder, a parquet file or a folder of them is a data set too.
+    A path of a folder of images or of image-text pairs, a parquet file or a folder of them is a data set too.
 
     \b
     Example: fedpriv data list
@@ -48,7 +48,10 @@ def list_() -> dict[str, Any]:
         for row in rows:
             table.add_row(row["name"], row["about"])
         console().print(table)
-    console().print("A path is a data set too: an image folder (train/<class>/*), a parquet file or a folder of them.")
+    console().print(
+        "A path is a data set too: an image folder (train/<class>/*), image-text pairs (<class>/images/*, <class>/text/*.txt), "
+        "a parquet file or a folder of them."
+    )
     return {"datasets": datasets, "partitions": partitions}
 
 
@@ -64,7 +67,7 @@ def list_() -> dict[str, Any]:
 def show(output: Path | None, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
     """Show how a partition deals a data set: its hash, the clients' sizes, and counts per client and class.
 
-    No image is decoded for this. The hash is that of the partition a run with the same options trains on.
+    No sample is read for this. The hash is that of the partition a run with the same options trains on.
 
     \b
     Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output dealt.png
@@ -74,10 +77,12 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     from fedpriv.data.partition import make_partition
     from fedpriv.data.picture import draw_partition
     from fedpriv.data.sources import load_labels
+    from fedpriv.simulation.setup import resolve
 
     # Who takes part in a round says nothing about who holds what: a file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})
     opened = load_labels(config.data.name, config.data.dir, config.data.limit)
+    config = resolve(config, None, opened.suggests)
     classes = opened.classes
     partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed)
     counts = partition.counts(opened.train_labels, len(classes))
@@ -91,12 +96,12 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     out.print(f"partition {partition.hash()}", soft_wrap=True)
     empty = int((sizes == 0).sum())
     out.print(
-        f"training images per client: {_spread(sizes)}; {sizes.sum():,} of {len(opened.train_labels):,}, {empty} clients without"
+        f"training samples per client: {_spread(sizes)}; {sizes.sum():,} of {len(opened.train_labels):,}, {empty} clients without"
     )
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
     if partition.test_split == "train":
         how = "held out of the training split"
-    out.print(f"test images per client: {_spread(tests)} ({how})")
+    out.print(f"test samples per client: {_spread(tests)} ({how})")
     out.print(f"classes per client: {_spread(held)}")
     out.print(_table(counts, tests, classes))
     if len(counts) > _CLIENTS_SHOWN:
@@ -113,6 +118,27 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
         "counts": np.asarray(counts).tolist(),
         "test_counts": np.asarray(test_counts).tolist(),
     }
+
+
+@command(data, "synthesise")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--train", type=click.IntRange(min=1), default=1200, show_default=True, help="Training pairs.")
+@click.option("--test", type=click.IntRange(min=1), default=200, show_default=True, help="Test pairs.")
+@click.option("--size", type=click.IntRange(min=8), default=32, show_default=True, metavar="PX", help="Pixels a side.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pairs.")
+def synthesise(folder: Path, train: int, test: int, size: int, seed: int) -> dict[str, Any]:
+    """Write synthetic image-text pairs into a new FOLDER, a data set in the layout of `disaster`.
+
+    With the defaults they are those of the data set `disaster_synthetic`. A folder that holds something is left alone.
+
+    \b
+    Example: fedpriv data synthesise ./pairs --train 600 && fedpriv data show --dataset ./pairs
+    """
+    from fedpriv.data.synthetic_pairs import write_pairs
+
+    write_pairs(folder, train, test, size, seed)
+    console().print(f"{folder}: {train:,} training and {test:,} test pairs, all synthetic")
+    return {"folder": str(folder), "train": train, "test": test, "size": size, "seed": seed, "synthetic": True}
 
 
 def _spread(values: NDArray[np.int64]) -> str:

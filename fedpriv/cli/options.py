@@ -15,7 +15,7 @@ _DATA_FLAGS: dict[str, tuple[str, Any, str]] = {
     "dataset": ("data.name", str, "Data set: a name of `fedpriv data list`, or the path of an image folder or parquet."),
     "clients": ("data.clients", int, "Number of registered clients."),
     "partition": ("data.partition.name", str, "How samples are dealt to clients; `fedpriv data list` names the ways."),
-    "classes-per-client": ("data.partition.classes_per_client", int, "S of the partition `classes`."),
+    "classes-per-client": ("data.partition.classes_per_client", int, "S of the partitions `classes` and `class_subsets`."),
     "alpha": ("data.partition.alpha", float, "Concentration of the Dirichlet partitions."),
     "seed": ("seed", int, "Seed of every random draw."),
     "data-dir": ("data.dir", Path, "Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA)."),
@@ -25,6 +25,12 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "objective": ("objective.name", str, "Another client's half than the method's; `fedpriv methods` lists them."),
     "aggregation": ("aggregation.name", str, "Another server's half than the method's; without --method the rest is FedAvg's."),
     "model": ("model.name", str, "A name of `fedpriv models`."),
+    "encoder": (
+        "model.encoder",
+        str,
+        "Of texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
+    ),
+    "tune": ("model.tune", str, "Of texts: what learns of a pretrained encoder: full, lora or head. Default: head."),
     "selection": ("train.selection", str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": ("train.optimizer", str, "The clients' optimiser: sgd or adam."),
     "participation": ("train.participation", float, "Share of the clients sampled each round. Default: ten clients."),
@@ -93,10 +99,12 @@ def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
     options = [key.removeprefix(prefix) for key in asked if key.startswith(prefix) and key != prefix + "name"]
     if not options:
         return
+    from fedpriv.config import filled
     from fedpriv.data.partition import USES
+    from fedpriv.data.sources import suggestions
     from fedpriv.errors import UsageError
 
-    name = config.data.partition.name
+    name = filled(config, suggestions(config.data.name)).data.partition.name
     for option in options:
         if name in USES and option not in USES[name]:
             users = ", ".join(other for other, used in USES.items() if option in used)

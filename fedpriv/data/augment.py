@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpriv.data.by_kornia import flip_jitter_rotate
 from fedpriv.data.simclr_views import simclr_views
 
 PADDING = 4
@@ -75,6 +76,7 @@ def augmentation(name: str, mean: Sequence[float] = (), std: Sequence[float] = (
         "crop_flip": crop_flip,
         "reflect_crop_flip": partial(crop_flip, mode="reflect"),
         "crop_flip_rotate": crop_flip_rotate,
+        "flip_jitter_rotate": flip_jitter_rotate(mean, std),
         "simclr": simclr_views(mean, std),
         "simclr_sharp": simclr_views(mean, std, blur=False),
     }

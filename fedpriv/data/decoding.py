@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 Mode = Literal["L", "RGB"]
 _GREY = {"L", "1"}
+_SMOOTH = 2  # PIL.Image.Resampling.BILINEAR, which smooths where it shrinks
 _DEEP = ("I", "F")  # 16 and 32 bits a pixel: an 8-bit copy would have to guess the range
 
 
-def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode) -> Tensor:
+def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side: int | None = None) -> Tensor:
     """Decode the images of ``rows`` to uint8 ``(n, C, H, W)``, C = 1 for mode ``L`` and 3 for ``RGB``.
+
+    Args:
+        side: pixels a side that they are brought to, whatever their shape; ``None``: as they are.
 
     Raises:
         FedprivError: an image cannot be decoded.
@@ -39,7 +43,7 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode) -> Te
     for place, value in enumerate(values):
         image = _open(value.as_py(), table, int(rows[place]))
         try:
-            pixels = np.asarray(image.convert(mode))
+            pixels = np.asarray(image.convert(mode) if side is None else image.convert(mode).resize((side, side), _SMOOTH))
         except Exception as error:  # Pillow's plugins raise whatever they like on a broken file
             raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
         if images is None:
@@ -48,7 +52,7 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode) -> Te
             (height, width), (h, w) = pixels.shape[:2], images.shape[1:3]
             raise UsageError(
                 f"{_where(table, value.as_py(), int(rows[place]))} is {width} x {height}, the images before it {w} x {h}; "
-                "bring all images to one size first"
+                "bring all images to one size first, or --set data.image_size=224"
             )
         images[place] = pixels
     if images is None:
@@ -96,9 +100,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 
-def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None) -> str:
-    """A hash of what the decoded tensors depend on: each file's path, size and time of change, rows, column and mode."""
-    digest = hashlib.sha256(repr(("1", column, mode)).encode())
+def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None, side: int | None = None) -> str:
+    """A hash of what the decoded tensors depend on: each file's path, size and time of change, rows, column, mode and side."""
+    digest = hashlib.sha256(repr(("1", column, mode, *([side] if side else []))).encode())
     for table, rows in tables:
         for file in table.files:
             status = file.stat()

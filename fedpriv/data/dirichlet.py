@@ -88,3 +88,32 @@ def _proportions(deal: Deal, prior: NDArray[np.float64]) -> NDArray[np.float64]:
     support = prior > 0
     proportions[support] = deal.rng.dirichlet(deal.options.alpha * prior[support])
     return proportions
+
+
+@dealer("class_subsets", uses=["classes_per_client", "alpha"])
+def class_subsets(deal: Deal) -> Dealt:
+    """Every client draws S classes; the owners of a class, two at least, share its samples ~ Dir(alpha) (for Banking77).
+
+    Classes that fewer than two clients drew are given to others, drawn at random, which then have more than S.
+    """
+    # No Flower partitioner draws the owners first and unequal shares after.
+    per_client, n = deal.options.classes_per_client, deal.clients
+    if per_client > deal.classes:
+        raise UsageError(f"class_subsets: {per_client} classes per client, but the data set has {deal.classes}")
+    if n < 2:
+        raise UsageError("class_subsets: every class has two owners at least, so two clients are needed")
+    owns = np.zeros((n, deal.classes), dtype=bool)
+    for row in owns:
+        row[deal.rng.choice(deal.classes, per_client, replace=False)] = True
+    for owners in owns.T:
+        missing = 2 - owners.sum()
+        if missing > 0:
+            owners[deal.rng.choice(np.flatnonzero(~owners), missing, replace=False)] = True
+    parts: list[list[Indices]] = [[] for _ in range(n)]
+    for owners, pool in zip(owns.T, deal.pools(), strict=True):
+        holders = deal.rng.permutation(np.flatnonzero(owners))
+        shares = deal.rng.dirichlet(np.full(len(holders), deal.options.alpha))
+        bounds = np.floor(np.cumsum(shares)[:-1] * len(pool) + 0.5).astype(int)
+        for client, part in zip(holders, np.split(pool, bounds), strict=True):
+            parts[client].append(part)
+    return Dealt([join(owned) for owned in parts])

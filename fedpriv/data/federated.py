@@ -1,4 +1,4 @@
-"""The clients' data: one resident copy of the images, and who holds which.
+"""The clients' data: one resident copy of the samples, and who holds which.
 
 The simulation uses these names: ``train``, ``split``, ``indices``, ``weights``, ``labels``, ``chunks``, ``size``,
 ``nonempty``, ``partition``.
@@ -12,34 +12,54 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedpriv.data.dataset import Dataset
 from fedpriv.data.partition import Partition
-from fedpriv.data.sources import Dataset
+from fedpriv.data.pools import Pool
+from fedpriv.samples import Inputs, Modality, join, take, without
 
 Which = Literal["train", "validation", "test"]
-Pool = Literal["train", "validation", "test", "server"]
-"""``server``: the data set's own test split, whoever the clients' test images are taken from."""
+Whole = Literal["train", "validation", "test", "server"]
+"""``server``: the data set's own test split, whoever the clients' test samples are taken from."""
 
 
 class Split(NamedTuple):
-    """A client's images ``(n, C, H, W)``, normalised float32, and labels ``(n,)`` int64."""
+    """A client's samples (:mod:`fedpriv.samples`) and their labels ``(n,)`` int64."""
 
-    images: Tensor
+    inputs: Inputs
     labels: Tensor
+
+    def at(self, index: Tensor) -> Split:
+        """Those at positions ``(m,)``."""
+        return Split(take(self.inputs, index), self.labels.index_select(0, index))
+
+    def followed_by(self, others: Split) -> Split:
+        """These samples and then others of the same kind."""
+        return Split(join([self.inputs, others.inputs]), torch.cat([self.labels, others.labels]))
 
 
 class FederatedData:
-    """A data set on the device (uint8, once) and its partition; a client's tensors are made when asked for."""
+    """A data set on the device (once) and its partition; a client's tensors are made when asked for.
 
-    def __init__(self, dataset: Dataset, partition: Partition, device: torch.device) -> None:
-        self.dataset, self.partition, self.device = dataset, partition, device
-        self._train = (dataset.train_images.to(device), dataset.train_labels.to(device))
-        # Where a data set has no test split of its own, clients are tested on images held out of the training split.
+    Args:
+        train, test: the data set's splits as a net is shown them.
+        lacks: of image-text pairs, what a client does not have, by client.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        device: torch.device,
+        train: Pool,
+        test: Pool,
+        lacks: dict[int, Modality] | None = None,
+    ) -> None:
+        self.dataset, self.partition, self.device, self._lacks = dataset, partition, device, lacks or {}
+        self._train = (train, dataset.train_labels.to(device))
+        # Where a data set has no test split of its own, clients are tested on samples held out of the training split.
         held_out = partition.test_split == "train"
-        self._server = (dataset.test_images.to(device), dataset.test_labels.to(device))
+        self._server = (test, dataset.test_labels.to(device))
         self._test = self._train if held_out else self._server
-        shape = (1, -1, 1, 1)
-        self._scale = (255 * torch.tensor(dataset.std)).reciprocal().view(shape).to(device)
-        self._shift = (-torch.tensor(dataset.mean) / torch.tensor(dataset.std)).view(shape).to(device)
         lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
         self._indices = {which: [torch.as_tensor(held, device=device) for held in held_by] for which, held_by in lists.items()}
         weights = partition.test_weights
@@ -55,13 +75,14 @@ class FederatedData:
         return self._indices[which][client]
 
     def split(self, which: Which, client: int) -> Split:
-        """The client's tensors."""
-        return self.pick(which, self._indices[which][client])
+        """The client's tensors; of pairs, what it has of them."""
+        found = self.pick(which, self._indices[which][client])
+        return found._replace(inputs=without(found.inputs, self.lacking(client)))
 
-    def pick(self, which: Pool, index: Tensor) -> Split:
+    def pick(self, which: Whole, index: Tensor) -> Split:
         """The samples at some positions ``(n,)`` of a whole pool."""
-        images, labels = self._pool(which)
-        return Split(self._normalise(images.index_select(0, index)), labels.index_select(0, index))
+        samples, labels = self._pool(which)
+        return Split(samples.pick(index), labels.index_select(0, index))
 
     def train(self, client: int) -> Split:
         """The client's training tensors."""
@@ -73,22 +94,29 @@ class FederatedData:
             return None
         return self._test_weights[client][self._test[1][self._indices["test"][client]]]
 
-    def labels(self, which: Pool) -> Tensor:
+    def labels(self, which: Whole) -> Tensor:
         """Labels of the whole pool ``(N,)``."""
         return self._pool(which)[1]
 
-    def chunks(self, which: Pool, size: int) -> Iterator[Tensor]:
-        """The whole pool's images, normalised, ``size`` at a time."""
-        for part in torch.split(self._pool(which)[0], size):
-            yield self._normalise(part)
+    def chunks(self, which: Whole, size: int) -> Iterator[Inputs]:
+        """The whole pool as a net is shown it, ``size`` samples at a time."""
+        samples, _ = self._pool(which)
+        for start in range(0, len(samples), size):
+            yield samples.pick(slice(start, start + size))
 
-    def _pool(self, which: Pool) -> tuple[Tensor, Tensor]:
+    def _pool(self, which: Whole) -> tuple[Pool, Tensor]:
         return {"server": self._server, "test": self._test}.get(which, self._train)
+
+    def lacking(self, client: int) -> Modality | None:
+        """Of pairs, what the client does not have of any of its samples."""
+        return self._lacks.get(client)
+
+    @property
+    def are_pairs(self) -> bool:
+        """Whether the samples are image-text pairs."""
+        return self.dataset.images is not None and self.dataset.texts is not None
 
     @property
     def clients_share_the_server_test_set(self) -> bool:
-        """Whether the clients' local test images are those of the server's test set."""
+        """Whether the clients' local test samples are those of the server's test set."""
         return self._test is self._server
-
-    def _normalise(self, images: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, images.float(), self._scale)

@@ -1,15 +1,13 @@
-"""The views of SimCLR, a batch at a time where it lies, by kornia.
-
-lightly's and torchvision's transforms take one PIL image after another: a round of a ResNet on a GPU would wait for them.
-"""
+"""The views of SimCLR."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from fedpriv.data.by_kornia import Change, by_kornia
 
 WIDEST = 2.0
 """Standard deviation of the strongest blur, in pixels."""
@@ -36,7 +34,7 @@ def _transforms(shape: tuple[int, ...], blur: bool) -> nn.Module:
     return nn.Sequential(*chain)
 
 
-def simclr_views(mean: Sequence[float], std: Sequence[float], blur: bool = True) -> Callable[[Tensor, torch.Generator], Tensor]:
+def simclr_views(mean: Sequence[float], std: Sequence[float], blur: bool = True) -> Change:
     """The augmentation of L-DAWA's code, each sample by draws of its own: a crop of 20 to 100 % of the area resized to the whole,
     a flip (one half), jitter of brightness, contrast and saturation by 0.4 and of hue by 0.1 (0.8), grey (0.2), and a Gaussian
     blur of 0.1 to 2 pixels (one half). The order of the four jitters is drawn once for a batch.
@@ -49,13 +47,4 @@ def simclr_views(mean: Sequence[float], std: Sequence[float], blur: bool = True)
         (images ``(B, C, H, W)``, generator) -> a new tensor alike. Images of one channel have no saturation, hue or grey.
     """
 
-    def changed(images: Tensor, generator: torch.Generator) -> Tensor:
-        centre, scale = (torch.tensor(values).to(images).view(1, -1, 1, 1) for values in (mean, std))
-        transforms = _transforms(tuple(images.shape[1:]), blur)
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():  # kornia draws from the processor's global generator
-            torch.default_generator.manual_seed(seed)
-            views: Tensor = transforms((images * scale + centre).clamp(0, 1))
-        return (views - centre) / scale
-
-    return changed
+    return by_kornia(mean, std, lambda shape: _transforms(shape, blur))

@@ -1,9 +1,8 @@
-"""Opening what holds the images: parquet files, folders of images, data sets of the Hugging Face hub. Nothing is decoded here."""
+"""Opening what holds the samples: parquet and CSV files, folders of images, data sets of the Hugging Face hub. Nothing is decoded
+here."""
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedpriv.data.columns import Columns
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.hub import hub_mode
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
 IMAGE_COLUMNS = ("image", "img", "images", "picture")
-LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "target", "y")
-_PROBE_SECONDS = 3.0
+TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
 
 
 class Table(Protocol):
@@ -78,6 +79,42 @@ class ParquetTable:
 
 
 @dataclass(frozen=True)
+class CsvTable:
+    """The rows of a CSV file with a header."""
+
+    file: Path
+
+    @property
+    def origin(self) -> str:
+        return str(self.file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file,)
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        from pyarrow import csv
+
+        with _readable(self.file):
+            # A text may hold line breaks, and one that is empty is empty, not missing.
+            return csv.read_csv(
+                self.file,
+                parse_options=csv.ParseOptions(newlines_in_values=True),
+                convert_options=csv.ConvertOptions(strings_can_be_null=False),
+            )
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+
+        return datasets.Features.from_arrow_schema(self._rows.schema)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self._rows.column(name)
+
+
+@dataclass(frozen=True)
 class HubTable:
     """A split that the `datasets` library opened (from the hub, or an image folder)."""
 
@@ -100,33 +137,53 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FedprivError(f"{file} is not a whole parquet file: {_first_line(error)}") from None
+        raise FedprivError(f"{file} is not a whole {file.suffix[1:]} file: {_first_line(error)}") from None
+
+
+def open_file(file: Path) -> Table:
+    """The rows of a parquet or a CSV file."""
+    return CsvTable(file) if file.suffix == ".csv" else ParquetTable((file,))
+
+
+def table_files(folder: Path) -> list[Path]:
+    """The tables that a folder holds: its parquet files, or without any its CSV files."""
+    return sorted(folder.glob("*.parquet")) or sorted(folder.glob("*.csv"))
 
 
 def open_folder(folder: Path) -> tuple[Table, Table | None]:
     """The training split and, where there is one, the test split of a local folder.
 
-    Parquet: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or any other parquet files, together
-    one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*``, one split.
+    Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``) or the same as CSV, or any other parquet
+    files, together one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*``, one split.
+
+    Raises:
+        UsageError: it holds neither, or several CSV files none of which is ``train.csv``.
     """
-    found = sorted(folder.glob("*.parquet"))
+    found = table_files(folder)
     if found:
         by_name = {file.stem: file for file in found}
         if "train" not in by_name:
-            return ParquetTable(tuple(found)), None
+            if found[0].suffix == ".csv" and len(found) > 1:
+                raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no train.csv; name one of them")
+            return CsvTable(found[0]) if found[0].suffix == ".csv" else ParquetTable(tuple(found)), None
         test = next((by_name[stem] for stem in ("test", "valid", "validation") if stem in by_name), None)
-        return ParquetTable((by_name["train"],)), ParquetTable((test,)) if test else None
+        return open_file(by_name["train"]), open_file(test) if test else None
     if not (folder / "train").is_dir():
         return _image_folder(folder), None
     test = next((folder / name for name in ("test", "valid", "validation", "val") if (folder / name).is_dir()), None)
-    return _image_folder(folder / "train"), _image_folder(test) if test else None
+    train = _image_folder(folder / "train")
+    return train, _image_folder(test, train.features["label"].names) if test else None
 
 
-def _image_folder(folder: Path) -> Table:
+def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
+    """``<class>/*``; with ``known`` classes, which are numbered as they are."""
     import datasets
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if known and (strange := sorted(set(found) - set(known))):
+        raise UsageError(f"{folder} holds the class {strange[0]!r}, which the training split has not ({', '.join(known)})")
+    classes = list(known) or found
     files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
@@ -153,7 +210,7 @@ def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
     import datasets
 
     try:
-        with _hub_mode():
+        with hub_mode():
             opened = [datasets.load_dataset(hub_id, split=split) for split in splits]
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(
@@ -166,36 +223,11 @@ def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
     ]
 
 
-@contextmanager
-def _hub_mode() -> Iterator[None]:
-    """Offline mode for the block where the hub does not answer: its client alone would retry for half a minute."""
-    import datasets
-    import huggingface_hub.constants as hub
-
-    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
-    offline = any(before) or not _answers(hub.ENDPOINT)
-    datasets.config.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = offline
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
-
-
-def _answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS).close()
-    except urllib.error.HTTPError:
-        return True  # it answered, if only with a complaint
-    except OSError:
-        return False
-    return True
-
-
-def find_columns(table: Table) -> tuple[str, str]:
-    """The image and the label column, by Hugging Face type where it is stated and by common name otherwise.
+def find_columns(table: Table) -> Columns:
+    """Which column is the image, the text and the label, by Hugging Face type where it is stated and by common name otherwise.
 
     Raises:
-        UsageError: there is none; the message lists the columns.
+        UsageError: there is no label, or neither an image nor a text; the message lists the columns.
     """
     import datasets
 
@@ -204,11 +236,13 @@ def find_columns(table: Table) -> tuple[str, str]:
     labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
     label = _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
-    missing = "image" if image is None else "label" if label is None else None
-    if image is None or label is None:
+    strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
+    text = next((name for name in TEXT_COLUMNS if name in strings), strings[0] if image is None and len(strings) == 1 else None)
+    missing = "image or text" if image is None and text is None else "label" if label is None else None
+    if missing or label is None:
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in features.items())
         raise UsageError(f"{table.origin} has no {missing} column that I can tell; its columns are: {columns}")
-    return image, label
+    return Columns(label, image, text)
 
 
 def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:

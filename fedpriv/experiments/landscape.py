@@ -17,7 +17,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedpriv.parameters import ParameterSpace
-from fedpriv.simulation.resident import Resident, channels_last
+from fedpriv.samples import Inputs, split
+from fedpriv.simulation.resident import Resident
 
 CHUNK = 500
 """Samples per pass."""
@@ -30,19 +31,19 @@ class SampleLoss:
     """Mean cross-entropy of models on fixed samples, in evaluation mode.
 
     Args:
-        images: ``(n, C, H, W)``, normalised.
+        inputs: n samples.
         labels: ``(n,)``.
     """
 
-    def __init__(self, resident: Resident, images: Tensor, labels: Tensor) -> None:
-        self.resident, self.images, self.labels = resident, channels_last(images), labels
+    def __init__(self, resident: Resident, inputs: Inputs, labels: Tensor) -> None:
+        self.resident, self.inputs, self.labels = resident, resident.shaped(inputs), labels
 
     @torch.no_grad()
     def __call__(self, row: Tensor) -> float:
         self.resident.row.copy_(row)
         total = 0.0
-        for images, labels in self._chunks():
-            logits = self.resident.from_features(self.resident.features(images)).logits
+        for inputs, labels in self._chunks():
+            logits = self.resident.from_features(self.resident.features(inputs)).logits
             total += float(F.cross_entropy(logits, labels, reduction="sum"))
         return total / len(self.labels)
 
@@ -51,8 +52,8 @@ class SampleLoss:
         self.resident.set_trained(frozenset())
         space, point = self.resident.space, row.clone().requires_grad_(True)
         product = torch.zeros_like(row)
-        for images, labels in self._chunks():
-            logits = functional_call(self.resident.net, space.unpack(point), (images,)).logits
+        for inputs, labels in self._chunks():
+            logits = functional_call(self.resident.net, space.unpack(point), (inputs,)).logits
             value = F.cross_entropy(logits, labels, reduction="sum") / len(self.labels)
             (gradient,) = torch.autograd.grad(value, point, create_graph=True)
             product += torch.autograd.grad(gradient @ along, point)[0]
@@ -61,8 +62,8 @@ class SampleLoss:
                 product[entry.start : entry.stop] = 0
         return product
 
-    def _chunks(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(torch.split(self.images, CHUNK), torch.split(self.labels, CHUNK), strict=True))
+    def _chunks(self) -> list[tuple[Inputs, Tensor]]:
+        return list(zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True))
 
 
 def filter_direction(space: ParameterSpace, row: Tensor, generator: torch.Generator) -> Tensor:

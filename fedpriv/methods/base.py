@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Uploads
+from fedpriv.aggregation.completing import complete
 from fedpriv.aggregation.mean import Mean
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
@@ -116,8 +117,8 @@ class Method:
         """The round's uploads, ordered by client -> the new server state.
 
         Uploads that are not finite are left out; without any other the model stays as it is. What no upload holds (private,
-        or masked on the way) keeps the server's value to the bit and is no part of the matrix; what only some hold has the
-        server's value in the others' place.
+        or masked on the way) keeps the server's value to the bit and is no part of the matrix; what only some hold has, in the
+        others' place, the mean of those who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
         """
         arrived = [(upload, upload.tensors()) for upload in uploads]
         sent = {name for _, tensors in arrived for name in tensors if name in self.context.space}
@@ -131,19 +132,18 @@ class Method:
         if not any(finite):
             return ServerState(server.row, server.memory, report)
         kept = [one for one, good in zip(arrived, finite, strict=True) if good]
-        merged = self.aggregation.merge(
-            Uploads(
-                space=space,
-                rows=rows if len(kept) == len(rows) else rows[torch.tensor(finite)],
-                previous=previous,
-                examples=[upload.num_examples or 0 for upload, _ in kept],
-                statistics=[{name: t for name, t in tensors.items() if name not in space} for _, tensors in kept],
-                clients=[-1 if upload.client is None else upload.client for upload, _ in kept],
-                round=uploads[0].round,
-                registered=self.context.config.data.clients,
-            ),
-            server.memory,
+        matrix = Uploads(
+            space=space,
+            rows=rows if len(kept) == len(rows) else rows[torch.tensor(finite)],
+            previous=previous,
+            examples=[upload.num_examples or 0 for upload, _ in kept],
+            statistics=[{name: t for name, t in tensors.items() if name not in space} for _, tensors in kept],
+            clients=[-1 if upload.client is None else upload.client for upload, _ in kept],
+            round=uploads[0].round,
+            registered=self.context.config.data.clients,
         )
+        complete(matrix, [tensors.keys() for _, tensors in kept], self.aggregation.weigh(matrix))
+        merged = self.aggregation.merge(matrix, server.memory)
         row = self.context.space.pack(space.unpack(merged.row), server.row.clone())
         return ServerState(row, dict(merged.memory), {**report, **merged.report})
 
@@ -177,13 +177,14 @@ class Method:
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         """What the client uploads besides the model, by full name; nothing that says something of a tensor that stays with it."""
-        private = set(self.private_names)
+        private = {*self.private_names, *turn.unused}
         found = {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
     def upload(self, turn: ClientTurn) -> Payload | None:
         """Client state -> what is sent (before transforms)."""
-        tensors = {**turn.state(self.aggregation.asked(self.shared_names, turn)), **self.statistics(turn)}
+        names = [name for name in self.aggregation.asked(self.shared_names, turn) if name not in turn.unused]
+        tensors = {**turn.state(names), **self.statistics(turn)}
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:

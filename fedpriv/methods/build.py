@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedpriv.aggregation import Aggregation, find_aggregation
-from fedpriv.config import NamedOptions, RunConfig, parse
+from fedpriv.config import NamedOptions, RunConfig, filled, parse
 from fedpriv.errors import UsageError
 from fedpriv.methods import find_method
 from fedpriv.methods.base import Context, Method, options_of
@@ -32,12 +32,7 @@ def with_options(config: RunConfig) -> RunConfig:
     objective_class = objective_of(config)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
     suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
-    for key, value in suggestions.items():
-        section, _, name = key.partition(".")
-        part = getattr(config, section)
-        if getattr(part, name) is None:
-            config = config.model_copy(update={section: part.model_copy(update={name: value})})
-    return config
+    return filled(config, suggestions)
 
 
 def objective_of(config: RunConfig) -> type[Objective]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedpriv.samples import Inputs
+
 ROLES = ("encoder", "projector", "predictor", "head")
 
 
@@ -71,8 +73,8 @@ class Net(nn.Module):
         self.projection_dim = projection_dim
         self.classes = classes
 
-    def encode(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> features (B, d)."""
+    def encode(self, x: Inputs) -> Tensor:
+        """B samples, such as images (B, *input_shape), -> features (B, d)."""
         features: Tensor = self.encoder(x)
         return features
 
@@ -82,8 +84,8 @@ class Net(nn.Module):
         prediction = None if self.predictor is None else self.predictor(z)
         return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z))
 
-    def forward(self, x: Tensor) -> Outputs:
-        """(B, *input_shape) -> all outputs."""
+    def forward(self, x: Inputs) -> Outputs:
+        """B samples -> all outputs."""
         return self.from_features(self.encode(x))
 
 

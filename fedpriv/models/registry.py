@@ -138,14 +138,28 @@ def build_model(
     input_shape = tuple(input_shape)
     if not spec.fits(input_shape):
         raise UsageError(_misfit(spec, input_shape))
+    net = assemble(*spec.build(input_shape), input_shape, classes, projection, predictor, projector)
+    if spec.initialise is not None:
+        spec.initialise(net)
+    return net
+
+
+def assemble(
+    encoder: nn.Module,
+    d: int,
+    input_shape: Shape,
+    classes: int,
+    projection: int | None = 128,
+    predictor: bool | int = False,
+    projector: Projector = "two_layers",
+) -> Net:
+    """A net on top of an encoder with features ``(B, d)``; the rest as :func:`build_model`."""
     hidden = None if predictor is False else int(predictor)
     for what, width in (("classes", classes), ("projection", projection), ("predictor", hidden)):
         if width is not None and width < 1:
-            raise UsageError(f"model {name!r}: {what} must be at least 1, not {width}")
-
-    encoder, d = spec.build(input_shape)
+            raise UsageError(f"the net's {what} must be at least 1, not {width}")
     k = d if projection is None else projection
-    net = Net(
+    return Net(
         encoder,
         nn.Identity() if projection is None else _projector(projector, d, k),
         None if hidden is None else _predictor(k, k if predictor is True else hidden),
@@ -155,9 +169,6 @@ def build_model(
         projection_dim=k,
         classes=classes,
     )
-    if spec.initialise is not None:
-        spec.initialise(net)
-    return net
 
 
 def _projector(kind: Projector, d: int, k: int) -> nn.Module:

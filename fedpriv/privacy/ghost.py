@@ -19,6 +19,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.net import Outputs
 from fedpriv.parts import Step
 from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
+from fedpriv.samples import Inputs
 
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
@@ -48,17 +49,17 @@ class GhostGradients(ClippedSums):
         outputs, trains = outputs_of(output), self._phase.trains
         return self._loss(Step(label[None], outputs, _Parameters(), self._received, trains, frozen.__getitem__, memo=self._memo))
 
-    def __call__(self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
+    def __call__(self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
         """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
         if not len(labels):
-            nothing = samples.new_zeros(0)
+            nothing = labels.new_zeros(0)
             return {name: torch.zeros_like(tensor) for name, tensor in self._trained.items()}, nothing, nothing
         with warnings.catch_warnings():
             # The inputs need no gradient, and that of the first layer's outputs is all its hook wants.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             return self._clipped(samples, labels, teachers)
 
-    def _clipped(self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
+    def _clipped(self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
         from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as opacus  # type: ignore[import-untyped]
 
         # For this step alone: the net is everybody's, and Opacus leaves marks on its layers and parameters.

@@ -18,6 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
 from fedpriv.parts import Loss, Step
+from fedpriv.samples import Inputs, of_tensors, take, tensors
 
 _ENTRIES = 2**24
 """Entries of per-sample gradients that are held at a time (64 MB)."""
@@ -33,8 +34,8 @@ class Entrance(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, x: Tensor, from_features: bool) -> Outputs:
-        return self.net.from_features(x) if from_features else self.net(x)
+    def forward(self, x: Inputs, from_features: bool) -> Outputs:
+        return self.net.from_features(x) if from_features and isinstance(x, Tensor) else self.net(x)
 
 
 def fields_of(outputs: Outputs) -> Fields:
@@ -87,16 +88,19 @@ class PerSampleGradients(ClippedSums):
     def _gradients(self) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
         return vmap(grad_and_value(self._of_one), in_dims=(None, 0, 0, 0), randomness="different")
 
-    def _of_one(self, trained: dict[str, Tensor], sample: Tensor, label: Tensor, teachers: dict[str, Fields]) -> Tensor:
+    def _of_one(
+        self, trained: dict[str, Tensor], sample: dict[str, Tensor], label: Tensor, teachers: dict[str, Fields]
+    ) -> Tensor:
         own = {"net." + name: tensor for name, tensor in trained.items()}
-        outputs = functional_call(self._net, own, (sample[None], self._from_features))
+        alone = of_tensors({name: part[None] for name, part in sample.items()})
+        outputs = functional_call(self._net, own, (alone, self._from_features))
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
         parameters = {**self._constant, **trained}
         received, trains = self._received, self._phase.trains
         return self._loss(Step(label[None], outputs, parameters, received, trains, frozen.__getitem__, memo=self._memo))
 
     def __call__(
-        self, samples: Tensor, labels: Tensor, teachers: Mapping[str, Outputs]
+        self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
         trained = {name: self._constant[name] for name in self._trained}
@@ -108,7 +112,7 @@ class PerSampleGradients(ClippedSums):
             if not len(part):
                 continue
             of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}
-            gradients, values = self._gradients(trained, samples[part], labels[part], of_part)
+            gradients, values = self._gradients(trained, tensors(take(samples, part)), labels[part], of_part)
             norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
             factors = (self._clip / norms).clamp(max=1.0)
             for name, gradient in gradients.items():

@@ -79,6 +79,7 @@ class SequentialExecutor:
                 kept,
                 stored is None,
                 augment=fed.augment,
+                unused=fed.unused(client),
             )
             if self.spend is not None and private_level == "sample":
                 turn.spend = partial(self.spend, client)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpriv.config import TrainConfig
 from fedpriv.models.net import Outputs
 from fedpriv.parts import Learner, Phase, Step
+from fedpriv.samples import Inputs, split
 from fedpriv.simulation.resident import Resident
 
 
@@ -49,13 +50,13 @@ class TurnBatch:
     """
 
     index: Tensor
-    views: Sequence[Tensor]
+    views: Sequence[Inputs]
     labels: Tensor
     cached: bool
     trains: frozenset[str]
     received: Mapping[str, Tensor]
     memo: Mapping[str, Tensor]
-    teacher: Callable[[Tensor, Tensor, str], Outputs]
+    teacher: Callable[[Tensor, Inputs, str], Outputs]
 
     def under(self, learner: Learner) -> Step:
         resident = _resident(learner)
@@ -80,12 +81,15 @@ class TurnBatch:
         return outputs
 
     def split(self, parts: int) -> Sequence[TurnBatch]:
-        columns = zip(*(torch.tensor_split(c, parts) for c in (self.index, self.labels, *self.views)), strict=True)
+        sizes = [len(part) for part in torch.tensor_split(self.index, parts)]
+        columns = zip(*(split(column, sizes) for column in (self.index, self.labels, *self.views)), strict=True)
         rest = (self.cached, self.trains, self.received, self.memo, self.teacher)
         return [TurnBatch(index, views, labels, *rest) for index, labels, *views in columns]
 
-    def _forward(self, resident: Resident, view: Tensor) -> Outputs:
-        outputs: Outputs = resident.net.from_features(view) if self.cached else resident.net(view)
+    def _forward(self, resident: Resident, view: Inputs) -> Outputs:
+        if self.cached and isinstance(view, Tensor):
+            return resident.net.from_features(view)
+        outputs: Outputs = resident.net(resident.shaped(view))
         return outputs
 
 

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from fedpriv.data.sources import Dataset, in_proportion
+from fedpriv.data.choosing import in_proportion
+from fedpriv.data.dataset import Dataset
 from fedpriv.errors import UsageError
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.resident import CHUNK, channels_last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedpriv.config import RunConfig
-from fedpriv.data.sources import Dataset
+from fedpriv.data.dataset import Dataset
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method
 from fedpriv.simulation.probe import probe, samples

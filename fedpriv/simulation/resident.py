@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpriv.config import TrainConfig
 from fedpriv.models.net import Net, Outputs
 from fedpriv.parameters import ParameterSpace
+from fedpriv.samples import Inputs, split, take
 
 CHUNK = 128
 """Samples per forward pass without gradient; small enough for the activations to stay in the processor's cache."""
@@ -55,7 +56,9 @@ class Resident:
         self.grad = torch.zeros_like(self.row)
         space.bind(self.net, self.row, self.grad)
         self.views = space.unpack(self.row)
-        self.parameters = dict(self.net.named_parameters())
+        self.parameters = {name: parameter for name, parameter in self.net.named_parameters() if name in space}
+        self.roles = frozenset(entry.role for entry in space.entries)
+        """The roles that have a state; the others are constants."""
         self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
         self._frozen: Resident | None = None
         self._companion: Resident | None = None
@@ -66,7 +69,7 @@ class Resident:
     def frozen(self) -> Resident:
         """A second net for constant models (teachers), made when first asked for; always in evaluation mode."""
         if self._frozen is None:
-            self._frozen = Resident(copy.deepcopy(self.net), self.space, self.device)
+            self._frozen = Resident(self._copied(), self.space, self.device)
             self._frozen.set_trained(frozenset())
         return self._frozen
 
@@ -74,8 +77,12 @@ class Resident:
     def companion(self) -> Resident:
         """A third net, for a second model that learns beside the first; made when first asked for."""
         if self._companion is None:
-            self._companion = Resident(copy.deepcopy(self.net), self.space, self.device)
+            self._companion = Resident(self._copied(), self.space, self.device)
         return self._companion
+
+    def _copied(self) -> Net:
+        constants = {id(parameter): parameter for name, parameter in self.net.named_parameters() if name not in self.space}
+        return copy.deepcopy(self.net, constants)
 
     def set_trained(self, roles: frozenset[str]) -> None:
         """Let ``roles`` learn; the others are fixed functions: no gradient, evaluation mode."""
@@ -84,8 +91,9 @@ class Resident:
         self._trained = roles
         self.net.train()
         for name, part in self.net.named_children():
-            part.train(name in roles)
-            part.requires_grad_(name in roles)
+            part.train(name in roles and name in self.roles)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name.partition(".")[0] in roles)
 
     def parts(self, roles: frozenset[str]) -> list[tuple[str, Tensor, Tensor]]:
         """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are."""
@@ -108,10 +116,15 @@ class Resident:
         return torch.optim.Adam(groups, lr=lr, fused=True)
 
     @torch.no_grad()
-    def features(self, images: Tensor) -> Tensor:
-        """Encoder features ``(n, d)`` of images ``(n, C, H, W)`` under the present row, in evaluation mode."""
+    def features(self, inputs: Inputs) -> Tensor:
+        """Encoder features ``(n, d)`` of n samples under the present row, in evaluation mode."""
         self.set_trained(frozenset())
-        return torch.cat([self.net.encode(chunk) for chunk in torch.split(channels_last(images), CHUNK)])
+        # Texts of like length go together, so that little is padding.
+        lengths = getattr(self.net.encoder, "lengths", None)
+        order = None if lengths is None else lengths(inputs).argsort(stable=True)
+        ordered = inputs if order is None else take(inputs, order)
+        found = torch.cat([self.net.encode(self.shaped(chunk)) for chunk in split(ordered, CHUNK)])
+        return found if order is None else torch.empty_like(found).index_copy_(0, order, found)
 
     @torch.no_grad()
     def from_features(self, features: Tensor) -> Outputs:
@@ -119,7 +132,14 @@ class Resident:
         self.set_trained(frozenset())
         return self.net.from_features(features)
 
+    def shaped(self, inputs: Inputs) -> Inputs:
+        """A batch in the form that the encoder is fastest on: see :func:`channels_last`; texts as long as the longest of them."""
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            return channels_last(inputs)
+        trim = getattr(self.net.encoder, "trim", None)
+        return inputs if trim is None else trim(inputs)
 
-def channels_last(inputs: Tensor) -> Tensor:
-    """Images ``(n, C, H, W)`` in the memory order that convolutions are fastest in; anything else as it is."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images ``(n, C, H, W)`` in the memory order that convolutions are fastest in."""
+    return images.contiguous(memory_format=torch.channels_last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,11 +12,15 @@ from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
 from fedpriv.data.augment import Augment
-from fedpriv.data.federated import FederatedData, Pool
+from fedpriv.data.federated import FederatedData, Whole
 from fedpriv.evaluation import client_summary, global_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
+from fedpriv.samples import Modality, without
 from fedpriv.simulation.resident import CHUNK, Resident
 from fedpriv.simulation.turn import ClientDiverged, Turn
+
+ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
+"""What is left of pairs without their texts, and without their images."""
 
 
 class Scorer:
@@ -43,6 +47,7 @@ class Scorer:
         self.augment = augment
         self.split = config.eval.split
         self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
+        self._lacking = {data.lacking(client) for client in range(config.data.clients)}
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
 
     def score(
@@ -51,29 +56,34 @@ class Scorer:
         """Metrics of the pass, and each client's accuracy (``None``: no test data).
 
         The ``global_...`` metrics are of the server's model on the server's test set; a personalised method, whose server
-        holds no complete model, has none, nor has a run whose clients are scored on validation data.
+        holds no complete model, has none, nor has a run whose clients are scored on validation data. Of pairs, two more say how
+        good it is on the images, and on the texts, of that test set alone. A client is tested on what it has of its samples.
         """
         phases = self.method.adaptation(round)
         alike = not phases and not self.method.tested_names  # every client is tested with the server's model as it is
         metrics: dict[str, float] = {}
-        hits: Tensor | None = None  # of the global model, on all images of the pool that the clients are tested on
+        hits: dict[Modality | None, Tensor] = {}  # of the global model, on the pool that clients without that are tested on
         if self.method.has_global_model:
             self.resident.row.copy_(server.row)
             if self.split == "test":
                 scores, labels = self._global("server")
                 predicted = scores.argmax(1)
-                hits = predicted == labels
+                hits[None] = predicted == labels
                 self._confusion = _confusion(predicted, labels, scores.shape[1])
                 metrics["test_loss"] = float(F.cross_entropy(scores, labels))
-                metrics["global_accuracy"] = float(hits.double().mean())
+                metrics["global_accuracy"] = float(hits[None].double().mean())
                 metrics |= global_summary(self._confusion)
+                for missing, name in ALONE.items() if self.data.are_pairs else ():
+                    scores, _ = self._global("server", missing)
+                    hits[missing] = scores.argmax(1) == labels
+                    metrics[f"global_accuracy_{name}"] = float(hits[missing].double().mean())
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
-                hits = None
-                if alike:
-                    scores, labels = self._global(self.split)
-                    hits = scores.argmax(1) == labels
-        if hits is not None and alike:
-            accuracies = [self._share(hits, client) for client in range(len(self.sizes))]
+                hits = {}
+            for lacking in self._lacking - hits.keys() if alike else ():
+                scores, labels = self._global(self.split, lacking)
+                hits[lacking] = scores.argmax(1) == labels
+        if hits and alike:
+            accuracies = [self._share(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
@@ -95,10 +105,12 @@ class Scorer:
         space = self.resident.space
         encoder = set(space.select(["encoder"]))
         labels = self.data.labels(self.split)
-        common: Tensor | None = None
+        common: dict[Modality | None, Tensor] = {}
         if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.tested_names):
             self.resident.row.copy_(server.row)
-            common = torch.cat([self.resident.features(chunk) for chunk in self.data.chunks(self.split, CHUNK)])
+            for lacking in self._lacking:
+                chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
+                common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
         accuracies: list[float | None] = []
         for client, size in enumerate(self.sizes):
             if not size:
@@ -117,14 +129,18 @@ class Scorer:
                     self.on_drop(error)
                     space.pack(self.method.client_state(server, kept), self.resident.row)
             index = self.data.indices(self.split, client)
-            features = self.resident.features(self.data.split(self.split, client).images) if common is None else common[index]
+            if common:
+                features = common[self.data.lacking(client)][index]
+            else:
+                features = self.resident.features(self.data.split(self.split, client).inputs)
             hits = self.resident.from_features(features).logits.argmax(1) == labels[index]
             accuracies.append(_weighted(hits, self.data.weights(self.split, client)))
         return accuracies
 
-    def _global(self, pool: Pool) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` of the present row on all samples of a pool, and their labels ``(N,)``."""
-        logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in self.data.chunks(pool, CHUNK)]
+    def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, C)`` of the present row on (what is left of) all samples of a pool, and their labels ``(N,)``."""
+        chunks = (without(chunk, lacking) for chunk in self.data.chunks(pool, CHUNK))
+        logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in chunks]
         return torch.cat(logits), self.data.labels(pool)
 
     def _share(self, correct: Tensor, client: int) -> float | None:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.config import USUAL_PARTICIPANTS, RunConfig
+from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
 from fedpriv.data.augment import Augment, augmentation
+from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import FederatedData
 from fedpriv.data.partition import make_partition
-from fedpriv.data.sources import Dataset, load_dataset
+from fedpriv.data.sources import load_dataset
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method, with_options
 from fedpriv.models.net import Net
-from fedpriv.models.registry import build_model
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
+from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
+from fedpriv.simulation.prepared import Prepared, prepare
 from fedpriv.simulation.probing import check_probe
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.sampling import participants, read_schedule
@@ -38,6 +42,7 @@ class Federation:
     """Everything that a run needs, built from its (filled-in) config."""
 
     config: RunConfig
+    prepared: Prepared
     dataset: Dataset
     data: FederatedData
     resident: Resident
@@ -50,6 +55,11 @@ class Federation:
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
 
+    def unused(self, client: int) -> frozenset[str]:
+        """The tensors that a client's data never reach: of pairs, the branch of what it does not have."""
+        branch = f"encoder.{self.data.lacking(client)}."
+        return frozenset(name for name in self.resident.space.names if name.startswith(branch))
+
 
 def build(config: RunConfig) -> Federation:
     """Load, partition and initialise; the returned config has every suggestion filled in.
@@ -60,10 +70,10 @@ def build(config: RunConfig) -> Federation:
     config = with_options(config)
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)
-    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit)
+    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
     where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=where)})
-    config = resolve(config, dataset.default_model)
+    config = resolve(config, dataset.default_model, dataset.suggests)
     partition = make_partition(
         dataset.train_labels.numpy(),
         dataset.test_labels.numpy(),
@@ -71,7 +81,9 @@ def build(config: RunConfig) -> Federation:
         config.data,
         config.data.partition.seed or 0,
     )
-    data = FederatedData(dataset, partition, device)
+    prepared = prepare(config, dataset, device)
+    config = prepared.config
+    data = FederatedData(dataset, partition, device, prepared.train, prepared.test, _lacks(config))
     schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
     scheduled = {client for clients in schedule for client in clients}
     if strangers := sorted(scheduled - set(data.nonempty)):
@@ -82,18 +94,11 @@ def build(config: RunConfig) -> Federation:
 
     def new_net(label: str) -> Net:
         with global_rng(config.seed, "model", label):
-            return build_model(
-                config.model.name or "",
-                dataset.input_shape,
-                len(dataset.classes),
-                projection=config.model.projection,
-                predictor=config.model.predictor or False,
-                projector=config.model.projector,
-            )
+            return prepared.build()
 
     net = new_net("initial")
     space = ParameterSpace.of(net)
-    layers = tuple(name for name, _ in net.named_parameters())
+    layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     context = Context(
         config=config,
@@ -127,7 +132,8 @@ def build(config: RunConfig) -> Federation:
         check_probe(config, method)
     initial = resident.row.clone()
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
-    return Federation(config, dataset, data, resident, method, Wire(transforms), initial, layers, linear, augment, noisy_mean)
+    wire = Wire(transforms)
+    return Federation(config, prepared, dataset, data, resident, method, wire, initial, layers, linear, augment, noisy_mean)
 
 
 def _plans(config: RunConfig, method: Method, data: FederatedData) -> list[tuple[float, int]]:
@@ -150,8 +156,9 @@ def _clipped(transforms: list[Transform], bound: float) -> list[Transform]:
     return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]
 
 
-def resolve(config: RunConfig, usual_model: str | None) -> RunConfig:
-    """The config with what method and options left open: the data set's usual net, the partition's seed, participation."""
+def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
+    """The config with what method and options left open: what the data set suggests, the partition's seed, participation."""
+    config = filled(config, suggestions or {})
     partition, train = config.data.partition, config.train
     seed = config.seed if partition.seed is None else partition.seed
     share = min(1.0, USUAL_PARTICIPANTS / config.data.clients) if train.participation is None else train.participation
@@ -168,6 +175,15 @@ def resolve(config: RunConfig, usual_model: str | None) -> RunConfig:
             "data": config.data.model_copy(update=data),
         }
     )
+
+
+def _lacks(config: RunConfig) -> dict[int, Modality]:
+    """What each client of pairs does not have: the shares that the config says, drawn by the partition's seed."""
+    data, drawn = config.data, generator(config.data.partition.seed or 0, "modalities")
+    order = torch.randperm(data.clients, generator=drawn).tolist()
+    images, texts = (round(share * data.clients) for share in (data.image_only, data.text_only))
+    lacking: dict[int, Modality] = dict.fromkeys(order[:images], "text")
+    return lacking | dict.fromkeys(order[images : images + texts], "image")
 
 
 def _device(name: str) -> torch.device:

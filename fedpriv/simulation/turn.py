@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -19,9 +20,10 @@ from fedpriv.objectives.cross_entropy import PLAIN
 from fedpriv.parts import How, Loss, Phase, Private, Trained
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.samples import Inputs, split, take
 from fedpriv.seeding import generator, global_rng
 from fedpriv.simulation.learner import ResidentLearner, TurnBatch
-from fedpriv.simulation.resident import CHUNK, Resident, channels_last
+from fedpriv.simulation.resident import CHUNK, Resident
 
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
@@ -50,6 +52,7 @@ class Turn:
     frozen encoder or a frozen teacher makes of them is computed once.
 
     Args:
+        unused: tensors that the client's data never reach.
         augment: (batch, generator) -> the batch, each sample changed by a draw of its own; ``None``: as they are.
     """
 
@@ -65,9 +68,10 @@ class Turn:
         first_time: bool,
         purpose: str = "train",
         augment: Augment | None = None,
+        unused: frozenset[str] = frozenset(),
     ) -> None:
-        self.resident, self.config = resident, config
-        self.images, self.labels = data.images, data.labels
+        self.resident, self.config, self.unused = resident, config, unused
+        self.inputs, self.labels = data.inputs, data.labels
         self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
         self.num_examples = len(self.labels)
         self.mean_loss = float("nan")
@@ -122,8 +126,8 @@ class Turn:
 
     def accuracy(self) -> float:
         # Not by way of the cache: the model may have moved within a phase.
-        chunks = zip(torch.split(self.images, CHUNK), torch.split(self.labels, CHUNK), strict=True)
-        logits = ((self.resident.from_features(self.resident.features(images)).logits, labels) for images, labels in chunks)
+        chunks = zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True)
+        logits = ((self.resident.from_features(self.resident.features(inputs)).logits, labels) for inputs, labels in chunks)
         return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
 
     def gradient(self, reduction: str = "mean") -> Tensor:
@@ -132,8 +136,9 @@ class Turn:
         for parameter in resident.parameters.values():
             parameter.requires_grad_(True)
         resident.grad.zero_()
-        for images, labels in zip(torch.split(channels_last(self.images), CHUNK), torch.split(self.labels, CHUNK), strict=True):
-            F.cross_entropy(resident.net(images).logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        chunks = split(resident.shaped(self.inputs), CHUNK)
+        for inputs, labels in zip(chunks, torch.split(self.labels, CHUNK), strict=True):
+            F.cross_entropy(resident.net(resident.shaped(inputs)).logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
         for parameter in resident.parameters.values():
             parameter.requires_grad_(False)
         return resident.grad / self.num_examples if reduction == "mean" else resident.grad.clone()
@@ -149,6 +154,7 @@ class Turn:
 
     def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
         self._phases += 1
+        phase = replace(phase, trains=phase.trains & self.resident.roles)
         self._phase, self._companion = phase, None
         before = self.steps
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
@@ -167,7 +173,7 @@ class Turn:
         resident, size = self.resident, self.config.train.batch_size * how.batches_per_step
         smallest = max(self.config.train.min_batch, how.smallest_batch)
         cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
-        inputs = self._present_features() if cached else self.images
+        inputs = self._present_features() if cached else self.inputs
         self._learner = ResidentLearner(resident, phase, self.config.train, self._lr(phase))
         losses: list[tuple[Tensor, int]] = []
         taken, trainable = 0, min(size, self.num_examples) >= smallest
@@ -178,8 +184,8 @@ class Turn:
             how.epoch(self, epoch)
             resident.set_trained(phase.trains)
             order = torch.randperm(self.num_examples, generator=shuffle).to(resident.device)
-            # index_select copies whole samples; indexing goes entry by entry.
-            columns = (order, channels_last(inputs.index_select(0, order)), self.labels.index_select(0, order))
+            shuffled = take(inputs, order)
+            columns = (order, shuffled if cached else resident.shaped(shuffled), self.labels.index_select(0, order))
             for index, views, targets in self._batches(columns, size, augment, how.views):
                 if len(index) < smallest or taken == phase.steps:
                     break
@@ -203,17 +209,21 @@ class Turn:
             ) from None
 
     def _batches(
-        self, columns: tuple[Tensor, Tensor, Tensor], size: int, augment: torch.Generator | None, views: int
-    ) -> Iterator[tuple[Tensor, list[Tensor], Tensor]]:
+        self, columns: tuple[Tensor, Inputs, Tensor], size: int, augment: torch.Generator | None, views: int
+    ) -> Iterator[tuple[Tensor, list[Inputs], Tensor]]:
         """(positions, views, labels) of one batch after another; several small ones are augmented together."""
         together = size * max(1, AUGMENTED_TOGETHER // size)
-        for index, samples, labels in zip(*(torch.split(column, together) for column in columns), strict=True):
+        for index, samples, labels in zip(*(split(column, together) for column in columns), strict=True):
             seen = [self._augmented(samples, augment) for _ in range(views)]
-            for part, targets, *shown in zip(*(torch.split(column, size) for column in (index, labels, *seen)), strict=True):
+            for part, targets, *shown in zip(*(split(column, size) for column in (index, labels, *seen)), strict=True):
                 yield part, shown, targets
 
-    def _augmented(self, samples: Tensor, augment: torch.Generator | None) -> Tensor:
-        return samples if augment is None or self._augment is None else self._augment(samples, augment)
+    def _augmented(self, samples: Inputs, augment: torch.Generator | None) -> Inputs:
+        if augment is None or self._augment is None:
+            return samples
+        if isinstance(samples, Tensor):
+            return self._augment(samples, augment)
+        return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
     def _lr(self, phase: Phase) -> float:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
@@ -231,18 +241,18 @@ class Turn:
             raise ValueError("no ledger or no noise")
         self.spend(rate, phase.epochs * steps)
         cached = self._caches and "encoder" not in phase.trains
-        inputs = self._present_features() if cached else self.images
+        inputs = self._present_features() if cached else self.inputs
         learner = self._learner = ResidentLearner(resident, phase, train, self._lr(phase))
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
         gradients = kind(
             resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
         )
-        losses = [self.labels.new_zeros(0, dtype=inputs.dtype)]
+        losses = [torch.zeros_like(resident.row[:0])]
         for _ in range(phase.epochs * steps):
             index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
-            batch = inputs.index_select(0, index)
+            batch = take(inputs, index)
             if len(index):
-                batch = self._augmented(batch, augment)
+                batch = self._augmented(batch if cached else resident.shaped(batch), augment)
             teachers = {name: self._teacher(index, batch, name) for name in self._teachers} if len(index) else {}
             total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
             for name, part in total.items():
@@ -250,7 +260,7 @@ class Turn:
                 resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
             how.correct(self, learner)
             learner.descend()
-            losses.append(values.to(inputs))
+            losses.append(values.to(resident.row))
         seen = torch.cat(losses)
         if len(seen):  # small clients may draw nobody; then there is no loss to speak of
             self.mean_loss = float(seen.mean())
@@ -264,10 +274,10 @@ class Turn:
 
     def _present_features(self) -> Tensor:
         if self._encoder_version not in self._features:
-            self._features[self._encoder_version] = self.resident.features(self.images)
+            self._features[self._encoder_version] = self.resident.features(self.inputs)
         return self._features[self._encoder_version]
 
-    def _teacher(self, index: Tensor, batch: Tensor, name: str) -> Outputs:
+    def _teacher(self, index: Tensor, batch: Inputs, name: str) -> Outputs:
         if not self._caches:
             row, _ = self._teachers[name]
             frozen = self.resident.frozen
@@ -277,7 +287,7 @@ class Turn:
             row, version = self._teachers[name]
             frozen = self.resident.frozen
             frozen.row.copy_(row)
-            features = self._features[version] if version in self._features else frozen.features(self.images)
+            features = self._features[version] if version in self._features else frozen.features(self.inputs)
             self._teacher_tables[name] = frozen.from_features(features)
         table = self._teacher_tables[name]
         prediction = None if table.prediction is None else table.prediction[index]

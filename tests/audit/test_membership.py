@@ -92,16 +92,16 @@ def test_candidates_are_the_clients_own_and_others_that_nobody_trained_on(tmp_pa
     run = evidence(tmp_path / "run", "fedavg", **changes)
     data, client = run.federation.data, run.store.clients(3)[0]
     drawn = candidates(run.federation, 3, client)
-    trained = {image for r in run.store.rounds() for c in run.store.clients(r) for image in bytes_of(data.train(c).images)}
-    own = set(bytes_of(data.train(client).images))
-    pixels, spare = bytes_of(drawn.data.images), bytes_of(drawn.spare.images)
+    trained = {image for r in run.store.rounds() for c in run.store.clients(r) for image in bytes_of(data.train(c).inputs)}
+    own = set(bytes_of(data.train(client).inputs))
+    pixels, spare = bytes_of(drawn.data.inputs), bytes_of(drawn.spare.inputs)
     assert all((image in own) == bool(inside) for image, inside in zip(pixels, drawn.members, strict=True))
     others = [image for image, inside in zip(pixels, drawn.members, strict=True) if not inside]
     assert not trained & set(others) and not trained & set(spare) and not set(others) & set(spare)
     members = torch.from_numpy(drawn.members)
     assert torch.equal(drawn.data.labels[members].bincount(minlength=10), drawn.data.labels[~members].bincount(minlength=10))
     again = candidates(run.federation, 3, client)
-    assert torch.equal(again.data.images, drawn.data.images) and np.array_equal(again.members, drawn.members)
+    assert torch.equal(again.data.inputs, drawn.data.inputs) and np.array_equal(again.members, drawn.members)
 
 
 def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedpriv.data.tables._answers", lambda url: False)
+    monkeypatch.setattr("fedpriv.hub._answers", lambda url: False)
     return folder
 
 

@@ -11,4 +11,4 @@ def no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FEDPRIV_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setattr("fedpriv.data.tables._answers", lambda url: False)
+    monkeypatch.setattr("fedpriv.hub._answers", lambda url: False)

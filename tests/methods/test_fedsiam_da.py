@@ -174,7 +174,7 @@ def a_turn(simulation: Simulation, private: dict[str, Tensor], samples: int | No
     fed.resident.row.copy_(fed.initial)
     data = fed.data.train(0)
     if samples is not None:
-        data = Split(data.images[:samples], data.labels[:samples])
+        data = Split(data.inputs[:samples], data.labels[:samples])
     return Turn(fed.resident, data, fed.config, 2, 0, {}, private, not private)
 
 

@@ -284,7 +284,7 @@ def test_center_is_the_clients_class_mean_in_evaluation_mode(simulate: Simulate)
     payload = simulation.federation.method.upload(turn)  # type: ignore[arg-type]
     net = copy.deepcopy(turn.resident.net).eval()
     with torch.no_grad():
-        z = net(turn.images).projection
+        z = net(turn.inputs).projection
     for row, c in enumerate(payload.tensors[CLASSES].tolist()):  # type: ignore[union-attr]
         torch.testing.assert_close(payload.tensors[CENTERS][row], z[turn.labels == c].mean(0), rtol=1e-4, atol=1e-6)  # type: ignore[union-attr]
 

@@ -301,7 +301,7 @@ def test_perfedavg_is_tested_after_a_step_of_each_client(simulate: Simulate) -> 
             for parameter, gradient in zip(resident.net.parameters(), gradients, strict=True):
                 parameter -= 0.5 * gradient
             test = fed.data.split("test", client)
-            hits = (resident.net(test.images).logits.argmax(1) == test.labels).double().mean()
+            hits = (resident.net(test.inputs).logits.argmax(1) == test.labels).double().mean()
         assert accuracies[client] == pytest.approx(float(hits), abs=0.02)
     still = simulate("perfedavg", **{"method.a": 0.0, "train.rounds": 1}).federation.method
     assert still.adaptation(1) == ()

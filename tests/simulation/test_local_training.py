@@ -49,7 +49,7 @@ def by_hand(simulation: Simulation, turn: Turn, optimiser: Callable[[Any], torch
     net.train()
     for part in parts:
         steps.zero_grad()
-        F.cross_entropy(net(turn.images[part]).logits, turn.labels[part]).backward()
+        F.cross_entropy(net(turn.inputs[part]).logits, turn.labels[part]).backward()
         steps.step()
     return fed.resident.space.row_of(net)
 
@@ -133,12 +133,12 @@ def test_the_full_gradient_and_the_accuracy(simulate: Simulate) -> None:
     net, space = turn.resident.net, turn.resident.space
     net.eval()
     wanted = torch.autograd.grad(
-        F.cross_entropy(net(turn.images).logits, turn.labels), [p.requires_grad_(True) for p in net.parameters()]
+        F.cross_entropy(net(turn.inputs).logits, turn.labels), [p.requires_grad_(True) for p in net.parameters()]
     )
     flat = space.pack(dict(zip([n for n, _ in net.named_parameters()], wanted, strict=True)), torch.zeros(space.size))
     assert torch.allclose(turn.gradient(), flat, atol=1e-6)
     assert torch.allclose(turn.gradient("sum"), flat * turn.num_examples, atol=1e-4)
-    assert turn.accuracy() == float((net(turn.images).logits.argmax(1) == turn.labels).double().mean())
+    assert turn.accuracy() == float((net(turn.inputs).logits.argmax(1) == turn.labels).double().mean())
     assert torch.equal(turn.row, turn.start)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.data.sources import Dataset, load_dataset
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 from fedpriv.simulation.probe import Protocol, Samples, features, fit, probe, recalibrated, samples
 
@@ -138,7 +139,8 @@ def test_features_before_the_pooling() -> None:
 
 def made(shape: tuple[int, int, int], value: int) -> Dataset:
     images, labels = torch.full((6, *shape), value, dtype=torch.uint8), torch.arange(6) % 2
-    return Dataset("made", images, labels, images, labels, ("a", "b"), (0.5,) * shape[0], (0.25,) * shape[0], "mlp2")
+    colours = {"mean": (0.5,) * shape[0], "std": (0.25,) * shape[0]}
+    return Dataset("made", labels, labels, ("a", "b"), "mlp2", (images, images), **colours)
 
 
 def test_another_data_set_is_resized_and_normalised_by_its_own_colours() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attacks.nets import lenet, uniform_
 from attacks.observation import Kind, Observation, Schedule, Split
-from fedpriv.data.sources import Dataset
+from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
 from fedpriv.encoding import decoded
 from fedpriv.errors import UsageError

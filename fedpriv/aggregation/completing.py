@@ -1,0 +1,29 @@
+"""What stands in a round's matrix for what a client did not send, because it has no data for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from fedpriv.aggregation.base import Uploads
+
+
+def complete(uploads: Uploads, sent: Sequence[Collection[str]], weights: Sequence[float]) -> None:
+    """Fill ``uploads.rows`` in place: where an entry was sent by some only, the others get the senders' weighted mean.
+
+    With it a weighted mean of all rows is that of the senders, and a client is neither near nor far for what it does not have.
+    Where the senders weigh nothing, the server's value stays.
+
+    Args:
+        sent: names of the tensors that each client sent.
+        weights: ``(K,)``, of the mean.
+    """
+    weighed = torch.tensor(weights, dtype=torch.float64)
+    for entry in uploads.space.entries:
+        has = torch.tensor([entry.name in names for names in sent])
+        if has.all() or weighed[has].sum() <= 0:
+            continue
+        columns = uploads.rows[:, entry.start : entry.stop]
+        share = (weighed[has] / weighed[has].sum()).to(columns)
+        columns[~has] = share @ columns[has]

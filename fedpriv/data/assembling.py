@@ -1,0 +1,133 @@
+"""From tables to a data set: labels read now, samples when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.data.choosing import at_most, hold_out
+from fedpriv.data.columns import Columns
+from fedpriv.data.dataset import Opened, Texts
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    from fedpriv.data.decoding import Mode
+    from fedpriv.data.tables import Table
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a table count.
+
+    Attributes:
+        keep: names of the classes that are kept, in their new order; empty: all.
+        at_most: samples kept per class, a fixed random choice.
+        fraction: held out of each class for testing where there is one table only.
+    """
+
+    keep: tuple[str, ...] = ()
+    at_most: int | None = None
+    fraction: float = 0.2
+
+
+def assemble(name: str, tables: list[Table], columns: Columns, mode: Mode | None = None, choice: Choice | None = None) -> Opened:
+    """A data set of one table (divided, class by class) or two (training, test).
+
+    Args:
+        mode: grey or colour; ``None``: grey where all images are.
+
+    Raises:
+        UsageError: nothing is left, labels that are none, or an empty text.
+        FedprivError: rows without a label.
+    """
+    choice = choice or Choice()
+    labels, classes = _labels(tables, columns.label)
+    kept = [np.arange(len(values)) for values in labels]
+    if choice.keep:
+        if missing := [cls for cls in choice.keep if cls not in classes]:
+            raise UsageError(f"{tables[0].origin} has no class {missing[0]!r} in column {columns.label!r}")
+        new_id = np.full(len(classes), -1)
+        new_id[[classes.index(cls) for cls in choice.keep]] = np.arange(len(choice.keep))
+        labels, classes = [new_id[values] for values in labels], choice.keep
+        kept = [np.flatnonzero(values >= 0) for values in labels]
+    if choice.at_most is not None:
+        kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
+    if len(tables) == 1:
+        train, test = hold_out(labels[0][kept[0]], choice.fraction)
+        tables, labels, kept = tables * 2, labels * 2, [kept[0][train], kept[0][test]]
+    for table, rows, what in zip(tables, kept, ("training", "test"), strict=True):
+        if not len(rows):
+            raise UsageError(f"{table.origin} leaves no {what} samples")
+    parts = list(zip(tables, kept, strict=True))
+
+    def images(side: int | None) -> tuple[Tensor, Tensor]:
+        from fedpriv.data import decoding
+
+        assert columns.image is not None
+        cache = decoding.cache_folder() / f"{name}-{decoding.cache_key(parts, columns.image, mode, side)}.safetensors"
+        cached = decoding.read_cache(cache)
+        if cached is None:
+            common = mode or decoding.common_mode(parts, columns.image)
+            train, test = (decoding.decode(table, columns.image, rows, common, side) for table, rows in parts)
+            if train.shape[1:] != test.shape[1:]:
+                raise UsageError(f"the images of {tables[0].origin} and of {tables[1].origin} differ in size")
+            cached = {"train": train, "test": test}
+            decoding.write_cache(cache, cached)
+        return cached["train"], cached["test"]
+
+    def texts() -> tuple[Texts, Texts]:
+        assert columns.text is not None
+        train, test = (_texts(table, columns.text, rows) for table, rows in parts)
+        return train, test
+
+    return Opened(
+        labels[0][kept[0]],
+        labels[1][kept[1]],
+        classes,
+        images if columns.image is not None else None,
+        texts if columns.text is not None else None,
+    )
+
+
+def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:
+    values = [str(value or "").strip() for value in table.column(column).take(rows).to_pylist()]
+    if "" in values:
+        raise UsageError(
+            f"{table.origin}: row {rows[values.index('')]} of column {column!r} is empty; remove it or write what it says"
+        )
+    return tuple(values)
+
+
+def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Class ids per table and the classes' names: as the file states them, else the sorted values of the training split."""
+    import datasets
+
+    raw = [table.column(column) for table in tables]
+    for table, values in zip(tables, raw, strict=True):
+        if values.null_count:
+            raise FedprivError(f"{table.origin} has {values.null_count} rows without a label in column {column!r}")
+    values = [array.to_numpy() for array in raw]
+    feature = tables[0].features[column]
+    if isinstance(feature, datasets.ClassLabel):
+        classes = tuple(feature.names)
+    elif all(np.issubdtype(array.dtype, np.integer) for array in values):
+        highest = max(int(array.max(initial=-1)) for array in values)
+        if highest >= sum(map(len, values)):
+            raise UsageError(f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0")
+        classes = tuple(map(str, range(highest + 1)))
+    else:
+        classes = tuple(sorted({str(value) for value in values[0]}))
+        known = {cls: i for i, cls in enumerate(classes)}
+        values = [np.array([known.get(str(value), -1) for value in array]) for array in values]
+    for table, ids in zip(tables, values, strict=True):
+        outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
+        if len(outside):
+            shown = raw[tables.index(table)][int(outside[0])].as_py()
+            raise FedprivError(
+                f"{table.origin}: label {shown!r} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
+            )
+    return [ids.astype(np.int64) for ids in values], classes

@@ -1,0 +1,14 @@
+"""Which column of a table is what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What each column of a table is; at least an image or a text."""
+
+    label: str
+    image: str | None = None
+    text: str | None = None

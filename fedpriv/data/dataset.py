@@ -1,0 +1,98 @@
+"""What a data set is: loaded, opened with its samples still unread, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.errors import UsageError
+
+Texts = tuple[str, ...]
+ENTRY_POINTS = "fedpriv.data"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples that are an image, a text, or both, with labels ``(N,)`` int64; training and test.
+
+    Attributes:
+        images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples are texts.
+        texts: one for each sample; ``None``: the samples are images.
+        mean, std: of the images, per channel on the [0, 1] scale.
+        suggests: config keys and what they become where the config leaves them open.
+    """
+
+    name: str
+    train_labels: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    default_model: str
+    images: tuple[Tensor, Tensor] | None = None
+    texts: tuple[Texts, Texts] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    suggests: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def train_images(self) -> Tensor:
+        """``(N, C, H, W)`` uint8; :class:`UsageError` where the samples are texts."""
+        return self._images()[0]
+
+    @property
+    def test_images(self) -> Tensor:
+        """``(N_test, C, H, W)`` uint8; :class:`UsageError` where the samples are texts."""
+        return self._images()[1]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """``(C, H, W)`` of the images; :class:`UsageError` where the samples are texts."""
+        channels, height, width = self.train_images.shape[1:]
+        return channels, height, width
+
+    def _images(self) -> tuple[Tensor, Tensor]:
+        if self.images is None:
+            raise UsageError(f"{self.name} holds texts, and this needs images")
+        return self.images
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A data set whose labels are read and whose samples are not.
+
+    Attributes:
+        images: pixels a side, or ``None`` for images as they are -> training and test images, decoded.
+        texts: -> training and test texts.
+    """
+
+    train_labels: NDArray[np.int64]
+    test_labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
+    texts: Callable[[], tuple[Texts, Texts]] | None = None
+    suggests: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set by name. Another package adds its own as an entry point of the group ``fedpriv.data``.
+
+    Attributes:
+        open: given the data folder (or ``None``), returns the labels and a way to the samples.
+        mean, std: per channel on the [0, 1] scale; ``None``: measured on the training images.
+        default_model: a name of ``fedpriv models``; ``None``: by what the samples are.
+        suggests: as :attr:`Dataset.suggests`.
+    """
+
+    name: str
+    about: str
+    open: Callable[[Path | None], Opened]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    default_model: str | None = None
+    suggests: Mapping[str, Any] = field(default_factory=dict)

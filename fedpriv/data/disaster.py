@@ -1,0 +1,204 @@
+"""Image-text pairs in folders, as the Damage Multimodal Dataset is published (Mouzannar et al. 2018), and that data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedpriv.data.assembling import assemble
+from fedpriv.data.choosing import hold_out
+from fedpriv.data.columns import Columns
+from fedpriv.data.dataset import Opened
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+    from fedpriv.data.decoding import Mode
+    from fedpriv.data.tables import Table
+
+# Method card SimProx, section 9: the split files of the 5,831 pairs that the paper trains on.
+PUBLISHED = {
+    "damaged_infrastructure": (1246, 144),
+    "damaged_nature": (459, 55),
+    "fires": (309, 37),
+    "flood": (348, 36),
+    "human_damage": (219, 21),
+    "non_damage": (2666, 291),
+}
+"""Training and test pairs of each class of the Damage Multimodal Dataset, by the names of its folders."""
+
+_TEST = ("test", "valid", "validation", "val")
+_SHARE = 0.1  # held out of each class where there is no test split and no published one
+_COLUMNS = Columns("label", image="image", text="text")
+_LAYOUT = "<class>/images/<name>.jpg with <class>/text/<name>.txt"
+_SHOWN = 3  # files that an error lists
+
+
+class Pair(NamedTuple):
+    """The files of an image and of its text, and the position of their class."""
+
+    image: Path
+    text: Path
+    label: int
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """Pairs as a :class:`fedpriv.data.tables.Table` with the columns image, text and label; no file is read before its column."""
+
+    origin: str
+    pairs: tuple[Pair, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for pair in self.pairs for file in (pair.image, pair.text))
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+
+        label = datasets.ClassLabel(names=list(self.classes))
+        return datasets.Features({"image": datasets.Image(decode=False), "text": datasets.Value("string"), "label": label})
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        values: dict[str, Callable[[Pair], Any]] = {
+            "image": lambda pair: {"bytes": None, "path": str(pair.image)},
+            "text": lambda pair: _read(pair.text),
+            "label": lambda pair: pair.label,
+        }
+        return pa.chunked_array([pa.array(map(values[name], self.pairs), type=self.features.arrow_schema.field(name).type)])
+
+
+def holds_pairs(path: Path) -> bool:
+    """Whether a folder, or its ``train/``, has a class folder with both ``images/`` and ``text/``."""
+    roots = [root for root in (path, path / "train") if root.is_dir()]
+    return any((cls / "images").is_dir() and (cls / "text").is_dir() for root in roots for cls in root.iterdir())
+
+
+def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
+    """The pairs of a folder: ``<class>/images/<name>.<jpg, png, ...>`` with ``<class>/text/<name>.txt``.
+
+    The classes may lie under ``train/`` and ``test/`` (or ``valid``, ``validation``, ``val``). One split alone is divided for
+    good, class by class: as :data:`PUBLISHED` says where it has that many pairs of each class, otherwise 90 / 10.
+
+    Args:
+        mode: grey or colour; ``None``: grey where all images are.
+
+    Raises:
+        UsageError: another layout, a file without its other half (the first are named), an empty text.
+        FedprivError: a text that is not UTF-8, or an image that cannot be decoded, when they are asked for.
+    """
+    divided = (folder / "train").is_dir()
+    root = folder / "train" if divided else folder
+    classes = _class_folders(root)
+    train = _pair_up(root, classes)
+    tables: list[Table]
+    test = next((folder / name for name in _TEST if divided and (folder / name).is_dir()), None)
+    if test is None:
+        tables = [*_divide(train)]
+    elif unknown := set(_class_folders(test)) - set(classes):
+        raise UsageError(f"{test / min(unknown)}: there is no class of that name in {root}")
+    else:
+        tables = [train, _pair_up(test, classes)]
+    return assemble(folder.name, tables, _COLUMNS, mode)
+
+
+def open_disaster(data_dir: Path | None) -> Opened:
+    """``<data_dir>/disaster/`` as :func:`open_pairs` reads it, or tables with an image, a text and a label column."""
+    from fedpriv.data.tables import find_columns, open_folder, table_files
+
+    folder = data_dir / "disaster" if data_dir else None
+    if folder is None or not folder.is_dir():
+        raise UsageError(
+            f"disaster is not at {folder or '<dir>/disaster'}: get the Damage Multimodal Dataset (UCI repository, id 456; for "
+            "research only), put its class folders there and give <dir> as --data-dir or FEDPRIV_DATA; "
+            "disaster_synthetic needs no download"
+        )
+    if not table_files(folder):
+        return open_pairs(folder, "RGB")
+    tables = [table for table in open_folder(folder) if table is not None]
+    columns = find_columns(tables[0])
+    if columns.image is None or columns.text is None:
+        raise UsageError(f"{tables[0].origin} has no {'text' if columns.image else 'image'} column; disaster is image-text pairs")
+    return assemble("disaster", tables, columns, "RGB")
+
+
+def _class_folders(root: Path) -> tuple[str, ...]:
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    for folder in folders:
+        if not (folder / "images").is_dir() or not (folder / "text").is_dir():
+            raise UsageError(f"{folder} has not both images/ and text/; pairs are {_LAYOUT}")
+    if not folders:
+        raise UsageError(f"{root} holds no pairs: {_LAYOUT}")
+    return tuple(folder.name for folder in folders)
+
+
+def _pair_up(root: Path, classes: tuple[str, ...]) -> PairTable:
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    pairs, textless, imageless = [], [], []
+    for label, cls in enumerate(classes):
+        images = _by_stem(root / cls / "images", ImageFolder.EXTENSIONS)
+        texts = _by_stem(root / cls / "text", [".txt"])
+        pairs += [Pair(image, texts[stem], label) for stem, image in images.items() if stem in texts]
+        textless += [image for stem, image in images.items() if stem not in texts]
+        imageless += [text for stem, text in texts.items() if stem not in images]
+    alone = ((textless, "an image without its text", "images without their text"),
+             (imageless, "a text without its image", "texts without their image"))  # fmt: skip
+    if said := [_listed(root, files, one, many) for files, one, many in alone if files]:
+        raise UsageError(f"{root}: {' and '.join(said)}; pairs are {_LAYOUT}")
+    return PairTable(str(root), tuple(pairs), classes)
+
+
+def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in _files(folder):
+        if path.suffix.lower() in suffixes:
+            if path.stem in found:
+                raise UsageError(f"{path} and {found[path.stem].name} have one name; which of them is the pair's?")
+            found[path.stem] = path
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Sorted; none where there is no folder, as a test split may lack a class; without macOS' dotted ones."""
+    return (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if not path.name.startswith("."))
+
+
+def _listed(root: Path, files: list[Path], one: str, many: str) -> str:
+    names = ", ".join(str(path.relative_to(root)) for path in files[:_SHOWN])
+    what = one if len(files) == 1 else f"{len(files):,} {many}"
+    return f"{what} ({names}{', ...' if len(files) > _SHOWN else ''})"
+
+
+def _divide(table: PairTable) -> Iterator[PairTable]:
+    labels = np.array([pair.label for pair in table.pairs], dtype=np.int64)
+    sizes = np.bincount(labels, minlength=len(table.classes))
+    published = dict(zip(table.classes, sizes.tolist(), strict=True)) == {cls: sum(parts) for cls, parts in PUBLISHED.items()}
+    tested = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        _, test = hold_out(labels[rows], PUBLISHED[table.classes[label]][1] / len(rows) if published else _SHARE)
+        tested[rows[test]] = True
+    parts = (tuple(pair for pair, test in zip(table.pairs, tested, strict=True) if test == which) for which in (False, True))
+    return (PairTable(table.origin, pairs, table.classes) for pairs in parts)
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedprivError(f"cannot read the text {path}: {error}") from None
+    if not text:
+        raise UsageError(f"{path} is empty; write what it says, or remove it and its image")
+    return text

@@ -1,0 +1,53 @@
+"""Late fusion of an image and a text: each through its own encoder to 512 numbers, side by side (SimProx sec. IV)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.samples import Inputs, Pairs
+
+WIDTH = 512
+"""Of each modality's features (method card SimProx, section 8)."""
+DROPOUT = 0.1
+
+
+class Branch(nn.Module):
+    """A modality's encoder, then Linear, ReLU and dropout to ``WIDTH`` features.
+
+    Args:
+        encoder: what it is shown -> ``(B, d)``; ``nn.Identity()`` where it is shown the features of a frozen one.
+    """
+
+    def __init__(self, encoder: nn.Module, d: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.fc = nn.Linear(d, WIDTH)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.dropout(torch.relu(self.fc(self.encoder(x))))
+        return features
+
+
+class Fusion(nn.Module):
+    """Pairs -> ``(B, 2 * WIDTH)``; zeros in the place of what is not there, and then that branch is not used at all."""
+
+    def __init__(self, image: Branch, text: Branch) -> None:
+        super().__init__()
+        self.image, self.text = image, text
+
+    def forward(self, pairs: Inputs) -> Tensor:
+        assert isinstance(pairs, Pairs)
+        there = [None if x is None else branch(x) for branch, x in zip((self.image, self.text), pairs, strict=True)]
+        some = next(part for part in there if part is not None)
+        return torch.cat([torch.zeros_like(some) if part is None else part for part in there], 1)
+
+    def trim(self, pairs: Inputs) -> Inputs:
+        """Images in the memory order that convolutions are fastest in, texts as long as the longest of them."""
+        assert isinstance(pairs, Pairs)
+        image, text = pairs
+        if image is not None and image.ndim == 4:
+            image = image.contiguous(memory_format=torch.channels_last)
+        trim = getattr(self.text.encoder, "trim", None)
+        return Pairs(image, text if text is None or trim is None else trim(text))

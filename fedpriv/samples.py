@@ -1,0 +1,94 @@
+"""What a net is shown: a tensor whose rows are samples, or an image-text pair of such tensors; and how rows are taken from it.
+
+Images are ``(n, C, H, W)`` float32, normalised; texts ``(n, L)`` int64 token ids; features of a frozen encoder ``(n, d)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+
+class Pairs(NamedTuple):
+    """Samples that are an image and a text each; ``None`` for what their holder does not have of any of them."""
+
+    image: Tensor | None
+    text: Tensor | None
+
+
+Inputs: TypeAlias = Tensor | Pairs
+Modality = Literal["image", "text"]
+
+
+def each(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The same samples with every tensor that is there changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    return Pairs(*(None if part is None else change(part) for part in inputs))
+
+
+def tensors(inputs: Inputs) -> dict[str, Tensor]:
+    """The tensors that are there, by name; :func:`of_tensors` is the way back. For ``torch.func``, which takes no ``None``."""
+    if isinstance(inputs, Tensor):
+        return {"": inputs}
+    return {name: part for name, part in inputs._asdict().items() if part is not None}
+
+
+def of_tensors(parts: Mapping[str, Tensor]) -> Inputs:
+    """What :func:`tensors` took apart."""
+    return parts[""] if "" in parts else Pairs(parts.get("image"), parts.get("text"))
+
+
+def lacking(inputs: Inputs) -> Modality | None:
+    """What pairs are without."""
+    if isinstance(inputs, Tensor):
+        return None
+    return "image" if inputs.image is None else "text" if inputs.text is None else None
+
+
+def without(inputs: Inputs, modality: Modality | None) -> Inputs:
+    """Pairs without their images or without their texts; anything else, and without ``None``, as it is."""
+    return inputs if modality is None or isinstance(inputs, Tensor) else inputs._replace(**{modality: None})
+
+
+def size(inputs: Inputs) -> int:
+    """Number of samples n."""
+    return len(_any(inputs))
+
+
+def device_of(inputs: Inputs) -> torch.device:
+    """Where the samples lie."""
+    return _any(inputs).device
+
+
+def take(inputs: Inputs, index: Tensor) -> Inputs:
+    """The samples at positions ``(m,)``; whole samples are copied, which indexing entry by entry would take longer for."""
+    return each(inputs, lambda part: part.index_select(0, index))
+
+
+def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
+    """Consecutive parts of so many samples each (the last may be smaller), or of these sizes."""
+    if isinstance(inputs, Tensor):
+        return list(torch.split(inputs, cast(int, sizes)))
+    count = size(inputs)
+    parts = [None if part is None else torch.split(part, cast(int, sizes)) for part in inputs]
+    number = len(sizes) if isinstance(sizes, Sequence) else max(1, -(-count // sizes))
+    return [Pairs(*(None if part is None else part[i] for part in parts)) for i in range(number)]
+
+
+def join(parts: Sequence[Inputs]) -> Inputs:
+    """Samples of several parts, which hold the same kinds of tensors, one after the other."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(cast(list[Tensor], list(parts)))
+    columns = zip(*cast(Sequence[Pairs], parts), strict=True)
+    return Pairs(*(None if column[0] is None else torch.cat(column) for column in columns))
+
+
+def _any(inputs: Inputs) -> Tensor:
+    part = inputs if isinstance(inputs, Tensor) else next((part for part in inputs if part is not None), None)
+    if part is None:
+        raise ValueError("samples without an image and without a text")
+    return part
