@@ -258,6 +258,6 @@ _SOURCES: Mapping[str, Source] = {
                lambda _: open_synthetic(), default_model="fusion",
                suggests={"data.partition.name": "dirichlet", "data.partition.alpha": 0.5, "data.max_tokens": 32,
                          "train.participation": 0.3, "model.encoder": "tiny", "model.backbone": "moon_cnn",
-                         "model.pretrained": False}),
+                         "model.pretrained": False, "model.projection": None, "train.lr": 0.05}),
     )
 }  # fmt: skip
