@@ -45,6 +45,9 @@ _WHAT = {
 }
 
 
+_NAMED = 6  # missing runs that a report lists
+
+
 def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     """Render one experiment (a YAML) or all of a folder, with a picture of each in ``results/``.
 
@@ -69,11 +72,16 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         "Written by `fedpriv experiment report`; edit the YAML, not this file.",
         _RULE,
     ]
-    data = []
+    data, waiting = [], []
     for file in files:
         said, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
-        parts += section
         data.append(said)
+        if len(section) > 1:
+            parts += section
+        else:
+            waiting += section
+    if waiting:
+        parts += ["## Not played yet", bullets(waiting)]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, ("\n\n".join(parts) + "\n").encode())
     return {"experiments": data, "report": str(output)}
@@ -109,10 +117,14 @@ def _draw(comparison: Comparison) -> Path | None:
 
 def _section(comparison: Comparison, picture: str | None) -> list[str]:
     experiment, missing = comparison.experiment, comparison.missing
+    total = len(experiment.select())
+    claims = f"{len(experiment.claims)} claim{'s' * (len(experiment.claims) != 1)}"
+    if not comparison.methods and not comparison.complaints:
+        return [f"{experiment.title}: {total} runs, {claims} and what differs, in `{experiment.path.name}`."]
     parts = [f"## {experiment.title}"]
     if missing:
-        total = len(experiment.select())
-        parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {', '.join(missing)}.")
+        named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {named}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     if comparison.methods:
         parts += _accuracy([row for row in comparison.methods if row.mean is not None])
