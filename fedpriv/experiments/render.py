@@ -145,6 +145,8 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
             parts.append(
                 f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
             )
+    if experiment.meaning:
+        parts += ["### What that means", bullets(experiment.meaning)]
     if experiment.notes:
         parts += ["### What differs from the paper", bullets(experiment.notes)]
     if comparison.methods:

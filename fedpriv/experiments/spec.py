@@ -84,6 +84,7 @@ class _File(BaseModel):
     seeds: list[NonNegativeInt] = Field(min_length=1)
     target: str | None = None
     claims: list[dict[str, Any]] = []
+    meaning: list[str] = []
     notes: list[str] = []
 
 
@@ -94,6 +95,7 @@ class Experiment:
     Attributes:
         configs: label -> config, but for the seed.
         target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
+        meaning: what to make of the results, written by whoever looked at them.
         notes: in what this differs from the paper.
     """
 
@@ -103,6 +105,7 @@ class Experiment:
     seeds: tuple[int, ...]
     target: str | None
     claims: tuple[Claim, ...]
+    meaning: tuple[str, ...]
     notes: tuple[str, ...]
 
     def config(self, label: str, seed: int) -> RunConfig:
@@ -152,7 +155,7 @@ def read(path: Path) -> Experiment:
     target = file.target or ("fedavg" if "fedavg" in configs and objective_of(configs["fedavg"]).labels else None)
     if target is not None and not objective_of(configs[target]).labels:
         raise UsageError(f"target of {path}: run {target} is self-supervised and has no accuracy to reach")
-    return Experiment(path, file.title, configs, tuple(file.seeds), target, claims, tuple(file.notes))
+    return Experiment(path, file.title, configs, tuple(file.seeds), target, claims, tuple(file.meaning), tuple(file.notes))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
