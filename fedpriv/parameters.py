@@ -52,15 +52,16 @@ class ParameterSpace:
         """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
 
         Parameters that need no gradient are constants that everybody has, such as a pretrained encoder under LoRA: they are
-        neither trained nor sent and no part of it.
+        neither trained nor sent and no part of it. Nor are buffers that a net computes for itself (not persistent).
         """
         found: list[tuple[str, Kind, str, Tensor]] = []
+        stored = net.state_dict(keep_vars=True)
         for name, parameter in net.named_parameters():
             if not parameter.requires_grad:
                 continue
             found.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
         for name, buffer in net.named_buffers():
-            if buffer.is_floating_point():
+            if buffer.is_floating_point() and name in stored:
                 found.append((name.split(".")[0], "buffer", name, buffer))
         roles = [name for name, _ in net.named_children()]
         found.sort(key=lambda item: (roles.index(item[0]), _KINDS.index(item[1])))

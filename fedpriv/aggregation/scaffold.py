@@ -2,7 +2,8 @@
 
     x <- x + eta_g mean_S (y_k - x),      c <- c + (1 / K) sum_S (change of c_k),  K registered clients
 
-so that c stays the mean of all clients' c_k. Both start at zero.
+so that c stays the mean of all clients' c_k. Both start at zero. For a tensor that some clients have no data for, the others'
+mean change stands in for theirs, as in the models (:mod:`fedpriv.aggregation.completing`): c is the mean of those who have.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ class Scaffold(Mean):
         # What clients keep to themselves, or a mask hides, has no variate at the server: it is not corrected.
         variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
         for name in variates:
-            if not all(name in sent for sent in uploads.statistics):
+            if not any(name in sent for sent in uploads.statistics):
                 raise UsageError(f"aggregation scaffold needs {name} of every client; a mask keeps it back")
-        sound = [sent for sent in uploads.statistics if all(bool(torch.isfinite(sent[name]).all()) for name in variates)]
-        changed = {
-            name: c + torch.stack([sent[name].to(c) for sent in sound]).sum(0) / uploads.registered if sound else c
-            for name, c in variates.items()
-        }
+        sound = [sent for sent in uploads.statistics if all(bool(torch.isfinite(sent[n]).all()) for n in variates if n in sent)]
+        changed = dict(variates)
+        for name, c in variates.items():
+            if changes := [sent[name].to(c) for sent in sound if name in sent]:
+                changed[name] = c + torch.stack(changes).sum(0) * (len(sound) / len(changes)) / uploads.registered
         # fsum: a resumed run has the tensors in another order.
         report = {"scaffold/variate_norm": math.sqrt(math.fsum(float(c.double().square().sum()) for c in changed.values()))}
         if len(sound) < len(uploads):

@@ -86,10 +86,13 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
     partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
     with folder.writing("the beginning of the run"):
         partition.save(folder.partition_file)
-        folder.update_facts(**first_facts(federation.config, folder, partition.hash(), uri))
+        facts = first_facts(federation.config, folder, partition.hash(), uri)
+        folder.update_facts(**facts, notes=list(federation.prepared.said))
 
 
 def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
+    for note in federation.prepared.said:
+        warn(note)
     simulation = Simulation(federation, folder, warn)
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
@@ -184,6 +187,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "protocols": protocols,
             **_signal_to_noise(records),
             **({"privacy": simulation.statement()} if simulation.private else {}),
+            **({"notes": list(federation.prepared.said)} if federation.prepared.said else {}),
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
