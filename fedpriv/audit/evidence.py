@@ -1,13 +1,13 @@
 """What an attacker gets of a run, message by message, and what its reconstructions are scored against.
 
-The messages are the sealed payloads that the run kept. The images and labels behind them are not stored anywhere: they are
-derived again from the run's config and checked against its partition hash.
+The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored anywhere: they
+are derived again from the run's config and checked against its partition hash.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,14 @@ from pathlib import Path
 from torch import Tensor
 
 from attacks.observation import Observation, Schedule, ThreatModel
+from fedpriv.audit.text_victim import text_facts
 from fedpriv.audit.victim import Victim, cut
+from fedpriv.data.dataset import Texts
+from fedpriv.data.tokens import tokenise
 from fedpriv.encoding import decoded, is_model
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
+from fedpriv.samples import Modality
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
@@ -112,10 +116,42 @@ class Evidence:
 
     def truth(self, client: int) -> Truth:
         """What the client trained on, without augmentation."""
-        data = self.federation.data
-        index = data.indices("train", client)
-        images = data.dataset.train_images.to(index.device)[index].float() / 255
-        return Truth(images.cpu(), data.labels("train")[index].cpu())
+        index = self._held(client)
+        return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
+
+    def labels(self, client: int) -> Tensor:
+        """Of what the client trained on ``(n,)``."""
+        return self.federation.data.labels("train").cpu()[self._held(client)]
+
+    def texts(self, client: int) -> Tensor:
+        """Token ids ``(n, L)`` of what the client trained on, cut as they were for training."""
+        trained, _ = self._texts()
+        return self._tokens([trained[i] for i in self._held(client).tolist()])
+
+    def public_texts(self) -> Tensor:
+        """Token ids ``(m, L)`` of the test split."""
+        return self._tokens(self._texts()[1])
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the run's samples are: images, texts, or pairs of both."""
+        dataset = self.federation.dataset
+        there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
+        return tuple(name for name, samples in there.items() if samples is not None)
+
+    def _held(self, client: int) -> Tensor:
+        return self.federation.data.indices("train", client).cpu()
+
+    def _texts(self) -> tuple[Texts, Texts]:
+        texts = self.federation.dataset.texts
+        if texts is None:
+            raise UsageError(f"{self.folder.path} was trained on images, and this needs texts")
+        return texts
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
+        encoder, longest = self.federation.prepared.encoder, self.federation.config.data.max_tokens
+        assert encoder is not None and longest is not None
+        return tokenise(texts, encoder.tokenizer, longest)[0].long()
 
     def observation(self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None) -> Observation:
         """The message as an attacker with that knowledge sees it.
@@ -135,32 +171,36 @@ class Evidence:
         parameters = dict(federation.resident.net.named_parameters())
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
         news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
+        dataset, encoder = federation.dataset, federation.prepared.encoder
         victim = cut(federation.resident.net, news)
-        dataset = federation.dataset
+        text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
             weights=self._weights(message, victim, threat),
             net=victim.net,
-            input_shape=tuple(dataset.input_shape),
+            input_shape=federation.resident.net.input_shape
+            if text is None
+            else (federation.config.data.max_tokens or text.length,),
             classes=len(dataset.classes),
             threat=threat,
-            mean=tuple(dataset.mean),
-            std=tuple(dataset.std),
+            mean=tuple(dataset.mean) or (0.0,),
+            std=tuple(dataset.std) or (1.0,),
             num_examples=known,
             schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
+            text=text,
         )
         if not threat.labels:
             return observation
-        return replace(observation, labels=self.truth(message.client).labels)
+        return replace(observation, labels=self.labels(message.client))
 
     def schedule(self, message: Message, num_examples: int) -> Schedule | None:
         """The local SGD steps that the shared layers took; ``None`` where there is no saying what they were: some layers took
         more than others, with several learning rates, or the optimiser is not linear in the gradients."""
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
-        if train.optimizer != "sgd" or train.clip_grad_norm is not None:
+        if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
             return None
         size = train.batch_size * self.federation.method.objective.batches_per_step
         an_epoch = math.ceil(num_examples / size)
@@ -175,11 +215,14 @@ class Evidence:
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast = self.store.broadcast()
-        known = {**({} if broadcast is None else broadcast.tensors()), **message.received}
+        # What never learns is no part of the net's state: it is not sent, as everybody has it.
+        net, space = self.federation.resident.net, self.federation.resident.space
+        public = {name: parameter.detach() for name, parameter in net.named_parameters() if name not in space}
+        known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
         hidden_too = threat.top == "initial"
         found = {}
         for name, cut_name in victim.names.items():
-            is_hidden = cut_name.startswith("top.") and name not in message.uploaded
+            is_hidden = cut_name.startswith("top.") and name not in message.uploaded and name not in public
             if name in known and (hidden_too or not is_hidden):
                 found[cut_name] = known[name].clone()
         return found

@@ -36,7 +36,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
     """
     message = evidence.message(round, client)
     observation = evidence.observation(message, ThreatModel())
-    labels, classes = evidence.truth(client).labels, len(evidence.federation.dataset.classes)
+    labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
     true = torch.bincount(labels, minlength=classes)
     counts: Tensor | None = None
     note = None
@@ -108,7 +108,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
         return _changes(evidence, played.uploaded, messages[0].received)
 
     classifier = fit_shadows(shadow_messages(client, sets), sets)
-    truth = torch.stack([torch.bincount(evidence.truth(one).labels, minlength=classes) > 0 for one in clients])
+    truth = torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
     report = score_shadows(classifier, [_changes(evidence, one.uploaded, one.received) for one in messages], truth)
     auc = None if report.auc != report.auc else report.auc
     return asdict(report) | {"auc": auc, "round": round, "shadows": shadows}

@@ -14,12 +14,14 @@ from attacks.images import default_images
 from attacks.lab import observations
 from attacks.observation import Observation, ThreatModel
 from fedpriv.audit.evidence import Evidence, Message
+from fedpriv.audit.fitting import unfit
 from fedpriv.audit.statistics import as_gradient, gradient_like
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 
 SIDE = 32
 """Photographs are cropped and shrunk to so many pixels a side, what the reference victim was made for."""
+BESIDE_TEXTS = "its net reads a text beside each image, and the attacks on images are for nets that read images alone"
 REFERENCES = 2000
 """Public images at most that an attacker copies from in the baselines: the nearest of more is hardly nearer."""
 
@@ -57,8 +59,14 @@ def crops(count: int, masked: int, seed: int) -> Target:
 
 
 def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int) -> Target:
-    """One step of the reference victim on test images of a data set, drawn by ``seed``."""
+    """One step of the reference victim on test images of a data set, drawn by ``seed``.
+
+    Raises:
+        UsageError: it holds no images, or fewer than that.
+    """
     dataset = load_dataset(name, data_dir)
+    if dataset.images is None:
+        raise unfit(dataset.name, "texts")
     if count > len(dataset.test_images):
         raise UsageError(f"--n {count}: {name} has {len(dataset.test_images)} test images")
     order = torch.randperm(len(dataset.test_images), generator=torch.Generator().manual_seed(seed))[:count]
@@ -80,7 +88,15 @@ def photographs(folder: Path, count: int, masked: int, seed: int) -> Target:
 
 
 def message(evidence: Evidence, round: int, client: int) -> Target:
-    """What a client really sent in a round of a run."""
+    """What a client really sent in a round of a run.
+
+    Raises:
+        UsageError: the run was not trained on images, or on texts beside them.
+    """
+    if "image" not in evidence.modalities:
+        raise unfit(str(evidence.folder.path), "texts")
+    if "text" in evidence.modalities:
+        raise UsageError(f"{evidence.folder.path}: {BESIDE_TEXTS}")
     found, truth = evidence.message(round, client), evidence.truth(client)
     seen = evidence.observation(found, ThreatModel())
     layers = sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())

@@ -1,4 +1,4 @@
-"""``fedpriv attack``: what can be reconstructed from one gradient step, and ``fedpriv attacks``: by what."""
+"""``fedpriv attack``: what images or texts one gradient step or one message gives away, and ``fedpriv attacks``: by what."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from fedpriv.audit.target import Target
 
+OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
+"""Options of the command that are for attacks on texts alone, and for single steps."""
+
 
 @command(main, "attack")
 @click.argument("name", metavar="ATTACK")
@@ -23,12 +26,28 @@ if TYPE_CHECKING:
 @click.option("--round", "round_", type=click.IntRange(1), help="Of --run: the round; default: the first that was kept.")
 @click.option("--client", type=click.IntRange(0), help="Of --run: the client; default: the first that was kept.")
 @click.option("--images", type=click.Path(path_type=Path), metavar="FOLDER", help="Attack one step on each image of a folder.")
-@click.option("--dataset", help="Attack one step on test images of a data set. Default: crops of two photographs.")
+@click.option(
+    "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or made-up requests."
+)
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA)."
 )
-@click.option("--n", "count", type=click.IntRange(1), help="Number of images, one step each; default 20.")
+@click.option(
+    "--n",
+    "count",
+    type=click.IntRange(1),
+    help="Number of steps, one on each image or batch of texts; default 20, tag and span 5.",
+)
 @click.option("--mask-layers", type=click.IntRange(0, 3), help="Hide the last N fully connected layers; default 0.")
+@click.option("--batch-size", type=click.IntRange(1), help="Of texts: sentences in a step; default 8, tag and span 1.")
+@click.option("--encoder", help="Of texts: minilm, tiny, a folder or a name of the hub, as `fedpriv train` takes it.")
+@click.option(
+    "--tune",
+    type=click.Choice(["full", "lora", "head"]),
+    help="Of texts: what learns, and so is sent, beside the head; default full.",
+)
+@click.option("--mask-embeddings", is_flag=True, help="Of texts: the embeddings of words and positions are not sent (or frozen).")
+@click.option("--noise", type=click.FloatRange(0), metavar="VARIANCE", help="Of texts: Gaussian noise on what is sent.")
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the attack; repeatable.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of net, labels and starts.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Folder that holds the run folders.")
@@ -36,10 +55,11 @@ if TYPE_CHECKING:
 def attack(
     name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
-    """Reconstruct images from what a client sends.
+    """Reconstruct images, or texts, from what a client sends.
 
-    By default from one gradient step each of the sigmoid LeNet of DLG, with all parameters U(-0.5, 0.5) and as many linear
-    layers as are masked: the setting of the papers. With --run from a message that really crossed the wire.
+    By default images from one gradient step each of the sigmoid LeNet of DLG, with all parameters U(-0.5, 0.5) and as many linear
+    layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) read one step each of a text encoder
+    under a fresh linear layer. With --run both read a message that really crossed the wire.
 
     Where layers are hidden, every attacker that can be tried is reported; a defence is as good as the best of them. Controls run
     first: where an attack fails at what it must do, or finds something in noise, nothing is reported and the exit code is 1.
@@ -48,17 +68,40 @@ def attack(
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png
              fedpriv attack idlg --dataset cifar10 --data-dir data --set restarts=2
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
+             fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
     """
+    from attacks.registry import image_attacks, nearest
+    from attacks.text_registry import text_attacks
+    from fedpriv.config import parse_assignment
+
+    options = dict(parse_assignment(text) for text in assignments)
+    _check_means_something(run_name, **chosen)
+    if name in text_attacks():
+        if output:
+            raise UsageError(f"--output draws images, and {name} is an attack on texts")
+        from fedpriv.cli.attack_text import attack_text
+
+        return attack_text(name, options, seed, run_name, **chosen)
+    if name not in image_attacks():
+        raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks()])}")
+    for option in OF_TEXTS:
+        if chosen.pop(option):
+            raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")
+    return _attack_images(name, options, seed, output, run_name, **chosen)
+
+
+def _attack_images(
+    name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
+) -> dict[str, Any]:
     from attacks.lab import attackers, attempt, run_controls
     from fedpriv.audit import figures
-    from fedpriv.config import parse_assignment
 
     out = console()
     if not out.is_terminal:
         out.width = 120  # a file has no width to keep to
     target = _target(run_name, seed, **chosen)
     try:
-        tried = attackers(name, target.masked, dict(parse_assignment(text) for text in assignments))
+        tried = attackers(name, target.masked, options)
     except KeyError as error:
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
@@ -105,20 +148,54 @@ def attacks() -> dict[str, Any]:
     from rich.table import Table
 
     from attacks.registry import image_attacks
+    from attacks.text_registry import text_attacks
 
     rows = []
-    for name, kind in image_attacks().items():
-        about = (kind.__doc__ or "").partition("\n")[0]
-        options = [{"name": f.name, "default": f.default} for f in fields(kind)]  # type: ignore[arg-type]
-        rows.append({"name": name, "about": about, "options": options})
+    for on, kinds in (("images", image_attacks()), ("texts", text_attacks())):
+        for name, kind in kinds.items():
+            about = (kind.__doc__ or "").partition("\n")[0]
+            options = [{"name": f.name, "default": f.default} for f in fields(kind)]  # type: ignore[arg-type]
+            rows.append({"name": name, "on": on, "about": about, "options": options})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "what it does", "options (default)"):
+    for column in ("name", "on", "what it does", "options (default)"):
         table.add_column(column, overflow="fold")
     for row in rows:
         shown = ", ".join(f"{option['name']}={option['default']}" for option in row["options"])  # type: ignore[index]
-        table.add_row(str(row["name"]), str(row["about"]), shown)
+        table.add_row(str(row["name"]), str(row["on"]), str(row["about"]), shown)
     console().print(table)
     return {"attacks": rows}
+
+
+def _check_means_something(
+    run_name: str | None,
+    round_: int | None,
+    client: int | None,
+    images: Path | None,
+    dataset: str | None,
+    count: int | None,
+    mask_layers: int | None,
+    **others: Any,
+) -> None:
+    """Refuse options that contradict each other, or mean nothing together."""
+    kinds = {"--run": run_name, "--images": images, "--dataset": dataset}
+    if sum(kind is not None for kind in kinds.values()) > 1:
+        raise UsageError(
+            f"{' and '.join(k for k, value in kinds.items() if value is not None)}: one thing can be attacked at a time"
+        )
+    if run_name is None:
+        for option, value in (("--round", round_), ("--client", client)):
+            if value is not None:
+                raise UsageError(f"{option} is of a run; --run names it")
+        return
+    if count is not None:
+        raise UsageError("--n is for single steps; the message of a run stands for all training samples of its client")
+    if mask_layers is not None:
+        raise UsageError(
+            "what a run sent is sent: `fedpriv train --mask-layers N` masks before, --mask-layers is for single steps"
+        )
+    for option in OF_TEXTS:
+        if others[option]:
+            raise UsageError(f"what a run sent is sent: --{option.replace('_', '-')} is for single steps")
 
 
 def _target(
@@ -133,30 +210,16 @@ def _target(
     mask_layers: int | None,
     runs_dir: Path,
 ) -> Target:
-    """What the options name; those that mean nothing to it are refused."""
+    """What the options name."""
     from fedpriv.audit import target
 
-    kinds = {"--run": run_name, "--images": images, "--dataset": dataset}
-    if sum(kind is not None for kind in kinds.values()) > 1:
-        raise UsageError(
-            f"{' and '.join(k for k, value in kinds.items() if value is not None)}: one thing can be attacked at a time"
-        )
     if run_name is None:
-        for option, value in (("--round", round_), ("--client", client)):
-            if value is not None:
-                raise UsageError(f"{option} is of a run; --run names it")
         masked = mask_layers or 0
         if images is not None:
             return target.photographs(images, count or 20, masked, seed)
         if dataset is not None:
             return target.samples(dataset, data_dir, count or 20, masked, seed)
         return target.crops(count or 20, masked, seed)
-    if count is not None:
-        raise UsageError("--n is for single steps; the message of a run stands for all training images of its client")
-    if mask_layers is not None:
-        raise UsageError(
-            "what a run sent is sent: `fedpriv train --mask-layers N` masks before, --mask-layers is for single steps"
-        )
     from fedpriv.audit.evidence import Evidence
     from fedpriv.tracking import find_run
 

@@ -1,0 +1,116 @@
+"""The part of ``fedpriv attack`` that is about texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.cli.common import console
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    from fedpriv.audit.text_attempts import TextAttacker
+    from fedpriv.audit.text_target import TextTarget
+
+USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "tag": (5, 1), "span": (5, 1)}
+"""Messages, and sentences behind each, where neither is said: what takes less than a minute or two."""
+OTHERS = (5, 1)
+"""The same for attacks of other packages."""
+
+
+def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str | None, **chosen: Any) -> dict[str, Any]:
+    """Attack what the options name by the attack on texts of that name.
+
+    Raises:
+        UsageError: an option that means nothing here, or a run or a data set without texts.
+        FedprivError: a control failed.
+    """
+    from attacks.text_controls import text_controls
+    from fedpriv.audit import text_figures
+    from fedpriv.audit.text_attempts import attempt_text
+
+    out = console()
+    if not out.is_terminal:
+        out.width = 120
+    target = _target(name, seed, run_name, **chosen)
+    tried = _attackers(name, options, target)
+    controls = text_controls(tried[0].attack, seed) if name in USUAL else []
+    for control in controls:
+        out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True, markup=False)
+    if failed := [control.sentence for control in controls if not control.passed]:
+        raise FedprivError(f"a control failed, so nothing can be said: {failed[0]}")
+    attempts = []
+    for attacker in tried:
+        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)
+        attempts.append(attempt_text(attacker, target, seed))
+        for line in text_figures.told(attempts[-1], target):
+            out.print(line, soft_wrap=True, markup=False)
+    guess = text_figures.guess(target, seed)
+    out.print(text_figures.text_table(attempts, guess, target))
+    return {
+        "attack": name,
+        "target": target.title,
+        "messages": target.messages,
+        "sentences": len(target.ids),
+        "seed": seed,
+        "attackers": [text_figures.text_figures(attempt, target) for attempt in attempts],
+        "baselines": {text_figures.GUESS: text_figures.score_figures(guess)},
+        "controls": [vars(control) for control in controls],
+    }
+
+
+def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
+    """The attack itself, and where the head is hidden and matters, who knows what it was at first, too."""
+    from attacks.observation import ThreatModel
+    from attacks.options import defaults_of, like
+    from attacks.registry import nearest
+    from attacks.text_registry import text_attack
+    from fedpriv.audit.text_attempts import SEEKS, TextAttacker
+
+    kind = text_attack(name)
+    defaults = defaults_of(kind)
+    for option in options.keys() - defaults.keys():
+        raise UsageError(f"{name} has no option {option!r}; {nearest(option, defaults)}")
+    try:
+        attack = kind(**{option: like(defaults[option], value, option) for option, value in options.items()})
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
+    known = [ThreatModel(top="initial")] if target.hidden and name in SEEKS else []
+    return [TextAttacker(attack, threat) for threat in (ThreatModel(), *known)]
+
+
+def _target(
+    name: str,
+    seed: int,
+    run_name: str | None,
+    round_: int | None,
+    client: int | None,
+    images: Path | None,
+    dataset: str | None,
+    data_dir: Path | None,
+    runs_dir: Path,
+    **of_steps: Any,
+) -> TextTarget:
+    from fedpriv.audit import text_target
+
+    if images is not None:
+        raise UsageError(f"{name} is an attack on texts, and --images names pictures")
+    if run_name is not None:
+        from fedpriv.audit.evidence import Evidence
+        from fedpriv.tracking import find_run
+
+        evidence = Evidence(find_run(run_name, runs_dir))
+        return text_target.message(evidence, *evidence.messages(round_, client)[0])
+    count, size = USUAL.get(name, OTHERS)
+    steps = text_target.Steps(
+        count=of_steps["count"] or count,
+        size=of_steps["batch_size"] or size,
+        encoder=of_steps["encoder"],
+        tune=of_steps["tune"] or "full",
+        mask_embeddings=of_steps["mask_embeddings"],
+        masked=of_steps["mask_layers"] or 0,
+        noise=of_steps["noise"] or 0.0,
+        seed=seed,
+    )
+    return text_target.made_up(steps) if dataset is None else text_target.samples(dataset, data_dir, steps)
