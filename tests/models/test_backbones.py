@@ -1,0 +1,115 @@
+"""Image encoders of pairs: torchvision's classifiers without their last layer, and untrained nets of ours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.models import get_model
+
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.models.backbones import _behead, find_backbone
+
+IMAGES = (3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "attribute"),
+    [("resnet18", 512, "fc"), ("mobilenet_v3_small", 1024, "classifier"), ("shufflenet_v2_x0_5", 1024, "fc")],
+)
+def test_a_classifier_without_its_last_layer(name: str, width: int, attribute: str) -> None:
+    found = find_backbone(name, IMAGES, pretrained=True)  # torchvision's net; nothing is fetched before it is built
+    assert (found.name, found.width) == (name, width)
+    torch.manual_seed(0)
+    whole = get_model(name, weights=None).eval()
+    untrained = get_model(name, weights=None)
+    untrained.load_state_dict(whole.state_dict())
+    seen: list[torch.Tensor] = []
+    last = [module for module in whole.modules() if isinstance(module, torch.nn.Linear)][-1]
+    last.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+
+    images = torch.randn(2, *IMAGES)
+    with torch.no_grad():
+        features = _behead(untrained).eval()(images)
+        whole(images)
+    assert torch.equal(features, seen[0]) and features.shape == (2, width)
+
+
+def test_resnet50_by_default() -> None:
+    found = find_backbone(None, IMAGES, pretrained=True)
+    assert (found.name, found.width) == ("resnet50", 2048)
+
+
+def test_finding_one_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    find_backbone("mobilenet_v3_small", IMAGES, pretrained=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_the_side_classifiers_of_training_are_left_out(name: str) -> None:
+    found = find_backbone(name, (3, 96, 96), pretrained=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        net = found.build().train()
+    assert net(torch.randn(2, 3, 96, 96)).shape == (2, found.width)
+    assert not any("aux" in where.lower() for where, _ in net.named_parameters())
+
+
+def test_a_net_of_ours_comes_first_where_no_weights_are_asked_for() -> None:
+    found = find_backbone("moon_cnn", (3, 32, 32), pretrained=False)
+    assert found.build()(torch.randn(2, 3, 32, 32)).shape == (2, found.width)
+    small = find_backbone("resnet18", (3, 32, 32), pretrained=False).build()
+    assert dict(small.named_parameters())["conv1.weight"].shape[-1] == 3  # our stem for small images, torchvision's has 7
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(UnknownName, match=r"unknown model\.backbone 'resnet5'; did you mean 'resnet50'"):
+        find_backbone("resnet5", IMAGES, pretrained=True)
+    with pytest.raises(UnknownName):  # a detector is no classifier
+        find_backbone("fasterrcnn_resnet50_fpn", IMAGES, pretrained=True)
+    with pytest.raises(UnknownName):  # and a net of ours has no pretrained weights
+        find_backbone("moon_cnn", IMAGES, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [
+        ("resnet18", (1, 64, 64), "does not take images of 1x64x64"),
+        ("vit_b_32", (3, 64, 64), "does not take images of 3x64x64"),
+        ("alexnet", (3, 8, 8), "does not take images of 3x8x8"),
+        ("squeezenet1_0", (3, 64, 64), "ends in a Conv2d, not in a linear layer to leave out"),
+    ],
+)
+def test_one_that_does_not_fit(name: str, shape: tuple[int, ...], why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        find_backbone(name, shape, pretrained=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_of_ours_that_does_not_fit() -> None:
+    with pytest.raises(UsageError, match=r"model\.backbone moon_cnn does not fit images of 3x2x2"):
+        find_backbone("moon_cnn", (3, 2, 2), pretrained=False)
+
+
+def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
+    found = find_backbone("resnet18", IMAGES, pretrained=True)
+    with pytest.raises(UsageError, match=r"weights of resnet18 cannot be loaded .* put them into .*model\.pretrained=false"):
+        found.build()
+
+
+def test_weights_that_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "resnet18-f37072fd.pth").write_bytes(b"PK half a file")
+    with pytest.raises(UsageError, match="weights of resnet18 cannot be loaded") as caught:
+        find_backbone("resnet18", IMAGES, pretrained=True).build()
+    assert "\n" not in str(caught.value)
