@@ -162,12 +162,27 @@ class TrainConfig(_Section):
     local_steps: PositiveInt | None = Field(None, description="stop local training after so many steps; null: all of the epochs")
     batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
     min_batch: PositiveInt = Field(1, description="smaller batches are skipped; 2 where BatchNorm normalises vectors")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the clients' optimiser, fresh at each phase")
+    accumulate: PositiveInt = Field(
+        1,
+        description="parts that a batch goes through the net in, their gradients summed to the batch's, so that a big batch fits "
+        "a small memory; BatchNorm then sees the parts, and dropout draws for each",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen models "
+        "and evaluation are in float32 always",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, fresh at each phase")
     lr: PositiveFloat = Field(0.01, description="learning rate")
+    warmup_steps: NonNegativeInt = Field(
+        0,
+        description="steps in which the learning rate rises from 0, which the first step has, to the full one, in each phase of "
+        "training anew (transformers' constant schedule with warm-up); adaptation before a test has none",
+    )
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
-    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(
         True, description="with a frozen encoder and no augmentation, compute its features once per phase"
@@ -175,6 +190,12 @@ class TrainConfig(_Section):
     on_nan: Literal["stop", "drop"] = Field(
         "stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload"
     )
+
+    @model_validator(mode="after")
+    def _gets_warm(self) -> TrainConfig:
+        if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")
+        return self
 
 
 class EvalConfig(_Section):

@@ -58,7 +58,7 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase came to: the roles that learned, in how many steps of what learning rate."""
+    """What a phase came to: the roles that learned, in how many steps of what learning rate (after the warm-up)."""
 
     roles: frozenset[str]
     steps: int
@@ -132,8 +132,15 @@ class Learner(Protocol):
     grad: Tensor
     """Of the last :meth:`backward`; only the trained roles' entries mean anything."""
     lr: float
+    """Of the next :meth:`descend`; it rises during a warm-up."""
     trains: frozenset[str]
     """The roles that it trains."""
+
+    def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
+        """The gradient of a loss on a batch, in place of the one before; the loss, detached.
+
+        In ``train.accumulate`` parts: the loss must then be a mean over samples.
+        """
 
     def backward(self, value: Tensor) -> None:
         """The gradient of a scalar, in place of the one before."""

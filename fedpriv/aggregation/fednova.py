@@ -67,6 +67,11 @@ class FedNova(Mean):
 
     def begin(self, turn: ClientTurn) -> None:
         train = self.context.config.train
+        if train.warmup_steps:
+            raise UsageError(
+                "aggregation fednova: its step weights are of steps of one learning rate, and with train.warmup_steps the first "
+                "ones have less; use train.warmup_steps=0"
+            )
         if PROXIMAL in turn.memo and train.optimizer == "sgd" and train.momentum:
             raise UsageError(
                 f"aggregation fednova: no step weight is known for momentum {train.momentum:g} and a proximal term together; "

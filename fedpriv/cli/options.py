@@ -32,7 +32,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     ),
     "tune": ("model.tune", str, "Of texts: what learns of a pretrained encoder: full, lora or head. Default: head."),
     "selection": ("train.selection", str, "Who takes part: uniform, window, all or schedule."),
-    "optimizer": ("train.optimizer", str, "The clients' optimiser: sgd or adam."),
+    "optimizer": ("train.optimizer", str, "The clients' optimiser: sgd, adam or adamw."),
     "participation": ("train.participation", float, "Share of the clients sampled each round. Default: ten clients."),
     "rounds": ("train.rounds", int, "Number of rounds."),
     "local-epochs": ("train.local_epochs", int, "Local epochs (layered methods: of the encoder phase)."),

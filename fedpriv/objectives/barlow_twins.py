@@ -53,6 +53,7 @@ class BarlowTwins(Objective):
     reaches = frozenset({"encoder", "projector"})
     labels = False
     views = 2
+    decomposes = False
     smallest_batch = 2
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss correlates the samples of a batch, so no sample has a gradient of its own"

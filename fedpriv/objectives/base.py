@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
-from fedpriv.parts import Batch, ClientTurn, Learner, Loss, Part, Step
+from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Part, Step
 
 
 class Objective(Part):
@@ -32,6 +33,30 @@ class Objective(Part):
     """A batch of fewer samples is skipped."""
     uses_companion: ClassVar[bool] = False
     """Whether its step trains a second model (:attr:`ClientTurn.companion`)."""
+    decomposes: ClassVar[bool] = True
+    """Whether its loss is a mean over samples, so that a batch may go through in parts (``train.accumulate``)."""
+
+    def __init__(self, params: Any, context: Context) -> None:
+        """Raises :class:`UsageError` where an option of the run is not for this objective's steps, or for private ones."""
+        super().__init__(params, context)
+        train, private = context.config.train, context.config.privacy.level == "sample"
+        if train.accumulate > 1 and (reason := self._needs_whole_batches(private)):
+            raise UsageError(f"train.accumulate {train.accumulate}: {reason}; use train.accumulate=1")
+        if train.precision != "float32" and private:
+            raise UsageError(
+                f"train.precision {train.precision}: privacy.level sample bounds the norm of each sample's gradient, which takes "
+                "float32; use train.precision=float32"
+            )
+
+    def _needs_whole_batches(self, private: bool) -> str:
+        """Why a batch cannot go through the net in parts; empty: it can."""
+        if private:
+            return "privacy.level sample clips sample by sample, in parts that it chooses itself"
+        if not self.decomposes:
+            return f"the loss of objective {self.name} compares the samples of a batch, so it is no mean over parts"
+        if type(self).step is not Objective.step:
+            return f"objective {self.name} has a step of its own, which sees a batch as a whole"
+        return ""
 
     def loss(self, step: Step) -> Tensor:
         """The scalar that a client minimises."""
@@ -51,8 +76,7 @@ class Objective(Part):
             loss: what to minimise: :meth:`loss`, or what a method makes of it.
         """
         learner = turn.learner
-        value = loss(batch.under(learner))
-        learner.backward(value)
+        value = learner.differentiate(batch, loss)
         self.correct(turn, learner)
         learner.descend()
-        return value.detach()
+        return value

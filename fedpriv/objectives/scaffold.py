@@ -115,8 +115,10 @@ class Scaffold(CrossEntropy):
         return turn.private.get(_kept(name), torch.zeros_like(self.context.space.view(turn.start, name)))
 
     def _decay(self, turn: ClientTurn) -> Tensor:
-        """``(p,)``: the factor of weight decay of each entry."""
+        """``(p,)``: the factor of weight decay of each entry, where decay is part of the gradient."""
         train, row = self.context.config.train, torch.zeros_like(turn.start)
+        if train.optimizer == "adamw":
+            return row
         for entry in self.context.space.entries:
             if entry.kind != "buffer":
                 row[entry.start : entry.stop] = train.weight_decay if entry.kind == "weight" else train.weight_decay_bias
@@ -159,10 +161,11 @@ class Scaffold(CrossEntropy):
             for kind, decay in (("weight", train.weight_decay), ("bias", train.weight_decay_bias))
             for span in space.spans(name for name in moving if space[name].kind == kind)
         ]
+        lr = learner.lr
         learner.descend()
         for span, decay, before in parts:
             grad = learner.grad[span].add(before, alpha=decay) if decay else learner.grad[span]
-            learner.row[span] = before.add_(grad, alpha=-learner.lr)
+            learner.row[span] = before.add_(grad, alpha=-lr)
 
 
 def _kept(name: str) -> str:

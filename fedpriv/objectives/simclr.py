@@ -57,6 +57,7 @@ class SimClr(Objective):
     reaches = frozenset({"encoder", "projector"})
     labels = False
     views = 2
+    decomposes = False
     smallest_batch = 2
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss holds the samples of a batch against each other, so no sample has a gradient of its own"

@@ -27,12 +27,14 @@ class FlatSGD:
     """
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
-        self._parts, self._lr, self._momentum = parts, lr, momentum
+        self._parts, self._momentum = parts, momentum
+        self.param_groups = [{"lr": lr}]
+        """Where the learning rate is set, as torch's optimisers have it."""
         self._velocity: list[Tensor] = []
 
     @torch.no_grad()
     def step(self) -> None:
-        first = not self._velocity
+        first, lr = not self._velocity, self.param_groups[0]["lr"]
         for i, (values, grad, decay) in enumerate(self._parts):
             if decay:
                 grad = grad.add(values, alpha=decay)
@@ -42,7 +44,7 @@ class FlatSGD:
                 else:
                     self._velocity[i].mul_(self._momentum).add_(grad)
                 grad = self._velocity[i]
-            values.add_(grad, alpha=-self._lr)
+            values.add_(grad, alpha=-lr)
 
 
 class Resident:
@@ -103,7 +105,7 @@ class Resident:
             ]
         return self._flat[roles]
 
-    def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float) -> FlatSGD | torch.optim.Adam:
+    def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float) -> FlatSGD | torch.optim.Optimizer:
         """A fresh optimiser over the roles' slices of the row."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
         if config.optimizer == "sgd":
@@ -113,6 +115,8 @@ class Resident:
             flat = row.detach()
             flat.grad = grad
             groups.append({"params": [flat], "weight_decay": decay[kind]})
+        if config.optimizer == "adamw":
+            return torch.optim.AdamW(groups, lr=lr, fused=True)
         return torch.optim.Adam(groups, lr=lr, fused=True)
 
     @torch.no_grad()

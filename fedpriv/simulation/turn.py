@@ -118,7 +118,7 @@ class Turn:
             if not self._has_companion:
                 other.row.copy_(self.start)
             self._has_companion = True
-            self._companion = ResidentLearner(other, self._phase, self.config.train, self._lr(self._phase))
+            self._companion = self._learner_on(other, self._phase)
         return self._companion
 
     def embed(self) -> Outputs:
@@ -174,7 +174,7 @@ class Turn:
         smallest = max(self.config.train.min_batch, how.smallest_batch)
         cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
         inputs = self._present_features() if cached else self.inputs
-        self._learner = ResidentLearner(resident, phase, self.config.train, self._lr(phase))
+        self._learner = self._learner_on(resident, phase)
         losses: list[tuple[Tensor, int]] = []
         taken, trainable = 0, min(size, self.num_examples) >= smallest
         for epoch in count() if phase.steps and trainable else range(phase.epochs):
@@ -203,8 +203,10 @@ class Turn:
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
+            parts = self.config.train.accumulate
+            cut = f", in up to {parts} parts (train.accumulate)" if parts > 1 else ""
             raise UsageError(
-                f"client {self.client} has a batch of {len(batch.labels)}, and BatchNorm needs more to train on images this "
+                f"client {self.client} has a batch of {len(batch.labels)}{cut}, and BatchNorm needs more to train on images this "
                 "small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do too"
             ) from None
 
@@ -225,6 +227,11 @@ class Turn:
             return self._augment(samples, augment)
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
+    def _learner_on(self, resident: Resident, phase: Phase) -> ResidentLearner:
+        # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
+        train, warms = self.config.train, self._purpose == "train"
+        return ResidentLearner(resident, phase, train, self._lr(phase), train.warmup_steps if warms else 0)
+
     def _lr(self, phase: Phase) -> float:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
 
@@ -242,7 +249,7 @@ class Turn:
         self.spend(rate, phase.epochs * steps)
         cached = self._caches and "encoder" not in phase.trains
         inputs = self._present_features() if cached else self.inputs
-        learner = self._learner = ResidentLearner(resident, phase, train, self._lr(phase))
+        learner = self._learner = self._learner_on(resident, phase)
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
         gradients = kind(
             resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo

@@ -1,0 +1,328 @@
+"""AdamW, warm-up, batches in parts, and bfloat16: what a step then is, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import get_constant_schedule_with_warmup
+
+from fedpriv.audit.evidence import Evidence
+from fedpriv.config import load_config
+from fedpriv.data.federated import Split
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import phase
+from fedpriv.objectives import Objective
+from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
+from fedpriv.parameters import ParameterSpace
+from fedpriv.parts import ClientTurn, Learner, Step
+from fedpriv.seeding import generator
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.resident import Resident
+from fedpriv.simulation.turn import Turn
+from fedpriv.wire import Sealed, statistic
+from tests.simulation.small import play
+
+Simulate = Callable[..., Simulation]
+ADAMW = {"train.optimizer": "adamw", "train.lr": 1e-3, "train.weight_decay": 0.5}
+PLAIN_SGD = {"train.momentum": 0.0, "train.weight_decay": 0.0}
+
+
+def turn_of(simulation: Simulation, client: int = 0, purpose: str = "train") -> Turn:
+    fed = simulation.federation
+    fed.resident.row.copy_(fed.initial)
+    return Turn(fed.resident, fed.data.train(client), fed.config, 1, client, {}, {}, True, purpose, fed.augment)
+
+
+def by_hand(simulation: Simulation, turn: Turn, make: Callable[[Any], torch.optim.Optimizer], warmup: int = 0) -> Tensor:
+    """The row after two phases, of two epochs and of one, in plain torch with transformers' schedule."""
+    fed = simulation.federation
+    net = copy.deepcopy(fed.resident.net)
+    for parameter in net.parameters():
+        parameter.data, parameter.grad = parameter.data.clone(), None
+        parameter.requires_grad_(True)
+    net.train()
+    groups = [[p for p in net.parameters() if p.ndim > 1], [p for p in net.parameters() if p.ndim < 2]]
+    for number, epochs in enumerate((2, 1), start=1):
+        optimiser = make(groups)
+        schedule = get_constant_schedule_with_warmup(optimiser, warmup)
+        draw = generator(fed.config.seed, turn.round, turn.client, "train", number, "shuffle")
+        for _ in range(epochs):
+            for part in torch.split(torch.randperm(turn.num_examples, generator=draw), 32):
+                optimiser.zero_grad()
+                F.cross_entropy(net(turn.inputs[part]).logits, turn.labels[part]).backward()  # type: ignore[index]
+                optimiser.step()
+                schedule.step()
+    return fed.resident.space.row_of(net)
+
+
+def trained(turn: Turn) -> Tensor:
+    turn.train(phase(epochs=2), cross_entropy)
+    turn.train(phase(epochs=1), cross_entropy)
+    return turn.row
+
+
+def sgd(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": groups[0], "weight_decay": 1e-4}, {"params": groups[1]}], lr=0.05, momentum=0.5)
+
+
+def adam(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam([{"params": groups[0], "weight_decay": 1e-4}, {"params": groups[1]}], lr=1e-3)
+
+
+def adamw(groups: Any) -> torch.optim.Optimizer:
+    decayed, free = {"params": groups[0], "weight_decay": 0.5}, {"params": groups[1], "weight_decay": 0.0}
+    return torch.optim.AdamW([decayed, free], lr=1e-3)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [({}, sgd), ({"train.optimizer": "adam", "train.lr": 1e-3}, adam), (ADAMW, adamw)],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_steps_are_torchs_and_the_warm_up_is_transformers(
+    simulate: Simulate, options: dict[str, Any], make: Any, warmup: int
+) -> None:
+    simulation = simulate("fedavg", play=False, **{"train.batch_size": 32, "train.warmup_steps": warmup, **options})
+    turn = turn_of(simulation)
+    assert turn.num_examples > 4 * 32, "the phases are longer than the warm-up"
+    expected = by_hand(simulation, turn, make, warmup)
+    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=3e-6)
+
+
+def test_adamws_decay_is_not_adams(simulate: Simulate) -> None:
+    turns = (turn_of(simulate("fedavg", play=False, **{**ADAMW, "train.optimizer": name})) for name in ("adamw", "adam"))
+    decoupled, coupled = (trained(turn).clone() for turn in turns)
+    assert float((decoupled - coupled).abs().max()) > 1e-3
+
+
+class Noting(Objective):
+    """Plain steps whose learning rates are noted."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+        self.rates.append(learner.lr)
+
+
+def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate: Simulate) -> None:
+    simulation = simulate("fedavg", play=False, **{"train.warmup_steps": 4, "train.lr": 0.2})
+    turn, how = turn_of(simulation), Noting()
+    for _ in range(2):
+        turn.train(phase(epochs=1, steps=6), cross_entropy, how)
+    assert how.rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2] * 2)
+    assert [one.lr for one in turn.trained] == [0.2, 0.2]
+    adapting, how = turn_of(simulation, purpose="adapt"), Noting()
+    adapting.train(phase(epochs=1, steps=1), cross_entropy, how)
+    assert how.rates == [0.2] and not torch.equal(adapting.row, adapting.start)
+
+
+def test_option_two_of_scaffold_divides_by_the_rates_that_were(simulate: Simulate) -> None:
+    options = {"method.variate": "II", "train.rounds": 1, "train.local_steps": 5, "train.warmup_steps": 3, **PLAIN_SGD}
+    simulation, sent = simulate("scaffold", play=False, **options), list[Sealed]()
+    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
+    for _ in simulation.rounds():
+        pass
+    space, initial = simulation.federation.resident.space, simulation.federation.initial
+    for upload in sent:
+        tensors = upload.tensors()
+        for name in (entry.name for entry in space.entries if entry.kind != "buffer"):
+            moved = space.view(initial, name) - tensors[name]
+            rates = 0.05 * (0 + 1 / 3 + 2 / 3 + 1 + 1)
+            torch.testing.assert_close(tensors[statistic("variate", name)], moved / rates, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_without_momentum_warm_up_too(simulate: Simulate) -> None:
+    warm = {"train.warmup_steps": 2, "train.local_steps": 6}
+    scaffold = simulate("scaffold", **warm, **{"train.momentum": 0.0})
+    every = simulate("fedpvr", **warm, **{"train.momentum": 0.9, "method.layers": ["*"]})
+    assert torch.equal(scaffold.server.row, every.server.row)
+    assert not torch.equal(
+        scaffold.server.row, simulate("scaffold", **{**warm, "train.momentum": 0.0, "train.warmup_steps": 0}).server.row
+    )
+
+
+def test_decoupled_decay_is_no_part_of_scaffolds_variates(simulate: Simulate) -> None:
+    options = {"train.rounds": 1, "train.batch_size": 500, **ADAMW}
+    simulation, sent = simulate("scaffold", play=False, **options), list[Sealed]()
+    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
+    for _ in simulation.rounds():
+        pass
+    for upload in sent:
+        turn = turn_of(simulation, upload.client or 0)
+        gradient = simulation.federation.resident.space.unpack(turn.gradient())
+        tensors = upload.tensors()
+        for name, tensor in gradient.items():
+            if statistic("variate", name) in tensors:
+                torch.testing.assert_close(tensors[statistic("variate", name)], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_warm_up_where_a_method_counts_steps_or_never_ends_it(simulate: Simulate) -> None:
+    with pytest.raises(UsageError, match=r"fednova.*train\.warmup_steps=0"):
+        simulate("fednova", **{"train.warmup_steps": 2})
+    with pytest.raises(UsageError, match="warmup_steps 5: a phase of 5 local_steps never reaches its lr"):
+        load_config(None, {"train.warmup_steps": 5, "train.local_steps": 5})
+
+
+@pytest.mark.parametrize("option", [{"train.warmup_steps": 2}, {"train.optimizer": "adamw"}])
+def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: dict[str, Any]) -> None:
+    schedules = []
+    for number, options in enumerate(({}, option)):
+        play(tmp_path / str(number), "fedavg", **{"train.rounds": 1, **options})
+        found = Evidence(tmp_path / str(number))
+        message = found.message(*found.messages()[0])
+        schedules.append(found.schedule(message, message.num_examples or 0))
+    assert schedules[0] is not None and schedules[1] is None
+
+
+def in_float64(simulation: Simulation, client: int) -> Turn:
+    """A turn in which everything is in float64, as the second of the client: what it keeps is not what it received."""
+    fed = simulation.federation
+    net = copy.deepcopy(fed.resident.net).double()
+    for parameter in net.parameters():
+        parameter.grad = None
+        parameter.requires_grad_(True)
+    resident = Resident(net, ParameterSpace.of(net), fed.resident.device)
+    initial = fed.initial.double()
+    resident.row.copy_(initial)
+    data = fed.data.train(client)
+    assert isinstance(data.inputs, Tensor)
+    download = fed.method.download(simulation.server, 1)
+    assert download is not None
+    received = {name: t.double() if t.is_floating_point() else t for name, t in download.tensors.items()}
+    other = initial + 0.05 * torch.randn(len(initial), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = {**fed.method.first_private(client, other), "moon.previous": other, "feddyn.displacement": 0.1 * (initial - other)}
+    return Turn(resident, Split(data.inputs.double(), data.labels), fed.config, 1, client, received, kept, False)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddyn", "moon", "mpfedcon", "ditto"])
+def test_a_batch_in_parts_is_the_whole_batch(simulate: Simulate, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 20 in parts of 7, 7 and 6, the last one smaller; and no step is left out."""
+    extra = {"method.center_init": "random_unit"} if method == "mpfedcon" else {}
+    rows, losses = [], []
+    for parts in (1, 3):
+        options = {"train.batch_size": 20, "train.accumulate": parts, "model.projection": 16, "train.local_epochs": 2}
+        simulation = simulate(method, play=False, **options, **extra)
+        turn = in_float64(simulation, simulation._participants(1)[0])
+        assert turn.num_examples % 20, "the last batch is another one"
+        simulation.federation.method.local_update(turn)
+        rows.append(turn.row.clone())
+        losses.append(turn.mean_loss)
+    assert float((rows[0] - rows[1]).abs().max()) < 1e-12 and losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert float((rows[0] - simulation.federation.initial).abs().max()) > 1e-3
+
+
+def test_parts_are_what_the_net_sees_and_weigh_their_samples(simulate: Simulate) -> None:
+    """The control: a mean of the parts' means is another gradient where they are of unequal size."""
+    simulation = simulate("fedavg", play=False, **{"train.batch_size": 20, "train.accumulate": 3, "train.local_steps": 1})
+    sizes: list[int] = []
+
+    def seen(step: Step) -> Tensor:
+        sizes.append(len(step.labels))
+        return cross_entropy(step)
+
+    turn = in_float64(simulation, 0)
+    turn.train(phase(epochs=1, steps=1), seen)
+    assert sizes == [7, 7, 6]
+
+    def unweighted(step: Step) -> Tensor:
+        return cross_entropy(step) * (20 / len(step.labels) / 3)
+
+    other = in_float64(simulation, 0)
+    other.train(phase(epochs=1, steps=1), unweighted)
+    assert float((turn.row - other.row).abs().max()) > 1e-6
+
+
+def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
+    rows = []
+    for parts in (1, 8):
+        turn = in_float64(simulate("fedavg", play=False, **{"train.batch_size": 3, "train.accumulate": parts}), 0)
+        turn.train(phase(epochs=1), cross_entropy, PLAIN)
+        rows.append(turn.row.clone())
+    assert float((rows[0] - rows[1]).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
+        ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
+        ("scaffold", {}, "scaffold has a step of its own"),
+        ("perfedavg", {}, "perfedavg has a step of its own"),
+        ("apfl", {}, "apfl has a step of its own"),
+        ("fedsiam-da", {}, "siamese has a step of its own"),
+        ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
+    ],
+)
+def test_what_needs_whole_batches_says_so(simulate: Simulate, method: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=rf"train\.accumulate 2: .*{said}.*train\.accumulate=1"):
+        simulate(method, play=False, **options, **{"train.accumulate": 2})
+
+
+def test_batch_norm_needs_parts_of_two(simulate: Simulate) -> None:
+    options = {"model.name": "resnet18", "train.batch_size": 4, "train.accumulate": 4, "train.local_steps": 1, "train.rounds": 1}
+    with pytest.raises(UsageError, match=r"batch of 4, in up to 4 parts \(train\.accumulate\), and BatchNorm"):
+        simulate("fedavg", **options)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon", "fedsiam-da"])
+def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, method: str) -> None:
+    rows, options = [], {"train.rounds": 2, "data.clients": 2, "train.participation": 1.0, "model.projection": 16}
+    for precision in ("float32", "bfloat16"):
+        simulation, sent = simulate(method, play=False, **options, **{"train.precision": precision}), list[Sealed]()
+        simulation.federation.wire.taps.append(lambda way, sealed, sent=sent: sent.append(sealed))
+        for _ in simulation.rounds():
+            pass
+        rows.append(simulation.server.row - simulation.federation.initial)
+        tensors = [tensor for sealed in sent for tensor in sealed.tensors().values() if tensor.is_floating_point()]
+        assert tensors and {tensor.dtype for tensor in tensors} == {torch.float32}
+        assert simulation.federation.resident.grad.dtype == simulation.server.row.dtype == torch.float32
+    off = float((rows[0] - rows[1]).norm() / rows[0].norm())
+    assert 0 < off < 0.1, off
+
+
+def test_what_is_frozen_or_only_looked_at_is_in_float32(simulate: Simulate) -> None:
+    simulation = simulate("fedavg", play=False, **{"train.precision": "bfloat16", "train.cache_features": False})
+    turn, seen = turn_of(simulation), list[tuple[torch.dtype, bool]]()
+    turn.resident.frozen.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, False)))
+    turn.resident.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, module.training)))
+
+    def loss(step: Step) -> Tensor:
+        assert step.outputs.logits.dtype == step.teacher("first").logits.dtype == torch.float32
+        return cross_entropy(step)
+
+    turn.freeze("first")
+    turn.train(phase(epochs=1, steps=1), loss)
+    turn.accuracy(), turn.embed(), turn.gradient()
+    assert {training for dtype, training in seen if dtype == torch.bfloat16} == {True}
+    assert {dtype for dtype, training in seen if not training} == {torch.float32}
+
+
+@pytest.mark.parametrize("clipping", ["per_sample", "ghost"])
+def test_private_steps_are_in_float32(simulate: Simulate, clipping: str) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clipping": clipping}
+    with pytest.raises(UsageError, match=r"train\.precision bfloat16: privacy.level sample .*train\.precision=float32"):
+        simulate("fedavg", play=False, **private, **{"train.precision": "bfloat16"})
+
+
+def test_private_steps_warm_up(simulate: Simulate) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
+    rows = [simulate("fedavg", **private, **{"train.warmup_steps": steps}).server.row for steps in (0, 3, 10**6)]
+    initial = simulate("fedavg", play=False, **private).federation.initial
+    moved = [float((row - initial).norm()) for row in rows]
+    assert moved[0] > moved[1] > moved[2] and moved[2] < 1e-3 * moved[0]
+
+
+def test_defaults_leave_the_runs_identity_as_it_was() -> None:
+    stated = {"train.accumulate": 1, "train.warmup_steps": 0, "train.precision": "float32", "train.optimizer": "sgd"}
+    assert load_config(None, stated).fingerprint() == load_config(None, {}).fingerprint()
+    others = {"train.accumulate": 2, "train.warmup_steps": 1, "train.precision": "bfloat16", "train.optimizer": "adamw"}
+    assert len({load_config(None, {key: value}).fingerprint() for key, value in others.items()}) == 4
