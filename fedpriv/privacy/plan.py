@@ -12,6 +12,7 @@ from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
+from fedpriv.models.text import TextEncoder
 from fedpriv.privacy.accountant import epsilon, noise_for
 from fedpriv.wire import STATISTIC, Sealed, Transform
 
@@ -47,6 +48,7 @@ def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module
             raise UsageError(f"privacy.level sample: {method.name} with objective {objective.name}: {reason}")
         if config.train.local_steps is not None:
             raise UsageError("privacy.level sample counts epochs; leave train.local_steps out")
+        _check_apart(config, net)
     if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
         raise UsageError(
             f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
@@ -60,6 +62,22 @@ def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module
         raise UsageError(
             f"privacy.delta {config.privacy.delta:g} for {config.data.clients} clients: giving one away at random would pass; "
             f"it must be below {1 / config.data.clients:g}"
+        )
+
+
+def _check_apart(config: RunConfig, net: nn.Module) -> None:
+    """Refuse a text encoder whose samples cannot be told apart in the way that is asked for."""
+    encoder, modules = config.model.encoder, list(net.modules())
+    if config.privacy.clipping == "ghost":
+        if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
+            raise UsageError(
+                f"privacy.clipping = ghost: embeddings of {encoder} learn, and those of positions are the same for all samples "
+                "of a batch, which Opacus cannot tell apart; use privacy.clipping = per_sample, or model.tune = lora or head"
+            )
+    elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
+        raise UsageError(
+            f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
+            "use model.tune = head"
         )
 
 
