@@ -105,7 +105,8 @@ class SpanAttack(SearchOptions):
 
     def _one(self, observation: Observation, seed: int) -> Sought:
         case, span = text_case(observation), first_span(observation)
-        off = off_span(observation, span, longest(observation) or observation.input_shape[0])
+        # The tokens of one sentence are independent, so that none has more of them than the span has dimensions.
+        off = off_span(observation, span, min(longest(observation) or observation.input_shape[0], span.basis.shape[1]))
         hits = off <= self.tolerance
         places = _places(hits, case.text, case.samples, total_tokens(observation))
         note = (
