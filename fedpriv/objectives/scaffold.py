@@ -108,7 +108,7 @@ class Scaffold(CrossEntropy):
 
     def _corrected(self, turn: ClientTurn) -> list[str]:
         received = received_parameters(turn, self.context.space)
-        return [name for name in received if statistic(VARIATE, name) in turn.received]
+        return [name for name in received if statistic(VARIATE, name) in turn.received and name not in turn.unused]
 
     def _own(self, turn: ClientTurn, name: str) -> Tensor:
         """c_k of a tensor; zero before the client's first turn."""

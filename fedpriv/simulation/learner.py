@@ -20,14 +20,24 @@ class ResidentLearner:
 
     Args:
         lr: the learning rate, or what it rises to in ``warmup`` steps.
+        unused: parameters that no gradient reaches; nothing else, such as weight decay or noise, moves them either.
     """
 
-    def __init__(self, resident: Resident, phase: Phase, train: TrainConfig, lr: float, warmup: int = 0) -> None:
+    def __init__(
+        self,
+        resident: Resident,
+        phase: Phase,
+        train: TrainConfig,
+        lr: float,
+        warmup: int = 0,
+        unused: frozenset[str] = frozenset(),
+    ) -> None:
         self.resident, self.row, self.grad, self.lr = resident, resident.row, resident.grad, lr
         self.trains = phase.trains
         self._clip, self._accumulate, self._half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
-        self._grads = [grad for _, _, grad in resident.parts(phase.trains)]
-        self._optimiser = resident.optimiser(phase.trains, train, lr)
+        self._all_grads = [grad for _, _, grad in resident.parts(phase.trains)]
+        self._grads = [grad for _, _, grad in resident.parts(phase.trains, unused)]
+        self._optimiser = resident.optimiser(phase.trains, train, lr, unused)
         self._warmup, self._full_lr, self._taken = warmup, lr, 0
         if warmup:
             self._warm()
@@ -83,7 +93,7 @@ class ResidentLearner:
             group["lr"] = self.lr
 
     def _forget(self) -> None:
-        for grad in self._grads:
+        for grad in self._all_grads:
             grad.zero_()
 
 

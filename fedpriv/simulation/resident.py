@@ -65,7 +65,7 @@ class Resident:
         self._frozen: Resident | None = None
         self._companion: Resident | None = None
         self._trained: frozenset[str] | None = None
-        self._flat: dict[frozenset[str], list[tuple[str, Tensor, Tensor]]] = {}
+        self._flat: dict[tuple[frozenset[str], frozenset[str]], list[tuple[str, Tensor, Tensor]]] = {}
 
     @property
     def frozen(self) -> Resident:
@@ -97,21 +97,31 @@ class Resident:
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name.partition(".")[0] in roles)
 
-    def parts(self, roles: frozenset[str]) -> list[tuple[str, Tensor, Tensor]]:
-        """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are."""
-        if roles not in self._flat:
-            self._flat[roles] = [
-                (kind, self.row[part], self.grad[part]) for kind in ("weight", "bias") for part in self.space.slices(roles, kind)
-            ]
-        return self._flat[roles]
+    def parts(self, roles: frozenset[str], unused: frozenset[str] = frozenset()) -> list[tuple[str, Tensor, Tensor]]:
+        """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are.
 
-    def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float) -> FlatSGD | torch.optim.Optimizer:
-        """A fresh optimiser over the roles' slices of the row."""
+        Args:
+            unused: parameters that are left out.
+        """
+        key = (roles, unused)
+        if key not in self._flat:
+            entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]
+            self._flat[key] = [
+                (kind, self.row[part], self.grad[part])
+                for kind in ("weight", "bias")
+                for part in self.space.spans(entry.name for entry in entries if entry.kind == kind)
+            ]
+        return self._flat[key]
+
+    def optimiser(
+        self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()
+    ) -> FlatSGD | torch.optim.Optimizer:
+        """A fresh optimiser over the roles' slices of the row, but those of the parameters ``unused``."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
         if config.optimizer == "sgd":
-            return FlatSGD([(row, grad, decay[kind]) for kind, row, grad in self.parts(roles)], lr, config.momentum)
+            return FlatSGD([(row, grad, decay[kind]) for kind, row, grad in self.parts(roles, unused)], lr, config.momentum)
         groups = []
-        for kind, row, grad in self.parts(roles):
+        for kind, row, grad in self.parts(roles, unused):
             flat = row.detach()
             flat.grad = grad
             groups.append({"params": [flat], "weight_decay": decay[kind]})

@@ -230,7 +230,7 @@ class Turn:
     def _learner_on(self, resident: Resident, phase: Phase) -> ResidentLearner:
         # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
         train, warms = self.config.train, self._purpose == "train"
-        return ResidentLearner(resident, phase, train, self._lr(phase), train.warmup_steps if warms else 0)
+        return ResidentLearner(resident, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
 
     def _lr(self, phase: Phase) -> float:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)

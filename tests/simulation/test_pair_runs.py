@@ -1,0 +1,249 @@
+"""Runs on image-text pairs, among clients of which some have no texts and some no images."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.data.pools import Paired
+from fedpriv.methods import base
+from fedpriv.samples import Pairs, without
+from fedpriv.simulation import computed_once
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.payloads import PayloadStore
+from fedpriv.simulation.setup import Federation
+from fedpriv.wire import STATISTIC, tensor_of
+from tests.simulation.processes import Process, die_at
+from tests.simulation.small import computed, facts, flags, play, simulation
+from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
+
+PRIVATE = {"privacy.level": "sample", "privacy.noise": 1.0}
+ALL_PAYLOADS = {"wire.keep_payloads": "all"}
+NOBODY_LACKS = {"data.image_only": 0.0, "data.text_only": 0.0}
+LEARNS = {"train.optimizer": "adam", "train.lr": 0.003, "train.local_epochs": 5}
+WITH_BATCHNORM = {"model.backbone": "resnet9_narrow"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pairs_folder(tmp_path_factory.mktemp("pairs") / "pairs")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def played(path: Path, method: str, **settings: Any) -> Simulation:
+    run = simulation(path, method, **settings)
+    run.start()
+    list(run.rounds())
+    return run
+
+
+def unused(name: str, lacking: str | None) -> bool:
+    """Whether a tensor, or a statistic of one, is of a branch that nothing of the client's goes through."""
+    full = tensor_of(name) if name.startswith(STATISTIC) else name
+    return lacking is not None and (full or "").startswith(f"encoder.{lacking}.")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: Path, method: str) -> None:
+    overrides = pairs(folder, **{"train.rounds": 3}, **(WITH_BATCHNORM if method == "fedbn" else {}))
+    play(tmp_path / "whole", method, **overrides)
+    run = tmp_path / "run"
+    command = ["train", *flags(method, **overrides), "--run-dir", run]
+    for path in ("round-000001", "server-000002"):
+        ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, True, path)).wait()
+        assert ended.code < 0, ended.err
+        command = ["resume", run]
+    ended = Process(tmp_path, *command).wait()
+    assert ended.code == 0 and facts(run)["status"] == "finished", ended.err
+    assert computed(run) == computed(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"])
+def test_nobody_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
+    """Of any method: neither tensors of that branch, nor statistics of them."""
+    outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS))
+    assert outcome.summary is not None and outcome.summary["accuracy"] is not None
+    data = simulation(tmp_path / "again", method, **pairs(folder)).federation.data
+    kept = PayloadStore(outcome.folder.payloads)
+    lacks = [data.lacking(client) for client in range(5)]
+    assert sorted(map(str, lacks)) == ["None", "None", "image", "text", "text"]
+    seen = dict.fromkeys(lacks, 0)
+    for round in kept.rounds():
+        for client in kept.clients(round):
+            names = kept.upload(round, client).schema
+            assert not any(unused(name, lacks[client]) for name in names)
+            for there in {"image", "text"} - {lacks[client]}:
+                assert any(name.startswith(f"encoder.{there}.") for name in names)
+            seen[lacks[client]] += 1
+    assert all(count for count in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    [*((method, {}) for method in ("fedavg", "scaffold", "feddyn", "apfl", "local")), ("fedavg", PRIVATE), ("feddyn", PRIVATE)],
+)
+def test_a_branch_that_nothing_goes_through_stays_as_it_is(
+    tmp_path: Path, folder: Path, method: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are decayed, corrected and noised where they learn, and BatchNorm counts what it sees: not here."""
+    decay = {"train.weight_decay": 0.1, "train.weight_decay_bias": 0.1, **({} if extra else WITH_BATCHNORM)}
+    run = simulation(tmp_path / "run", method, **pairs(folder, **decay, **extra))
+    space, seen = run.federation.resident.space, 0
+    kind = type(run.federation.method)
+    keep = kind.keep
+
+    def looked_at(method: Any, turn: Any) -> Any:
+        nonlocal seen
+        for name in turn.unused:
+            assert torch.equal(space.view(turn.row, name), space.view(turn.start, name)), name
+        seen += len(turn.unused)
+        return keep(method, turn)
+
+    monkeypatch.setattr(kind, "keep", looked_at)
+    run.start()
+    list(run.rounds())
+    assert seen > 0
+
+
+def test_a_round_of_clients_without_texts_leaves_the_text_branch(tmp_path: Path, folder: Path) -> None:
+    data = simulation(tmp_path / "data", "fedavg", **pairs(folder)).federation.data
+    alone = [client for client in range(5) if data.lacking(client) == "text"]
+    schedule = {"train.selection": "schedule", "train.schedule": [alone], "train.rounds": 1, "train.participation": None}
+    run = played(tmp_path / "run", "fedavg", **pairs(folder, **schedule))
+    space = run.federation.resident.space
+    for name in space.names:
+        same = torch.equal(space.view(run.server.row, name), space.view(run.federation.initial, name))
+        assert same == name.startswith("encoder.text."), name
+
+
+def test_where_nobody_lacks_anything_the_option_is_not_there(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit the run of a program without it."""
+    play(tmp_path / "with", "scaffold", **pairs(folder, **NOBODY_LACKS))
+    play(tmp_path / "lacking", "scaffold", **pairs(folder, **{"data.image_only": 0.2, "data.text_only": 0.0}))
+    monkeypatch.setattr(base, "complete", lambda *anything: None)
+    monkeypatch.setattr(Federation, "unused", lambda self, client: frozenset())
+    monkeypatch.setattr("fedpriv.data.federated.without", lambda inputs, modality: inputs)
+    play(tmp_path / "without", "scaffold", **pairs(folder, **NOBODY_LACKS))
+    assert computed(tmp_path / "with") == computed(tmp_path / "without") != computed(tmp_path / "lacking")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method: str) -> None:
+    run = played(tmp_path / "run", method, **pairs(folder, **LEARNS))
+    resident, data = run.federation.resident, run.federation.data
+    accuracies = run.progress.record["per_client"]["accuracy"]
+    differ = 0
+    for client in range(5):
+        resident.space.pack(run.federation.method.client_state(run.server, run._private(client)), resident.row)
+        resident.net.eval()
+        index = data.indices("test", client)
+        picked = data.pick("test", index)
+        assert isinstance(picked.inputs, Pairs)
+        shares = []
+        for lacking in (None, "image", "text"):
+            with torch.no_grad():
+                logits = resident.net(without(picked.inputs, lacking)).logits  # type: ignore[arg-type]
+            shares.append(float((logits.argmax(1) == picked.labels).double().mean()))
+        expected = dict(zip((None, "image", "text"), shares, strict=True))
+        assert accuracies[client] == pytest.approx(expected[data.lacking(client)])
+        differ += len(set(shares)) > 1
+    assert differ  # or it would not matter
+
+
+def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> None:
+    run = played(tmp_path / "run", "fedavg", **pairs(folder, **LEARNS))
+    metrics, resident = run.progress.record["metrics"], run.federation.resident
+    resident.row.copy_(run.server.row)
+    resident.net.eval()
+    everything = run.federation.data.pick("server", torch.arange(40))
+    for name, lacking in (("", None), ("_images_alone", "text"), ("_texts_alone", "image")):
+        with torch.no_grad():
+            logits = resident.net(without(everything.inputs, lacking)).logits  # type: ignore[arg-type]
+        assert metrics[f"global_accuracy{name}"] == pytest.approx(float((logits.argmax(1) == everything.labels).double().mean()))
+
+
+def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Path, folder: Path) -> None:
+    """With everybody in each round: of a branch, of those who go through it; of the rest, of all."""
+    run = played(tmp_path / "run", "scaffold", **pairs(folder))
+    stored = [run._stored(client) or {} for client in range(5)]
+    checked = set()
+    for name, variate in run.server.memory.items():
+        full = str(tensor_of(name))
+        have = [client for client in range(5) if not unused(full, run.federation.data.lacking(client))]
+        own = [stored[client][f"scaffold.variate/{full}"] for client in have]
+        torch.testing.assert_close(variate, torch.stack(own).mean(0), rtol=1e-4, atol=1e-6)
+        checked.add(len(have))
+    assert checked == {3, 4, 5}
+
+
+@pytest.mark.parametrize("level", ["sample", "client"])
+def test_private(tmp_path: Path, folder: Path, level: str) -> None:
+    outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 1.0}))
+    assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
+
+
+@pytest.mark.parametrize("tune", ["lora", "head"])
+def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = computed_once.computed_once
+
+    def counted(frozen: Any, inputs: Any, device: Any, compute: Any) -> torch.Tensor:
+        def counting() -> torch.Tensor:
+            found: torch.Tensor = compute()
+            seen.append(len(found))
+            return found
+
+        return real(frozen, inputs, device, counting)
+
+    monkeypatch.setattr(computed_once, "computed_once", counted)
+    options = pairs(folder, **WITH_BATCHNORM, **{"model.tune": tune})
+    for name in ("one", "two"):
+        play(tmp_path / name, "fedavg", **options)
+        assert sorted(seen) == ([40, 80] if tune == "lora" else [40, 40, 80, 80])
+    assert computed(tmp_path / "one") == computed(tmp_path / "two")
+    run = simulation(tmp_path / "three", "fedavg", **options)
+    names = run.federation.resident.space.names
+    assert "encoder.image.fc.weight" in names and not any(name.startswith("encoder.image.encoder.") for name in names)
+    assert all("lora_" in name for name in names if name.startswith("encoder.text.encoder."))
+    pool = run.federation.prepared.train
+    assert isinstance(pool, Paired)
+    first = pool.pick(slice(0, 2)).image
+    assert first is not None and first.shape == (2, 64)
+
+
+def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder: Path) -> None:
+    plain, changed = (
+        played(tmp_path / name, "fedavg", **pairs(folder, **{"data.augment": name, "data.text_only": 0.4}))
+        for name in ("none", "flip_jitter_rotate")
+    )
+    space = plain.federation.resident.space
+    texts_alone = [client for client in range(5) if plain.federation.data.lacking(client) == "image"]
+    assert len(texts_alone) == 2 and not torch.equal(plain.server.row, changed.server.row)
+    one, other = (
+        played(
+            tmp_path / f"{name} texts",
+            "fedavg",
+            **pairs(
+                folder,
+                **{
+                    "data.augment": name,
+                    "data.text_only": 0.4,
+                    "train.selection": "schedule",
+                    "train.schedule": [texts_alone] * 2,
+                    "train.participation": None,
+                },
+            ),
+        )
+        for name in ("none", "flip_jitter_rotate")
+    )
+    assert torch.equal(one.server.row, other.server.row) and space.size == len(one.server.row)
