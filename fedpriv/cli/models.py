@@ -9,6 +9,13 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 
+_OF_TEXTS = (
+    "Texts: the model transformer, around any encoder of transformers by hub name or folder, minilm or tiny (--encoder); what of "
+    "it learns, --tune says.\n"
+    "Image-text pairs: the model fusion, of such an encoder and any classifier of torchvision, or a net above without pretrained "
+    "weights (model.backbone)."
+)
+
 
 def _width_or_none(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
     if value.lower() == "none":
@@ -66,4 +73,5 @@ def models(projection: int | None) -> dict[str, Any]:
         texts = [f"{parameters:,}\n[dim]{size / 1e6:.3f} MB[/dim]" if parameters else "-" for parameters, size in cells]
         table.add_row(row["name"], f"{shape_text(row['input_shape'])}, {row['classes']}", *texts)
     console().print(table)
+    console().print(_OF_TEXTS, markup=False)
     return {"models": rows}

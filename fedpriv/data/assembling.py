@@ -111,6 +111,10 @@ def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], 
         if values.null_count:
             raise FedprivError(f"{table.origin} has {values.null_count} rows without a label in column {column!r}")
     values = [array.to_numpy() for array in raw]
+    for table, array in zip(tables, values, strict=True):
+        blank = [row for row, value in enumerate(array) if not str(value).strip()] if array.dtype == object else []
+        if blank:
+            raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {column!r} is empty")
     feature = tables[0].features[column]
     if isinstance(feature, datasets.ClassLabel):
         classes = tuple(feature.names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import Any
@@ -56,7 +58,8 @@ def _classifier(name: str, pretrained: bool) -> Any:
     from torchvision.models import get_model
 
     try:
-        return get_model(name, weights="DEFAULT" if pretrained else None)
+        with redirect_stdout(sys.stderr):  # where it says that it downloads
+            return get_model(name, weights="DEFAULT" if pretrained else None)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise UsageError(
             f"torchvision's weights of {name} cannot be loaded ({(str(error).strip() or type(error).__name__).splitlines()[0]}); "
