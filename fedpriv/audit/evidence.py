@@ -20,7 +20,7 @@ from fedpriv.audit.victim import Victim, cut
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.encoding import decoded, is_model
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.samples import Modality
 from fedpriv.simulation.payloads import PayloadStore
@@ -131,6 +131,17 @@ class Evidence:
     def public_texts(self) -> Tensor:
         """Token ids ``(m, L)`` of the test split."""
         return self._tokens(self._texts()[1])
+
+    def whole_clients(self, round: int) -> list[int]:
+        """The clients with a kept message of that round that have all that the run's samples are made of: of pairs, both halves.
+
+        Raises:
+            FedprivError: there is none.
+        """
+        found = [client for client in self.store.clients(round) if self.federation.data.lacking(client) is None]
+        if not found:
+            raise FedprivError(f"round {round}: every client whose message was kept lacks the images or the texts")
+        return found
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

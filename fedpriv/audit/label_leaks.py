@@ -86,9 +86,9 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     The server plays turns on public data (the data set's test split) with label sets that it chose, and learns from them.
 
     Raises:
-        FedprivError: too many of the turns diverged.
+        FedprivError: too many of the turns diverged, or no client is like the shadows.
     """
-    clients = evidence.store.clients(round)
+    clients = evidence.whole_clients(round)  # as the shadows are
     messages = [evidence.message(round, client) for client in clients]
     download, federation = evidence.store.download(round), evidence.federation
     assert download is not None

@@ -67,11 +67,15 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
 def conditions(evidence: Evidence) -> list[str]:
     """What was on that makes an attack harder by accident, or easier."""
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
+    encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
     modules = list(net.modules())
     drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
     said = [
         "no augmentation" if augment == "none" else f"augmentation {augment}: clients trained on altered copies of the originals"
     ]
+    if encoder is not None:
+        learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
+        said.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
     said.append(f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout")
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
         said.append("BatchNorm: attacks work in evaluation mode, the client trained with the statistics of its batches")

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from attacks.scores import RECOVERED
 from fedpriv.audit import charts, formats, words
+from fedpriv.audit.text_verdict import best_reading
 from fedpriv.errors import FedprivError
 
 Found = Mapping[str, Any]
@@ -72,7 +73,8 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role, "contradicts": _contradicts}
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {"labels_found": _labels_found, "best_membership": _best_membership, "is_best": _is_best}
-    made.globals |= {"keys_of": _keys_of, "because": _because}
+    made.globals |= {"keys_of": _keys_of, "because": _because, "best_reading": best_reading}
+    made.globals |= {"holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
 
@@ -95,6 +97,21 @@ def _because(run: Found, part: str) -> str:
     """The end of a sentence on a part without findings: why, where the findings say it."""
     reason = (run.get("not_tried") or {}).get(part)
     return f": {reason}." if reason else "."
+
+
+def _holds(run: Found, modality: str) -> bool:
+    """Whether the run's samples are of that kind; those of older audits are images."""
+    return modality in run.get("modalities", ["image"])
+
+
+def _of_images(runs: Iterable[Found]) -> list[Found]:
+    """Those that were trained on images alone."""
+    return [run for run in runs if not _holds(run, "text")]
+
+
+def _of_texts(runs: Iterable[Found]) -> list[Found]:
+    """Those that were trained on texts, or on images and texts."""
+    return [run for run in runs if _holds(run, "text")]
 
 
 def _contradicts(epsilon: Found) -> bool:

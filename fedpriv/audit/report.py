@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,7 +17,10 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from attacks.controls import Control
 from attacks.lab import attackers, run_controls
+from attacks.text_controls import text_controls
+from attacks.text_registry import text_attack
 from fedpriv.audit.page import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.config import RunConfig, parse
@@ -28,6 +31,7 @@ Say = Callable[[str], None]
 FILES = ("audit.html", "audit.md", "audit.json")
 CONTROLLED = ("idlg", "head-free", "analytic")
 """Attackers whose controls stand for the harness: with the last layer, without it, and without any optimisation."""
+CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
 def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
@@ -42,9 +46,8 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         FedprivError: a control failed; then nothing can be said.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    for run_dir in run_dirs:  # before hours of work on the others
-        check(run_dir)
-    controls = _controls(options.seed, say)
+    configs = [check(run_dir)[0].config for run_dir in run_dirs]  # before hours of work on the others
+    controls = _controls({"image" if config.model.encoder is None else "text" for config in configs}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]
     for run in runs:
@@ -82,12 +85,17 @@ def write(audited: Audited, folder: Path) -> None:
         raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}") from None
 
 
-def _controls(seed: int, say: Say) -> list[dict[str, Any]]:
-    """The controls of the harness, run anew with every audit."""
+def _controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:
+    """The controls of the harness, run anew with every audit: of the attacks on what its runs were trained on."""
+    tried: dict[str, Callable[[], list[Control]]] = {}
+    if "image" in modalities:
+        tried |= {name: lambda name=name: run_controls(attackers(name, 0)[0], seed) for name in CONTROLLED}  # type: ignore[misc]
+    if "text" in modalities:
+        tried |= {name: lambda name=name: text_controls(text_attack(name)(), seed) for name in CONTROLLED_ON_TEXTS}  # type: ignore[misc]
     found = []
-    for name in CONTROLLED:
+    for name, run in tried.items():
         say(f"controls of {name}")
-        for control in run_controls(attackers(name, 0)[0], seed):
+        for control in run():
             if not control.passed:
                 raise FedprivError(f"a control failed, so nothing can be said: {control.sentence}")
             found.append({"attacker": name, **vars(control)})

@@ -17,8 +17,13 @@ from fedpriv.audit.membership import Membership, membership
 from fedpriv.audit.pictures import grid
 from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.statistics import exposed, listed
+from fedpriv.audit.target import BESIDE_TEXTS
+from fedpriv.audit.text_recovery import Read, on_single_texts
+from fedpriv.audit.text_recovery import on_message as on_texts_of
+from fedpriv.audit.text_verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.samples import Modality
 
 Say = Callable[[str], None]
 
@@ -76,8 +81,10 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     name, pictures = evidence.folder.path.name, {}
     say("what left the clients")
     findings = _facts(evidence, summary)
+    findings["not_tried"] = {}
+    findings["texts"] = _on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
     attacks = []
-    for attacked in _attacked(evidence, options, say):
+    for attacked in _on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-client-{attacked.client}.png"
         rows = attacked.pictures()
         if rows:
@@ -85,9 +92,10 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
         attacks.append(attacked.described(picture if rows else None))
     findings["attacks"] = attacks
     findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single image")}
+    findings["best_of_texts"] = {kind: _best_of_texts(findings["texts"], kind) for kind in ("message", "single text")}
     say("labels")
     findings["labels"] = [labels_of(evidence, round, client) for round, client in evidence.messages()]
-    findings["label_shadow"], findings["not_tried"] = None, {}
+    findings["label_shadow"] = None
     first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
     if options.label_shadows:
         say(f"labels: {options.label_shadows} shadow clients")
@@ -96,7 +104,8 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
         except FedprivError as error:
             findings["not_tried"]["label_shadow"] = str(error)
     findings["centers"] = []
-    for round, client in dict.fromkeys((round, evidence.store.clients(round)[0]) for round in (first, last)):
+    of_centers = [(round, evidence.store.clients(round)[0]) for round in (first, last)]
+    for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
         say(f"class centres of round {round}")
         if (inverted := inverted_centers(evidence, round, client, options.seed)) is not None:
             picture = f"{name}-centers-round-{round}-client-{client}.png"
@@ -104,9 +113,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
             findings["centers"].append(inverted[0] | {"pictures": picture})
     findings["membership"], lower = [], None
     if options.membership_shadows:
-        clients = evidence.store.clients(last)
-        say(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
         try:
+            clients = evidence.whole_clients(last)
+            say(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
             found = membership(evidence, last, clients, options.membership_shadows, options.seed)
         except FedprivError as error:
             findings["not_tried"]["membership"] = str(error)
@@ -119,12 +128,34 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     return Audited(findings, pictures)
 
 
-def _attacked(evidence: Evidence, options: AuditOptions, say: Say) -> list[Attacked]:
-    rounds = evidence.store.rounds()
-    spread = sorted({rounds[i * (len(rounds) - 1) // max(1, options.messages - 1)] for i in range(options.messages)})
-    chosen = [(round, evidence.store.clients(round)[0]) for round in spread]
+def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
+    """(round, client) of so many messages: of the kept rounds, evenly, the first kept client of each that holds such samples."""
+    rounds, data = evidence.store.rounds(), evidence.federation.data
+    spread = sorted({rounds[i * (len(rounds) - 1) // max(1, messages - 1)] for i in range(messages)})
+    holders = {round: [client for client in evidence.store.clients(round) if data.lacking(client) != holding] for round in spread}
+    return [(round, clients[0]) for round, clients in holders.items() if clients]
+
+
+def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[Attacked]:
+    if "text" in evidence.modalities:
+        not_tried["images"] = BESIDE_TEXTS
+        return []
+    chosen = _chosen(evidence, options.messages, "image")
     found = [on_message(evidence, round, client, options.seed, say) for round, client in chosen]
     return [*found, on_single_images(evidence, *chosen[0], options.seed, say)]
+
+
+def _on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[dict[str, Any]]:
+    chosen = _chosen(evidence, options.messages, "text")
+    if not chosen:
+        not_tried["texts"] = "no client whose message was kept has texts"
+        return []
+    found: list[Read] = [on_texts_of(evidence, round, client, options.seed, say) for round, client in chosen]
+    try:
+        found.append(on_single_texts(evidence, *chosen[0], options.seed, say))
+    except FedprivError as error:
+        not_tried["texts"] = str(error)
+    return [one.described() for one in found]
 
 
 def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +170,7 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "paper": federation.method.paper,
         "dataset": Path(config.data.name).name,
         "model": config.model.name,
+        "modalities": list(evidence.modalities),
         "seed": config.seed,
         "clients": config.data.clients,
         "participants": config.participants_of(config.data.clients),
@@ -171,6 +203,15 @@ def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
         return None
     attack, best = max(tried, key=lambda pair: (pair[1]["success"][LIMIT]["share"], -pair[1]["mse_median"]))
     return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"][LIMIT]}
+
+
+def _best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    tried = [(read, best) for read in texts if read["kind"] == kind and (best := best_reading(read)) is not None]
+    if not tried:
+        return None
+    read, best = max(tried, key=lambda pair: pair[1]["recall"])
+    figures = {name: best[name] for name in ("attacker", "recall", "precision", "exact")}
+    return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
 
 
 def _membership(found: Membership) -> list[dict[str, Any]]:

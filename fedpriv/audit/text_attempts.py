@@ -68,7 +68,8 @@ class TextAttempt:
     Attributes:
         ids: the sentences it made ``(n, L)``, each beside the true one that it stands for; ``None`` where it tells no order.
         refused: messages on which it could not be mounted; for these nothing was found.
-        inapplicable: why it could not be mounted on any; then only ``left`` is there.
+        inapplicable: why it was not mounted on any; then the others are ``None``.
+        left: where it could not be mounted, what the messages tell yet.
     """
 
     attacker: TextAttacker
@@ -83,8 +84,10 @@ class TextAttempt:
 def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextAttempt:
     """Mount the attack on one message after the other, and score all together."""
     observe = target.statistics[attacker.what] if attacker.what else target.observe
-    if reason := not_tried(attacker, target):
-        return TextAttempt(attacker, inapplicable=reason, left=what_is_left(observe, target))
+    if target.unreadable:
+        return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
+    if attacker.attack.name in SEEKS and (reason := _not_tried(target)):
+        return TextAttempt(attacker, inapplicable=reason)
     found: list[TextReconstruction | str] = []
     try:
         for observation in observe(attacker.threat):
@@ -98,18 +101,6 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     scores = score_text(whole, target.ids, target.labels, target.facts)
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
     return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made))
-
-
-def not_tried(attacker: TextAttacker, target: TextTarget) -> str | None:
-    """Why an attack is not tried on a target whatever its messages hold."""
-    size = len(target.ids) // target.messages
-    if target.unreadable or attacker.attack.name not in SEEKS:
-        return target.unreadable
-    if target.beside:
-        return f"not tried: the net reads {target.beside} beside each text, which this attack does not look for"
-    if size > MOST:
-        return f"not tried: {size} sentences behind one message, and the budget is for {MOST} at once"
-    return None
 
 
 def what_is_left(observe: Observe, target: TextTarget) -> Left:
@@ -126,6 +117,14 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
             right["total"] += total_tokens(observation) == int(own.sum())
     counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
     return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
+
+
+def _not_tried(target: TextTarget) -> str | None:
+    """Why whole sentences are not looked for, whatever the messages hold."""
+    if target.beside:
+        return f"not tried: the net reads {target.beside} beside each text, which this attack does not look for"
+    size = len(target.ids) // target.messages
+    return f"not tried: {size} sentences behind one message, and the budget is for {MOST} at once" if size > MOST else None
 
 
 def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.scores import RECOVERED
+from fedpriv.audit.text_verdict import of_texts
 
 Found = Mapping[str, Any]
 LIMIT = f"{RECOVERED:g}"
@@ -16,6 +17,9 @@ def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
     said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
     said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
+    said += of_texts(run.get("texts") or [])
+    if reason := (run.get("not_tried") or {}).get("images"):
+        said.append(f"No attack was mounted on the images, which says nothing about what messages give away of them: {reason}.")
     return [
         *said,
         *_exposed(run.get("statistics")),

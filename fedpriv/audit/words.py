@@ -5,14 +5,19 @@ RECOVERED = (
     "clipping, is below {limit:g}. The baselines beside each attack say what guesses reach on these very images: an attack that "
     "does no better than a guess has found nothing."
 )
+READ = (
+    "A token of a text counts as found if an attack names it among those of the message; the special tokens that every text "
+    "has do not count. ROUGE-L is the share of a sentence that was found in the right order. The random words beside each attack "
+    "have the true lengths and the frequencies of public texts: an attack that does no better has found nothing."
+)
 READING = (
     "The attacks read the sealed messages of these runs, byte for byte as they crossed the wire, and what the threat model adds.",
     "A failure is a statement about an attack and its budget, not about the data: another attacker, more steps, more messages or "
     "better prior knowledge may find what these did not.",
-    "Only messages that the run kept were attacked, and not always all of them; shares are of their images, not of all "
-    "images of all clients.",
-    "Intervals are 95 % Wilson intervals over images. They cover the draw of the images, not that of the seed or of the run.",
-    "The easiest case (clients with a single image, played by the audit with the run's own turn and defences) shows what the "
+    "Only messages that the run kept were attacked, and not always all of them; shares are of the samples behind them, not of "
+    "all samples of all clients.",
+    "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run.",
+    "The easiest case (clients with a single sample, played by the audit with the run's own turn and defences) shows what the "
     "same attackers reach where it suits them; it is not what crossed the wire.",
 )
 GLOSSARY = {
@@ -29,6 +34,8 @@ GLOSSARY = {
     "MSE": "Mean squared error: the mean over pixels of the squared difference of two images; 0 is identical.",
     "PSNR": "Peak signal-to-noise ratio in decibels: the MSE on a logarithmic scale; 20 dB is an MSE of 0.01, more is closer.",
     "SSIM": "Structural similarity: compares local brightness, contrast and structure; 1 is identical, about 0 is unrelated.",
+    "token": "A word or a part of one, as the text encoder's public table has them.",
+    "ROUGE-L": "How much of two sentences is the same in the same order, from 0 to 1: their longest common subsequence.",
     "Wilson interval": "A range for the true share, given that so many of so few cases succeeded; where 0 of 72 did, "
     "up to 5 % remains compatible with it.",
     "membership inference": "Telling whether a given sample was among those a client trained on.",

@@ -1,0 +1,60 @@
+"""What may be said of the texts behind a run's messages, in sentences, as :mod:`fedpriv.audit.verdict` does for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Found = Mapping[str, Any]
+
+
+def best_reading(read: Found) -> Found | None:
+    """The attempt that got most sentences right; of equals the one nearest to them, then the one that named most tokens."""
+    made = [one for one in read["attempts"] if not one["inapplicable"]]
+    return max(made, key=_merit, default=None)
+
+
+def of_texts(texts: Sequence[Found]) -> list[str]:
+    """A sentence on each target."""
+    return [(_message if one["kind"] == "message" else _easiest)(one) for one in texts]
+
+
+def _merit(one: Found) -> tuple[float, float, float]:
+    exact, recall, precision = one["exact"], one["recall"] or 0.0, one["precision"] or 0.0
+    return (exact["share"] if exact else 0.0, one["rouge_l"] or 0.0, recall * precision)
+
+
+def _message(read: Found) -> str:
+    where = f"client {read['client']}'s message of round {read['round']}, {read['texts']} training texts behind it"
+    best = best_reading(read)
+    if best is None:
+        return f"No attack on texts was mounted on {where}: {_reasons(read)}."
+    said = f"{best['attacker']} read off {where}: {_named(best)} (random words: {_named(read['baseline'])})"
+    return f"{said}; {_sentences(best)}."
+
+
+def _easiest(read: Found) -> str:
+    case = f"From clients that hold a single text (played by the audit, defences included; round {read['round']})"
+    best = best_reading(read)
+    if best is None:
+        return f"{case} no attack on texts could be mounted: {_reasons(read)}."
+    return f"{case}, {best['attacker']} read {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."
+
+
+def _named(found: Found) -> str:
+    if found["precision"] is None:
+        return "no token"
+    return f"{found['recall']:.0%} of the tokens, {found['precision']:.0%} of those named being right"
+
+
+def _sentences(best: Found) -> str:
+    if best["exact"] is None:
+        return "it does not tell their order"
+    return f"{best['exact']['successes']} of {best['exact']['n']} sentences are right word for word"
+
+
+def _reasons(read: Found) -> str:
+    """Why nothing was mounted, which says nothing about what a message gives away, and what it was seen to give away."""
+    reasons = "; ".join(dict.fromkeys(one["inapplicable"] for one in read["attempts"]))
+    left = next((one["left_says"] for one in read["attempts"] if one["left_says"]), "")
+    return f"{reasons}; {left}" if left else reasons
