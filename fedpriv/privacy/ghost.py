@@ -70,11 +70,14 @@ class GhostGradients(ClippedSums):
             outputs = self._net(samples, self._from_features)
             losses: Tensor = vmap(self._of_one)(labels, fields_of(outputs), {n: fields_of(out) for n, out in teachers.items()})
             trained = list(self._trained.values())
-            torch.autograd.grad(losses.sum(), trained, retain_graph=True)
+            reached = torch.autograd.grad(losses.sum(), trained, retain_graph=True, allow_unused=True)
+            for parameter, gradient in zip(trained, reached, strict=True):
+                if gradient is None:  # no hook was there: it would have the norms of the batch before
+                    parameter._norm_sample = torch.zeros_like(losses)
             norms: Tensor = hooks.get_norm_sample().detach()
             hooks.disable_hooks()
             factors = (self._clip / norms).clamp(max=1.0)
-            total = torch.autograd.grad((factors * losses).sum(), trained)
+            total = torch.autograd.grad((factors * losses).sum(), trained, allow_unused=True, materialize_grads=True)
         finally:
             hooks.cleanup()
         return dict(zip(self._trained, total, strict=True)), losses.detach(), norms

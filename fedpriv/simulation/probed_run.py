@@ -45,6 +45,8 @@ def probe_run(
     federation = build(config.model_copy(update={"device": device or config.device}))
     require_encoder(federation.method)
     resident, own = federation.resident, federation.dataset
+    if own.texts is not None:
+        raise UsageError(f"a probe looks at encoders of images, and {run_dir} was trained on {own.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
     on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
     train, test = samples(on, own.input_shape, resident.device)

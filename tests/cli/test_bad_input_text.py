@@ -156,6 +156,13 @@ def test_models_names_the_encoders_of_texts(fedpriv: Fedpriv) -> None:
     assert all(word in said for word in ("transformer", "fusion", "minilm", "torchvision"))
 
 
+@pytest.mark.parametrize("arguments", ["--dataset texts.csv --encoder tiny", f"--dataset ./pairs {PAIRS}"])
+def test_a_probe_of_a_run_on_texts(samples: list[str], fedpriv: Fedpriv, arguments: str) -> None:
+    short = "--clients 2 --partition iid --method fedavg --rounds 1 --local-epochs 1 --tracking-uri none --run-dir run"
+    assert fedpriv("train", *arguments.split(), *short.split()).exit_code == 0
+    assert_refused(fedpriv("probe", "run"), ("a probe looks at encoders of images", "which holds texts"))
+
+
 def test_nothing_waits_for_the_hub(samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     """An encoder that nobody has is missed without a look at the network, where the hub was found not to answer."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it waits for {seconds} s and tries again"))

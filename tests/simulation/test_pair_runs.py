@@ -247,3 +247,19 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
         for name in ("none", "flip_jitter_rotate")
     )
     assert torch.equal(one.server.row, other.server.row) and space.size == len(one.server.row)
+
+
+@pytest.mark.parametrize("tune", ["lora", "head"])
+def test_ghost_clipping_finds_the_same(tmp_path: Path, folder: Path, tune: str) -> None:
+    """Whoever lacks what; without dropout, whose draws differ; the clipping bites."""
+    rows = []
+    for clipping in ("per_sample", "ghost"):
+        options = {**PRIVATE, "privacy.clipping": clipping, "privacy.clip": 0.1, "privacy.noise": 1e-3, "train.rounds": 1}
+        run = simulation(tmp_path / clipping, "fedavg", **pairs(folder, **options, **{"model.tune": tune}))
+        for module in run.federation.resident.net.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        run.start()
+        list(run.rounds())
+        rows.append(run.server.row - run.federation.initial)
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-3, atol=1e-6)
