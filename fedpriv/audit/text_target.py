@@ -158,7 +158,12 @@ def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tenso
 
 
 def _unreadable(facts: TextFacts | None) -> str | None:
-    return None if facts is not None else "nothing of the encoder was sent: the net that learns is fed its features, not words"
+    if facts is not None:
+        return None
+    return (
+        "nothing of the encoder was sent: the net that learns is fed its features, not words, and whether features tell a "
+        "sentence was not tried"
+    )
 
 
 def message(evidence: Evidence, round: int, client: int) -> TextTarget:

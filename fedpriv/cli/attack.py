@@ -36,7 +36,7 @@ OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
     "--n",
     "count",
     type=click.IntRange(1),
-    help="Number of steps, one on each image or batch of texts; default 20, tag and span 5.",
+    help="Number of steps, one on each image or batch of texts; default 20, span 10, tag 2.",
 )
 @click.option("--mask-layers", type=click.IntRange(0, 3), help="Hide the last N fully connected layers; default 0.")
 @click.option("--batch-size", type=click.IntRange(1), help="Of texts: sentences in a step; default 8, tag and span 1.")
