@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attacks.membership import Mask
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.errors import FedprivError
+from fedpriv.samples import Inputs, each, tensors
 from fedpriv.seeding import generator
 from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.setup import Federation
@@ -66,9 +68,12 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
         raise FedprivError(
             f"of the classes of client {client}, no two samples are left that nobody trained on up to round {round}"
         )
-    chosen = _shuffled(torch.cat([members, *outside]), draw)
+    chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
+    pad = 0 if encoder is None else encoder.pad
     return Candidates(
-        _gather(data, chosen), torch.isin(chosen, members).cpu().numpy(), _gather(data, _shuffled(torch.cat(spare), draw))
+        _gather(data, chosen, pad),
+        torch.isin(chosen, members).cpu().numpy(),
+        _gather(data, _shuffled(torch.cat(spare), draw), pad),
     )
 
 
@@ -82,9 +87,21 @@ def _shuffled(positions: Tensor, draw: torch.Generator) -> Tensor:
     return positions[torch.randperm(len(positions), generator=draw).to(positions.device)]
 
 
-def _gather(data: FederatedData, positions: Tensor) -> Split:
+def _gather(data: FederatedData, positions: Tensor, pad: int) -> Split:
     """The samples at positions of the training split followed by the test split, in order."""
     size = len(data.labels("train"))
     trained, tested = data.pick("train", positions[positions < size]), data.pick("server", positions[positions >= size] - size)
+    width = max(_columns(trained.inputs), _columns(tested.inputs))
+    trained, tested = (part._replace(inputs=_widened(part.inputs, width, pad)) for part in (trained, tested))
     order = torch.argsort(torch.cat([(positions < size).nonzero(), (positions >= size).nonzero()]).squeeze(1))
     return trained.followed_by(tested).at(order)
+
+
+def _columns(inputs: Inputs) -> int:
+    """L of the token ids among the inputs; 0 where there are none."""
+    return max((part.shape[1] for part in tensors(inputs).values() if not part.is_floating_point()), default=0)
+
+
+def _widened(inputs: Inputs, width: int, pad: int) -> Inputs:
+    """With token ids ``(n, L)`` filled up to ``width``: the longest sentences of the two splits need not be alike."""
+    return each(inputs, lambda part: part if part.is_floating_point() else F.pad(part, (0, width - part.shape[1]), value=pad))

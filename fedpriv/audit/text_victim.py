@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.observation import Observation, Split, TextFacts, ThreatModel
-from fedpriv.defenses import build_transforms
+from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.text import TextEncoder, Tune, text_encoder
@@ -70,9 +70,9 @@ class TextVictim:
             seed: of the noise.
         """
         parameters = dict(self.net.named_parameters())
-        learn = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        learn = {name: parameters[name] for name in _learning(self.net)}
         weights = {name: parameter.detach() for name, parameter in parameters.items()}
-        linear = [name for name, module in self.net.named_modules() if isinstance(module, nn.Linear)]
+        linear = _linear(self.net)
         for number, (some, true) in enumerate(zip(torch.split(ids, size), torch.split(labels, size), strict=True)):
             trim = getattr(self.net.body, "trim", lambda whole: whole)
             gradients = torch.autograd.grad(F.cross_entropy(self.net(trim(some)), true), list(learn.values()))
@@ -106,7 +106,7 @@ def text_victim(
         transforms: on what is sent, after that.
 
     Raises:
-        UsageError: embeddings are to be masked that are not sent anyway.
+        UsageError: embeddings are to be masked that are not sent anyway, or a mask leaves nothing.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -121,4 +121,13 @@ def text_victim(
             raise UsageError(f"with tune {tune} no embedding is sent, so there is none to mask")
         embeddings = [name for name in (facts.words, facts.positions) if name is not None]
         transforms = [*build_transforms([{"name": "mask", "names": embeddings}]), *transforms]
+    sent_names(_learning(net), transforms, _linear(net))  # refuses a mask that cannot be right
     return TextVictim(net, facts, classes, longest, tuple(transforms))
+
+
+def _learning(net: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
+
+
+def _linear(net: nn.Module) -> list[str]:
+    return [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]

@@ -1,0 +1,148 @@
+"""``fedpriv audit`` of runs on texts and on image-text pairs: what is read, what is refused, and what the pages show."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from attacks.controls import Control
+from attacks.multistep import as_gradient
+from attacks.observation import ThreatModel
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.text_samples import requests
+from fedpriv.cli import main
+from tests.simulation.small import play
+
+QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4")
+TEXTS: dict[str, Any] = {"data.clients": 12, "train.rounds": 1, "train.participation": 0.2, "model.encoder": "tiny"}
+PAIRS: dict[str, Any] = {
+    "data.name": "disaster_synthetic",
+    "data.limit": 200,
+    "data.image_only": 0.3,
+    "data.text_only": 0.2,
+    "data.clients": 10,
+    "model.backbone": "cnn10",
+    "model.pretrained": False,
+    "model.tune": "full",
+    "model.encoder": "tiny",
+    "train.rounds": 1,
+    "train.participation": 0.6,
+}
+ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0}
+Runs = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.audit.text_recovery.EASIEST", 2)
+    passed = [Control("positive", True, "named all", 0.1)]
+    monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
+    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: pytest.fail("no images are attacked"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Finished runs by name, each made once."""
+    folder = tmp_path_factory.mktemp("runs")
+    table = folder / "requests.csv"
+    texts, labels = requests()
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *zip(texts, labels.tolist(), strict=True)])
+    own: dict[str, dict[str, Any]] = {
+        "full": {**TEXTS, **ONE_STEP, "data.name": str(table)},
+        "lora": {**TEXTS, **ONE_STEP, "data.name": str(table), "model.tune": "lora"},
+        "head": {**TEXTS, "data.name": str(table), "model.tune": "head"},
+        "pairs": PAIRS,
+    }
+
+    def run(name: str) -> Path:
+        if not (folder / name).exists():
+            play(folder / name, "fedavg", **own[name])
+        return folder / name
+
+    return run
+
+
+def audited(folder: Path) -> tuple[dict[str, Any], str, str]:
+    """The run's findings, and both pages."""
+    result = CliRunner().invoke(main, ["audit", str(folder), *QUICK, "--json"])
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+    return run, (folder / "audit" / "audit.html").read_text(), (folder / "audit" / "audit.md").read_text()
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_one_step_is_the_gradient_of_the_texts(runs: Runs, tune: str) -> None:
+    """What an attacker is given is what the true texts make, and all it needs to compute it again."""
+    evidence = Evidence(runs(tune))
+    round, client = evidence.messages()[0]
+    seen = evidence.observation(evidence.message(round, client), ThreatModel())
+    assert seen.text is not None and (seen.text.words in seen.shared) == (tune == "full")
+    net = seen.net.eval()
+    parameters = dict(net.named_parameters())
+    assert parameters.keys() == seen.weights.keys(), "what never learns is public"
+    for name, parameter in parameters.items():
+        parameter.data.copy_(seen.weights[name])
+        parameter.requires_grad_(name in seen.shared)
+    for module in net.modules():  # the client trained with dropout, so that only what it hardly touches can be compared
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    ids = evidence.texts(client)
+    loss = torch.nn.functional.cross_entropy(net(ids), evidence.labels(client))
+    learned = {name: parameters[name] for name in seen.shared}
+    expected = dict(zip(learned, torch.autograd.grad(loss, list(learned.values())), strict=True))
+    shared = as_gradient(seen).shared
+    largest = max(expected, key=lambda name: float(expected[name].norm()) if name.startswith("top") else 0.0)
+    likeness = torch.cosine_similarity(shared[largest].flatten(), expected[largest].flatten(), 0)
+    assert float(likeness) > 0.9
+    if tune == "full":
+        used = torch.zeros(len(shared[seen.text.words]), dtype=torch.bool)
+        used[ids.unique()] = True
+        used[seen.text.pad] = False
+        assert torch.equal(shared[seen.text.words].norm(dim=1) > 0, used)
+
+
+def test_a_run_on_texts(runs: Runs) -> None:
+    run, page, text = audited(runs("full"))
+    assert run["modalities"] == ["text"] and run["attacks"] == [] and run["centers"] == []
+    message, easiest = run["texts"]
+    assert (message["kind"], easiest["kind"], easiest["texts"]) == ("message", "single text", 2)
+    tokens = message["attempts"][0]
+    assert tokens["recall"] == tokens["precision"] == 1.0 > message["baseline"]["recall"]
+    assert run["best_of_texts"]["message"]["attacker"] == "tokens"
+    assert run["labels"] and run["membership"]
+    said = " ".join(run["verdict"])
+    assert "tokens read off client" in said and "100% of the tokens" in said and "random words" in said
+    for shown in (page, text):
+        assert "Attacks on texts" in shown and "Attacks on images" not in shown
+        assert tokens["recovered"][0]["true"][0] in shown
+
+
+def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
+    run, page, _ = audited(runs("head"))
+    for read in run["texts"]:
+        assert all("nothing of the encoder was sent" in one["inapplicable"] for one in read["attempts"])
+    assert run["best_of_texts"] == {"message": None, "single text": None}
+    assert "nothing of the encoder was sent" in page
+    assert any("no attack on texts could be mounted" in sentence for sentence in run["verdict"])
+    easiest = run["texts"][-1]["attempts"][0]
+    assert easiest["left"]["labels"]["successes"] == 2, "the head tells the label of a lone sentence"
+
+
+def test_image_text_pairs(runs: Runs) -> None:
+    run, page, text = audited(runs("pairs"))
+    evidence = Evidence(runs("pairs"))
+    assert run["modalities"] == ["image", "text"] and run["attacks"] == []
+    assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
+    tokens, *others = run["texts"][0]["attempts"]
+    assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
+    assert all("an image beside each text" in one["inapplicable"] for one in others)
+    for shown in (page, text, " ".join(run["verdict"])):
+        assert "reads a text beside each image" in shown
