@@ -53,6 +53,18 @@ def test_a_change_with_weight_decay_gives_the_same_tokens(decay: float, known: b
     assert ("decayed" in found.how) == (decay > 0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_most_words_may_occur_where_the_schedule_tells_what_decay_did(momentum: float) -> None:
+    """In a real run a client's sentences can hold most of a small vocabulary, so that no median is that of unused rows."""
+    schedule = Schedule(lr=0.05, steps=40, batch_size=24, momentum=momentum, weight_decay=1e-4)
+    observation, ids, _ = trained([16] * 24, schedule)
+    true = counts_of(ids, SMALL.words, PAD) > 0
+    assert float(true.double().mean()) > 0.6
+    assert torch.equal(find_tokens(observation).present, true) and find_tokens(observation).exact
+    assert not find_tokens(replace(observation, schedule=None)).exact  # and it says so
+    assert not find_tokens(noised(observation, 1e-3)).exact
+
+
 def test_behind_noise_tokens_are_an_estimate_until_it_drowns_them() -> None:
     observation, ids, labels = message([8, 6])
     norms = observation.shared[TEXT.words].norm(dim=1)
