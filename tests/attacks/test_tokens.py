@@ -9,10 +9,11 @@ import torch
 
 from attacks.observation import Schedule
 from attacks.reconstruction import Inapplicable
+from attacks.text_rank import total_tokens
 from attacks.text_reconstruction import counts_of
 from attacks.text_rows import used_rows
 from attacks.text_victims import FIRST, LAST, PAD, SMALL, observe_text
-from attacks.tokens import TokenSet, estimated_counts, find_tokens
+from attacks.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
 from tests.attacks.client import mlp, observe
 from tests.attacks.text_client import TEXT, message, noised, scores, trained, without
 
@@ -103,3 +104,19 @@ def test_images_have_no_tokens() -> None:
     net = mlp()
     with pytest.raises(Inapplicable, match="reads something else"):
         find_tokens(observe(net, {name: p.detach() for name, p in net.named_parameters()}))
+
+
+@pytest.mark.parametrize("total", [11, 16])
+def test_counts_add_up_to_a_known_total(total: int) -> None:
+    counts, norms = torch.tensor([0, 3, 9, 9, 3, 0]), torch.tensor([0.0, 1.0, 2.0, 4.0, 1.0, 0.0])
+    fitted = fitted_counts(counts, norms, replace(TEXT, special=(1, 4)), total)
+    assert int(fitted.sum()) == total and fitted[1] == fitted[4] == 3
+    assert 1 <= int(fitted[2]) <= int(fitted[3]) and fitted[0] == fitted[5] == 0
+    assert torch.equal(fitted_counts(counts, norms, replace(TEXT, special=(1, 4)), 7), counts)  # fewer than there are words
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+def test_the_total_betters_the_counts_of_a_message(batch: int) -> None:
+    observation, ids, _ = message([5 + i % 6 for i in range(batch)])
+    found, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
+    assert total_tokens(observation) is None or int(found.counts.sum()) == int(true.sum())
