@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse
+from fedpriv.data.sources import suggestions
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
 from fedpriv.methods.build import with_options
@@ -186,6 +187,10 @@ def _portable(config: RunConfig) -> dict[str, Any]:
     return values
 
 
+FOUND_BY_THE_RUN = ("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens")
+"""What a run fills in from its texts' encoder, where the config leaves it open."""
+
+
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:
     """The first thing in which a stored (resolved) config is not what was asked for; ``None``: it is the same run.
 
@@ -201,11 +206,12 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
         return f"its config is of another version ({error})"
     here = _resolved(asked, found.model.name)
     for key in sorted(here.keys() | there.keys()):
-        if here.get(key) != there.get(key):
+        found_by_the_run = key in FOUND_BY_THE_RUN and here.get(key) is None
+        if here.get(key) != there.get(key) and not found_by_the_run:
             return f"{key} is {there.get(key)} there, {here.get(key)} in the YAML"
     return None
 
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
     """A config as a run stores it, flat, without loading the data."""
-    return dict(flatten(_portable(resolve(with_options(config), usual_model))))
+    return dict(flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name)))))

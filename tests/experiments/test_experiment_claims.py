@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from made_results import write_result, write_yaml
 
+from fedpriv.config import load_config
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import Judgement, decide, judge, metric, paired_interval
 from fedpriv.experiments.measures import stored_results
+from fedpriv.experiments.results import difference
 
 RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
 
@@ -139,3 +141,25 @@ def test_the_roughness_of_the_test_loss_by_hand(tmp_path: Path) -> None:
     assert metric(steady, "test_loss_roughness") == 0
     gap = replace(result, curve={**result.curve, "test_loss": [9.0, 7.0, 2.0, None, 1.0]})
     assert metric(gap, "test_loss_roughness") is None
+
+
+def test_what_a_run_of_texts_found_of_its_encoder_is_no_difference() -> None:
+    asked = load_config(None, {"data.name": "banking77", "model.encoder": "minilm", "model.projection": "none"})
+    found = load_config(
+        None,
+        {
+            "data.name": "banking77",
+            "data.partition.name": "class_subsets",
+            "data.partition.classes_per_client": 20,
+            "data.max_tokens": 64,
+            "train.participation": 0.3,
+            "model.name": "transformer",
+            "model.encoder": "minilm",
+            "model.pooling": "mean",
+            "model.tune": "head",
+            "model.projection": "none",
+        },
+    )
+    assert difference(asked, found) is None
+    other = found.model_copy(update={"model": found.model.model_copy(update={"encoder": "tiny"})})
+    assert "model.encoder is tiny there, minilm in the YAML" in str(difference(asked, other))
