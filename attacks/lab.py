@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.by_name import nearest
 from attacks.controls import Control, Setting, negative_control, positive_control
 from attacks.nets import observe, reference_victim
 from attacks.observation import Observation, ThreatModel
 from attacks.options import defaults_of, like
 from attacks.reconstruction import Inapplicable, Reconstruction
-from attacks.registry import ImageAttack, image_attack, nearest
+from attacks.registry import ImageAttack, image_attack
 from attacks.scores import Scores, match_batches, score
 
 NEEDS_THE_LAST_LAYER = ("dlg", "idlg", "dlg-published", "idlg-published")

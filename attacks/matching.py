@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from attacks.multistep import as_gradient
 from attacks.observation import Observation, Split
-from attacks.reconstruction import Inapplicable
+from attacks.reconstruction import Inapplicable, differentiating_twice
 from attacks.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
@@ -185,10 +185,8 @@ def _twice_differentiable(observation: Observation) -> None:
     net = copy.deepcopy(observation.net).eval().requires_grad_(True)
     example = next(iter(observation.shared.values()))
     inputs = torch.rand(1, *observation.input_shape, device=example.device)
-    try:
+    with differentiating_twice():
         outputs = net.float()(inputs)
         first = torch.autograd.grad(outputs.square().sum(), list(net.parameters()), create_graph=True, allow_unused=True)
         # All the way back, and not to the inputs alone: a missing derivative may hang on a branch that does not lead there.
         torch.stack([g.square().sum() for g in first if g is not None]).sum().backward()  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError) as error:
-        raise Inapplicable(f"the net cannot be differentiated twice: {str(error).splitlines()[0]}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +11,19 @@ from torch import Tensor
 
 class Inapplicable(Exception):
     """An attack that cannot be mounted on what was observed; the message says why and what can."""
+
+
+@contextmanager
+def differentiating_twice() -> Iterator[None]:
+    """A second derivative is tried out in the block.
+
+    Raises:
+        Inapplicable: an operation of the net has none; it is named.
+    """
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        raise Inapplicable(f"the net cannot be differentiated twice: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.matching import Data
 from attacks.multistep import as_gradient
 from attacks.observation import Observation, TextFacts
-from attacks.reconstruction import Inapplicable
+from attacks.reconstruction import Inapplicable, differentiating_twice
 
 WORDS = "(words)"
 """Where the gradient at the word embeddings stands beside those of the parameters."""
@@ -127,8 +127,6 @@ def _twice_differentiable(case: TextCase) -> None:
     ids = torch.full((1, 2), case.text.special[0], device=case.table.device)
     start = case.table[ids].clone().requires_grad_()
     targets = case.table.new_full((1, case.classes), 1 / case.classes)
-    try:
+    with differentiating_twice():
         made = case.gradient(ids, start, targets)
         torch.autograd.grad(torch.stack([g.square().sum() for g in made.values()]).sum(), start)
-    except (RuntimeError, NotImplementedError) as error:
-        raise Inapplicable(f"the net cannot be differentiated twice: {str(error).splitlines()[0]}") from error

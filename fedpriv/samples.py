@@ -79,6 +79,19 @@ def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
     return [Pairs(*(None if part is None else part[i] for part in parts)) for i in range(number)]
 
 
+def in_chunks(inputs: Inputs, size: int, encode: Callable[[Inputs], Tensor], lengths: Tensor | None = None) -> Tensor:
+    """What ``encode`` makes ``(n, d)`` of n samples, ``size`` at a time.
+
+    Args:
+        lengths: ``(n,)``, of texts: those of like length go together, so that little is padding.
+    """
+    if lengths is None:
+        return torch.cat([encode(chunk) for chunk in split(inputs, size)])
+    order = lengths.argsort(stable=True)
+    found = torch.cat([encode(chunk) for chunk in split(take(inputs, order), size)])
+    return torch.empty_like(found).index_copy_(0, order, found)
+
+
 def join(parts: Sequence[Inputs]) -> Inputs:
     """Samples of several parts, which hold the same kinds of tensors, one after the other."""
     if isinstance(parts[0], Tensor):

@@ -9,7 +9,8 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.cli.controls import held_to, wide_console
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,8 @@ def attack(
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
     """
-    from attacks.registry import image_attacks, nearest
+    from attacks.by_name import nearest
+    from attacks.registry import image_attacks
     from attacks.text_registry import text_attacks
     from fedpriv.config import parse_assignment
 
@@ -96,9 +98,7 @@ def _attack_images(
     from attacks.lab import attackers, attempt, run_controls
     from fedpriv.audit import figures
 
-    out = console()
-    if not out.is_terminal:
-        out.width = 120  # a file has no width to keep to
+    out = wide_console()
     target = _target(run_name, seed, **chosen)
     try:
         tried = attackers(name, target.masked, options)
@@ -107,10 +107,7 @@ def _attack_images(
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
     controls = [control for attacker in tried for control in run_controls(attacker, seed)]
-    for control in controls:
-        out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True, markup=False)
-    if failed := [control.sentence for control in controls if not control.passed]:
-        raise FedprivError(f"a control failed, so nothing can be said: {failed[0]}")
+    held_to(controls, out)
     attempts = []
     for attacker in tried:
         out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.common import console
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.cli.controls import held_to, wide_console
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpriv.audit.text_attempts import TextAttacker
@@ -31,16 +31,11 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     from fedpriv.audit import text_figures
     from fedpriv.audit.text_attempts import attempt_text
 
-    out = console()
-    if not out.is_terminal:
-        out.width = 120
+    out = wide_console()
     target = _target(name, seed, run_name, **chosen)
     tried = _attackers(name, options, target)
     controls = text_controls(tried[0].attack, seed) if name in USUAL else []
-    for control in controls:
-        out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True, markup=False)
-    if failed := [control.sentence for control in controls if not control.passed]:
-        raise FedprivError(f"a control failed, so nothing can be said: {failed[0]}")
+    held_to(controls, out)
     attempts = []
     for attacker in tried:
         out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)
@@ -63,9 +58,9 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself, and where the head is hidden and matters, who knows what it was at first, too."""
+    from attacks.by_name import nearest
     from attacks.observation import ThreatModel
     from attacks.options import defaults_of, like
-    from attacks.registry import nearest
     from attacks.text_registry import text_attack
     from fedpriv.audit.text_attempts import SEEKS, TextAttacker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,7 @@ def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = No
     """
     source = _find(name)
     opened = _open(source, data_dir, limit)
-    suggests = {**opened.suggests, **source.suggests}
-    images = opened.images and opened.images(image_size or suggests.get("data.image_size"))
+    images = opened.images and opened.images(image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
     mean, std = (source.mean, source.std) if source.mean and source.std else _measure(images[0]) if images else ((), ())
     return Dataset(
@@ -54,22 +54,13 @@ def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = No
         texts=texts,
         mean=mean,
         std=std,
-        suggests=suggests,
+        suggests=opened.suggests,
     )
 
 
 def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
     """As :func:`load_dataset`, but no sample is read until the result is asked for it."""
-    source = _find(name)
-    opened = _open(source, data_dir, limit)
-    return Opened(
-        opened.train_labels,
-        opened.test_labels,
-        opened.classes,
-        opened.images,
-        opened.texts,
-        {**opened.suggests, **source.suggests},
-    )
+    return _open(_find(name), data_dir, limit)
 
 
 def suggestions(name: str) -> Mapping[str, Any]:
@@ -102,6 +93,7 @@ def _open(source: Source, data_dir: Path | None, limit: int | None) -> Opened:
     if data_dir is not None and not data_dir.is_dir():
         raise UsageError(f"the data folder {data_dir} is not there")
     opened = source.open(data_dir)
+    opened = replace(opened, suggests={**opened.suggests, **source.suggests})
     return opened if limit is None else _limited(opened, limit)
 
 
@@ -120,13 +112,11 @@ def _limited(opened: Opened, limit: int) -> Opened:
         train, test = opened.texts()
         return tuple(train[i] for i in kept), test
 
-    return Opened(
-        opened.train_labels[kept],
-        opened.test_labels,
-        opened.classes,
-        opened.images and images,
-        opened.texts and texts,
-        opened.suggests,
+    return replace(
+        opened,
+        train_labels=opened.train_labels[kept],
+        images=opened.images and images,
+        texts=opened.texts and texts,
     )
 
 

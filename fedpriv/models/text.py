@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder, Pooling
+from fedpriv.samples import Inputs, in_chunks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -115,6 +116,10 @@ def _add_lora(model: Any, name: str, rank: int, alpha: int) -> None:
 def features(encoder: TextEncoder, ids: Tensor, chunk: int = 128) -> Tensor:
     """``(N, d)`` of token ids ``(N, L)``, in evaluation mode; texts of like length go together, so that little is padding."""
     encoder.eval()
-    order = encoder.lengths(ids).argsort(stable=True)
-    found = torch.cat([encoder(encoder.trim(ids[part].long())) for part in torch.split(order, chunk)])
-    return torch.empty_like(found).index_copy_(0, order, found)
+
+    def encode(part: Inputs) -> Tensor:
+        assert isinstance(part, Tensor)
+        found: Tensor = encoder(encoder.trim(part.long()))
+        return found
+
+    return in_chunks(ids, chunk, encode, encoder.lengths(ids))

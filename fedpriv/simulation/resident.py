@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.config import TrainConfig
 from fedpriv.models.net import Net, Outputs
 from fedpriv.parameters import ParameterSpace
-from fedpriv.samples import Inputs, split, take
+from fedpriv.samples import Inputs, in_chunks
 
 CHUNK = 128
 """Samples per forward pass without gradient; small enough for the activations to stay in the processor's cache."""
@@ -133,12 +133,8 @@ class Resident:
     def features(self, inputs: Inputs) -> Tensor:
         """Encoder features ``(n, d)`` of n samples under the present row, in evaluation mode."""
         self.set_trained(frozenset())
-        # Texts of like length go together, so that little is padding.
         lengths = getattr(self.net.encoder, "lengths", None)
-        order = None if lengths is None else lengths(inputs).argsort(stable=True)
-        ordered = inputs if order is None else take(inputs, order)
-        found = torch.cat([self.net.encode(self.shaped(chunk)) for chunk in split(ordered, CHUNK)])
-        return found if order is None else torch.empty_like(found).index_copy_(0, order, found)
+        return in_chunks(inputs, CHUNK, lambda chunk: self.net.encode(self.shaped(chunk)), lengths and lengths(inputs))
 
     @torch.no_grad()
     def from_features(self, features: Tensor) -> Outputs:

@@ -136,8 +136,7 @@ class Turn:
         for parameter in resident.parameters.values():
             parameter.requires_grad_(True)
         resident.grad.zero_()
-        chunks = split(resident.shaped(self.inputs), CHUNK)
-        for inputs, labels in zip(chunks, torch.split(self.labels, CHUNK), strict=True):
+        for inputs, labels in zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True):
             F.cross_entropy(resident.net(resident.shaped(inputs)).logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
         for parameter in resident.parameters.values():
             parameter.requires_grad_(False)
