@@ -272,6 +272,19 @@ class PrivacyConfig(_Section):
         return self
 
 
+class ExecutorConfig(_Section):
+    """Who runs the clients of a round. The numbers are the same within the tolerance of floating point."""
+
+    name: Literal["auto", "sequential", "vectorized"] = Field(
+        "auto",
+        description="one client after another, or groups of them as one wide net; auto: whichever the net is faster with, "
+        "which the run then records",
+    )
+    group_size: int | None = Field(
+        None, ge=1, description="clients that train together; null: half of the participants, at most 10"
+    )
+
+
 class TrackingConfig(_Section):
     """Where MLflow keeps the record."""
 
@@ -314,6 +327,7 @@ class RunConfig(_Section):
     eval: EvalConfig = EvalConfig()
     wire: WireConfig = WireConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    executor: ExecutorConfig = ExecutorConfig()
     tracking: TrackingConfig = TrackingConfig()
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")
@@ -380,11 +394,12 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked.
+        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, and who runs
+        the clients, which moves them by rounding alone.
 
         Of what differs from the defaults only, so that a run outlives the arrival of a new option.
         """
-        stored: Any = {"run_dir": True, "tracking": True, "data": {"dir"}, "wire": {"keep_payloads"}}
+        stored: Any = {"run_dir": True, "tracking": True, "executor": True, "data": {"dir"}, "wire": {"keep_payloads"}}
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
         body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -48,6 +48,8 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
         str,
         "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
     ),
+    "executor": ("executor.name", str, "Who runs the clients: auto, sequential or vectorized (groups of them as one wide net)."),
+    "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": ("run_dir", Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),

@@ -213,5 +213,6 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
 
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
-    """A config as a run stores it, flat, without loading the data."""
-    return dict(flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name)))))
+    """A config as a run stores it, flat, without loading the data; who runs the clients is no part of what is asked for."""
+    flat = flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name))))
+    return {key: value for key, value in flat if not key.startswith("executor.")}

@@ -24,6 +24,11 @@ class Outputs:
     logits: Tensor
     """(B, C): the head's output on z."""
 
+    def to(self, like: Tensor) -> Outputs:
+        """The same on the device, and in the precision, of a tensor."""
+        prediction = None if self.prediction is None else self.prediction.to(like)
+        return Outputs(self.features.to(like), self.projection.to(like), prediction, self.logits.to(like))
+
 
 @dataclass(frozen=True)
 class RoleSize:

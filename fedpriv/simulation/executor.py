@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,9 +12,10 @@ from torch import Tensor
 from fedpriv.methods.base import Private
 from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
+from fedpriv.simulation.client_model import ClientModel
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged, Turn
-from fedpriv.wire import Sealed, TransformContext
+from fedpriv.wire import Payload, Sealed, TransformContext
 
 Spend = Callable[[int, float, int], None]
 
@@ -33,8 +35,41 @@ class TurnResult:
     reported: Mapping[str, float] = field(default_factory=dict)
 
 
-class SequentialExecutor:
-    """Runs a round's clients one after another on the resident net.
+@dataclass(frozen=True)
+class Round:
+    """What a round's turns have in common.
+
+    Attributes:
+        received: what every participant was sent.
+        start: ``(p,)`` the model that they begin with, but for what each keeps.
+        private: what a client kept from its last turn, ``None`` before the first.
+    """
+
+    number: int
+    received: Mapping[str, Tensor]
+    start: Tensor
+    private: Callable[[int], Private | None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A turn that is over.
+
+    Attributes:
+        payload: what the client sends, before transforms.
+        kept: what it keeps.
+    """
+
+    client: int
+    payload: Payload | None
+    kept: Mapping[str, Tensor]
+    mean_loss: float
+    num_examples: int
+    reported: dict[str, float]
+
+
+class Executor(ABC):
+    """Runs a round's clients.
 
     Args:
         spend: told (client, sampling rate, steps) before a client trains with sample-level DP.
@@ -51,51 +86,67 @@ class SequentialExecutor:
         private: Callable[[int], Private | None],
         on_drop: Callable[[ClientDiverged], None],
     ) -> Iterator[TurnResult]:
-        """The turns' results, in the order of ``clients``.
+        """The turns' results, in whatever order they end.
 
         Args:
             private: what a client kept from its last turn, ``None`` before the first.
             on_drop: told of a client that diverged; it may raise to stop the run, otherwise the client is left out.
         """
         fed = self.federation
-        device, private_level = fed.resident.device, fed.config.privacy.level
+        device = fed.resident.device
         received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
         # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
         start = fed.resident.space.pack(received, fed.initial.clone())
-        for client in clients:
-            if download:
+        if download is not None:
+            for _ in clients:
                 fed.wire.download(download)
-            stored = private(client)
-            kept = fed.method.first_private(client, fed.initial) if stored is None else stored
-            fed.resident.row.copy_(start)
-            fed.resident.space.pack({name: tensor for name, tensor in kept.items() if name not in received}, fed.resident.row)
-            turn = Turn(
-                fed.resident,
-                fed.data.train(client),
-                fed.config,
-                round,
-                client,
-                received,
-                kept,
-                stored is None,
-                augment=fed.augment,
-                unused=fed.unused(client),
-            )
-            if self.spend is not None and private_level == "sample":
-                turn.spend = partial(self.spend, client)
-            try:
-                fed.method.local_update(turn)
-            except ClientDiverged as error:
-                on_drop(error)
-                continue
-            payload = fed.method.upload(turn)
-            if payload is not None and private_level == "client":
-                payload = replace(payload, num_examples=None)  # every client weighs the same
-            contexts = partial(self._context, round, client, received, turn.reported)
-            upload = None if payload is None else fed.wire.upload(payload, contexts)
-            if upload is not None and private_level != "none":
-                check_upload(upload)
-            yield TurnResult(client, upload, fed.method.keep(turn), turn.mean_loss, turn.num_examples, turn.reported)
+        for ended in self._turns(Round(round, received, start, private), clients):
+            if isinstance(ended, ClientDiverged):
+                on_drop(ended)
+            else:
+                yield self._sent(ended, round, received)
+
+    @abstractmethod
+    def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
+        """The turns, as they end."""
+
+    def _play(self, model: ClientModel, client: int, round: Round) -> Finished | ClientDiverged:
+        """One client's turn, on a model that it has for the time being."""
+        fed = self.federation
+        stored = round.private(client)
+        kept = fed.method.first_private(client, fed.initial) if stored is None else stored
+        model.row.copy_(round.start)
+        model.space.pack({name: tensor for name, tensor in kept.items() if name not in round.received}, model.row)
+        turn = Turn(
+            model,
+            fed.data.train(client),
+            fed.config,
+            round.number,
+            client,
+            round.received,
+            kept,
+            stored is None,
+            augment=fed.augment,
+            unused=fed.unused(client),
+        )
+        if self.spend is not None and fed.config.privacy.level == "sample":
+            turn.spend = partial(self.spend, client)
+        try:
+            fed.method.local_update(turn)
+        except ClientDiverged as error:
+            return error
+        payload, keeps = fed.method.upload(turn), fed.method.keep(turn)
+        return Finished(client, payload, keeps, turn.mean_loss, turn.num_examples, turn.reported)
+
+    def _sent(self, ended: Finished, round: int, received: Mapping[str, Tensor]) -> TurnResult:
+        fed, level, payload = self.federation, self.federation.config.privacy.level, ended.payload
+        if payload is not None and level == "client":
+            payload = replace(payload, num_examples=None)  # every client weighs the same
+        contexts = partial(self._context, round, ended.client, received, ended.reported)
+        upload = None if payload is None else fed.wire.upload(payload, contexts)
+        if upload is not None and level != "none":
+            check_upload(upload)
+        return TurnResult(ended.client, upload, ended.kept, ended.mean_loss, ended.num_examples, ended.reported)
 
     def _context(
         self, round: int, client: int, received: Mapping[str, Tensor], reported: dict[str, float], index: int
@@ -103,3 +154,11 @@ class SequentialExecutor:
         fed = self.federation
         drawn = generator(fed.config.seed, round, client, "transform", index)
         return TransformContext(received, fed.layers, drawn, fed.linear, reported.__setitem__)
+
+
+class SequentialExecutor(Executor):
+    """Runs a round's clients one after another on the resident net."""
+
+    def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
+        for client in clients:
+            yield self._play(self.federation.resident, client, round)

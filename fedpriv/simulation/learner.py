@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,12 @@ from fedpriv.config import TrainConfig
 from fedpriv.models.net import Outputs
 from fedpriv.parts import Batch, Learner, Loss, Phase, Step
 from fedpriv.samples import Inputs, split
-from fedpriv.simulation.resident import Resident
+from fedpriv.simulation.client_model import ClientModel
+from fedpriv.simulation.teachers import Teachers
 
 
-class ResidentLearner:
-    """A resident net that learns, with a fresh optimiser for a phase.
+class ModelLearner:
+    """A client's model that learns, with a fresh optimiser for a phase.
 
     Args:
         lr: the learning rate, or what it rises to in ``warmup`` steps.
@@ -25,56 +26,44 @@ class ResidentLearner:
 
     def __init__(
         self,
-        resident: Resident,
+        model: ClientModel,
         phase: Phase,
         train: TrainConfig,
         lr: float,
         warmup: int = 0,
         unused: frozenset[str] = frozenset(),
     ) -> None:
-        self.resident, self.row, self.grad, self.lr = resident, resident.row, resident.grad, lr
+        self.model, self.row, self.grad, self.lr = model, model.row, model.grad, lr
         self.trains = phase.trains
-        self._clip, self._accumulate, self._half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
-        self._all_grads = [grad for _, _, grad in resident.parts(phase.trains)]
-        self._grads = [grad for _, _, grad in resident.parts(phase.trains, unused)]
-        self._optimiser = resident.optimiser(phase.trains, train, lr, unused)
+        self._clip, self._accumulate, self.half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
+        self._grads = [grad for _, _, grad in model.parts(phase.trains, unused)]
+        self._optimiser = model.optimiser(phase.trains, train, lr, unused)
         self._warmup, self._full_lr, self._taken = warmup, lr, 0
         if warmup:
             self._warm()
-        resident.set_trained(phase.trains)
+        model.set_trained(phase.trains)
 
     def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
         samples = len(batch.labels)
         if self._accumulate == 1 or samples < 2:
-            value = loss(batch.under(self))
-            self.backward(value)
+            value = self.model.differentiate(batch, loss, self)
+            if value is None:
+                value = loss(batch.under(self))
+                self.backward(value)
             return value.detach()
-        self._forget()
         total = torch.zeros_like(self.row[0])
-        for part in batch.split(min(self._accumulate, samples)):
+        for number, part in enumerate(batch.split(min(self._accumulate, samples))):
             value = loss(part.under(self)) * (len(part.labels) / samples)
-            value.backward()  # type: ignore[no-untyped-call]
+            self.model.backward(value, add=number > 0)
             total += value.detach()
         return total
 
     def backward(self, value: Tensor) -> None:
-        self._forget()
-        value.backward()  # type: ignore[no-untyped-call]
+        self.model.backward(value)
 
     def forward(self, inputs: Inputs, from_features: bool) -> Outputs:
         """The net's outputs in training mode, in the row's precision whatever the pass computes in."""
-        if not self._half:
-            return self._forward(inputs, from_features)
-        with torch.autocast(self.resident.device.type, torch.bfloat16):
-            half = self._forward(inputs, from_features)
-        prediction = None if half.prediction is None else half.prediction.to(self.row)
-        return Outputs(half.features.to(self.row), half.projection.to(self.row), prediction, half.logits.to(self.row))
-
-    def _forward(self, inputs: Inputs, from_features: bool) -> Outputs:
-        if from_features and isinstance(inputs, Tensor):
-            return self.resident.net.from_features(inputs)
-        outputs: Outputs = self.resident.net(self.resident.shaped(inputs))
-        return outputs
+        return self.model.forward(inputs, from_features, self.half)
 
     def descend(self) -> None:
         if self._clip is not None:
@@ -92,10 +81,6 @@ class ResidentLearner:
         for group in self._optimiser.param_groups:
             group["lr"] = self.lr
 
-    def _forget(self) -> None:
-        for grad in self._all_grads:
-            grad.zero_()
-
 
 @dataclass(frozen=True)
 class TurnBatch:
@@ -104,7 +89,7 @@ class TurnBatch:
     Attributes:
         index: ``(B,)`` positions in the client's data.
         views: the inputs, or the features of a frozen encoder where ``cached``.
-        teacher: (index, inputs, name) -> the outputs of a frozen model.
+        teachers: the turn's frozen models.
     """
 
     index: Tensor
@@ -114,39 +99,39 @@ class TurnBatch:
     trains: frozenset[str]
     received: Mapping[str, Tensor]
     memo: Mapping[str, Tensor]
-    teacher: Callable[[Tensor, Inputs, str], Outputs]
+    teachers: Teachers
 
     def under(self, learner: Learner) -> Step:
-        own = _resident(learner)
+        own = _model_learner(learner)
         outputs = [own.forward(view, self.cached) for view in self.views]
         return Step(
             self.labels,
             outputs[0],
-            own.resident.parameters,
+            own.model.parameters,
             self.received,
             self.trains,
-            lambda name: self.teacher(self.index, self.views[0], name),
+            lambda name: self.teachers.outputs(name, self.index, self.views[0]),
             outputs,
             self.memo,
         )
 
     @torch.no_grad()
     def look(self, learner: Learner) -> Outputs:
-        own = _resident(learner)
-        resident = own.resident
-        before = {name: resident.views[name].clone() for name in resident.buffers}
+        own = _model_learner(learner)
+        model = own.model
+        before = {name: model.views[name].clone() for name in model.buffers}
         outputs = own.forward(self.views[0], self.cached)
-        resident.space.pack(before, resident.row)
+        model.space.pack(before, model.row)
         return outputs
 
     def split(self, parts: int) -> Sequence[TurnBatch]:
         sizes = [len(part) for part in torch.tensor_split(self.index, parts)]
         columns = zip(*(split(column, sizes) for column in (self.index, self.labels, *self.views)), strict=True)
-        rest = (self.cached, self.trains, self.received, self.memo, self.teacher)
+        rest = (self.cached, self.trains, self.received, self.memo, self.teachers)
         return [TurnBatch(index, views, labels, *rest) for index, labels, *views in columns]
 
 
-def _resident(learner: Learner) -> ResidentLearner:
-    if not isinstance(learner, ResidentLearner):
+def _model_learner(learner: Learner) -> ModelLearner:
+    if not isinstance(learner, ModelLearner):
         raise TypeError(f"a batch can be shown to the turn's learners, not to {type(learner).__name__}")
     return learner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedpriv.methods.base import Private, ServerState
 from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
-from fedpriv.simulation.executor import SequentialExecutor
+from fedpriv.simulation.executor import TurnResult
 from fedpriv.simulation.payloads import PayloadKeeper
 from fedpriv.simulation.probing import Prober
 from fedpriv.simulation.run_folder import RunFolder
@@ -25,6 +26,7 @@ from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
+from fedpriv.simulation.vectorized import executor_of
 from fedpriv.wire import ByteMeter, seal
 
 _MODEL, _MEMORY = "model.", "memory."
@@ -42,7 +44,7 @@ class Simulation:
         self.config: RunConfig = federation.config
         self.meter = ByteMeter()
         federation.wire.taps += [self.meter, PayloadKeeper(folder, self.config)]
-        self.executor = SequentialExecutor(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
+        self.executor = executor_of(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
         self.scorer = Scorer(
             federation.resident, federation.data, federation.method, self.config, self._on_divergence, federation.augment
         )
@@ -92,8 +94,8 @@ class Simulation:
         draft = method.download(self.server, round)
         download = None if draft is None else seal(draft)
         sent = {} if download is None else download.tensors()
-        uploads, losses, samples, dropped = [], 0.0, 0, []
-        reported: dict[str, list[float]] = {}
+        ended: dict[int, TurnResult] = {}
+        dropped: list[int] = []
 
         def drop(error: ClientDiverged) -> None:
             self._on_divergence(error)
@@ -105,11 +107,11 @@ class Simulation:
                 with self.folder.writing(f"the checkpoint of round {round}"):
                     self.checkpoints.keep(result.client, round, result.kept)
                 self.progress.clients[result.client] = round
-            if result.upload is not None:
-                uploads.append(decoded(result.upload, sent))
-            if math.isfinite(result.mean_loss):
-                losses += result.mean_loss * result.num_examples
-                samples += result.num_examples
+            ended[result.client] = replace(result, kept={})
+        results = [ended[client] for client in chosen if client in ended]  # sums do not depend on who ended first
+        uploads = [decoded(result.upload, sent) for result in results if result.upload is not None]
+        reported: dict[str, list[float]] = {}
+        for result in results:
             for name, value in result.reported.items():
                 reported.setdefault(name, []).append(value)
         if (noisy_mean := self.federation.noisy_mean) is not None:
@@ -120,8 +122,9 @@ class Simulation:
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
         if uploads:
             metrics |= self.server.report
-        if samples:
-            metrics["train_loss"] = losses / samples
+        if samples := sum(result.num_examples for result in results if math.isfinite(result.mean_loss)):
+            losses = (result.mean_loss * result.num_examples for result in results if math.isfinite(result.mean_loss))
+            metrics["train_loss"] = sum(losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
         if self.private:
             metrics["epsilon"] = self.ledger.epsilon

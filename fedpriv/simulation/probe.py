@@ -25,7 +25,8 @@ from fedpriv.data.choosing import in_proportion
 from fedpriv.data.dataset import Dataset
 from fedpriv.errors import UsageError
 from fedpriv.seeding import generator, global_rng
-from fedpriv.simulation.resident import CHUNK, channels_last
+from fedpriv.simulation.client_model import CHUNK
+from fedpriv.simulation.resident import channels_last
 
 FRACTIONS = (1.0, 0.1, 0.01)
 """Shares of the training labels that the classifier may see (L-DAWA, tables 2 and 3)."""

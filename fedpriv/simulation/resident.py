@@ -6,18 +6,15 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedpriv.config import TrainConfig
 from fedpriv.models.net import Net, Outputs
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, in_chunks
-
-CHUNK = 128
-"""Samples per forward pass without gradient; small enough for the activations to stay in the processor's cache."""
+from fedpriv.simulation.client_model import CHUNK, ClientModel, Descent
 
 
-class FlatSGD:
+class FlatSGD(Descent):
     """``torch.optim.SGD`` on a few flat tensors, whatever the number of layers; bit for bit the same.
 
     The bookkeeping around a step of ``torch.optim`` takes longer than the arithmetic of a small net.
@@ -29,7 +26,6 @@ class FlatSGD:
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
         self._parts, self._momentum = parts, momentum
         self.param_groups = [{"lr": lr}]
-        """Where the learning rate is set, as torch's optimisers have it."""
         self._velocity: list[Tensor] = []
 
     @torch.no_grad()
@@ -47,29 +43,25 @@ class FlatSGD:
             values.add_(grad, alpha=-lr)
 
 
-class Resident:
-    """A net whose state and gradients are views of two rows ``(p,)``."""
+class Resident(ClientModel):
+    """The net itself; its parameters and gradients are views of the rows."""
 
     def __init__(self, net: Net, space: ParameterSpace, device: torch.device) -> None:
         self.net = net.to(device)
-        self.space = space
-        self.device = device
-        self.row = space.row_of(self.net)
-        self.grad = torch.zeros_like(self.row)
+        row = space.row_of(self.net)
+        super().__init__(space, row, torch.zeros_like(row))
         space.bind(self.net, self.row, self.grad)
-        self.views = space.unpack(self.row)
-        self.parameters = {name: parameter for name, parameter in self.net.named_parameters() if name in space}
-        self.roles = frozenset(entry.role for entry in space.entries)
-        """The roles that have a state; the others are constants."""
-        self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
+        self._parameters = {name: parameter for name, parameter in self.net.named_parameters() if name in space}
         self._frozen: Resident | None = None
         self._companion: Resident | None = None
-        self._trained: frozenset[str] | None = None
-        self._flat: dict[tuple[frozenset[str], frozenset[str]], list[tuple[str, Tensor, Tensor]]] = {}
+        self._mode: tuple[frozenset[str], frozenset[str]] | None = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self._parameters
 
     @property
     def frozen(self) -> Resident:
-        """A second net for constant models (teachers), made when first asked for; always in evaluation mode."""
         if self._frozen is None:
             self._frozen = Resident(self._copied(), self.space, self.device)
             self._frozen.set_trained(frozenset())
@@ -77,7 +69,6 @@ class Resident:
 
     @property
     def companion(self) -> Resident:
-        """A third net, for a second model that learns beside the first; made when first asked for."""
         if self._companion is None:
             self._companion = Resident(self._copied(), self.space, self.device)
         return self._companion
@@ -86,59 +77,47 @@ class Resident:
         constants = {id(parameter): parameter for name, parameter in self.net.named_parameters() if name not in self.space}
         return copy.deepcopy(self.net, constants)
 
-    def set_trained(self, roles: frozenset[str]) -> None:
-        """Let ``roles`` learn; the others are fixed functions: no gradient, evaluation mode."""
-        if roles == self._trained:
+    def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
+        mode = (roles, roles if differentiated is None else differentiated)
+        if mode == self._mode:
             return
-        self._trained = roles
+        self._mode = mode
         self.net.train()
         for name, part in self.net.named_children():
             part.train(name in roles and name in self.roles)
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name.partition(".")[0] in roles)
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(name.partition(".")[0] in mode[1])
 
-    def parts(self, roles: frozenset[str], unused: frozenset[str] = frozenset()) -> list[tuple[str, Tensor, Tensor]]:
-        """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are.
+    def forward(self, inputs: Inputs, from_features: bool, half: bool = False) -> Outputs:
+        if not half:
+            return self._forward(inputs, from_features)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = self._forward(inputs, from_features)
+        return outputs.to(self.row)
 
-        Args:
-            unused: parameters that are left out.
-        """
-        key = (roles, unused)
-        if key not in self._flat:
-            entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]
-            self._flat[key] = [
-                (kind, self.row[part], self.grad[part])
-                for kind in ("weight", "bias")
-                for part in self.space.spans(entry.name for entry in entries if entry.kind == kind)
-            ]
-        return self._flat[key]
+    def _forward(self, inputs: Inputs, from_features: bool) -> Outputs:
+        if from_features and isinstance(inputs, Tensor):
+            return self.net.from_features(inputs)
+        outputs: Outputs = self.net(self.shaped(inputs))
+        return outputs
 
-    def optimiser(
-        self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()
-    ) -> FlatSGD | torch.optim.Optimizer:
-        """A fresh optimiser over the roles' slices of the row, but those of the parameters ``unused``."""
-        decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
-        if config.optimizer == "sgd":
-            return FlatSGD([(row, grad, decay[kind]) for kind, row, grad in self.parts(roles, unused)], lr, config.momentum)
-        groups = []
-        for kind, row, grad in self.parts(roles, unused):
-            flat = row.detach()
-            flat.grad = grad
-            groups.append({"params": [flat], "weight_decay": decay[kind]})
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(groups, lr=lr, fused=True)
-        return torch.optim.Adam(groups, lr=lr, fused=True)
+    def backward(self, value: Tensor, add: bool = False) -> None:
+        if not add and self._mode is not None:
+            for _, _, grad in self.parts(self._mode[1]):
+                grad.zero_()
+        value.backward()  # type: ignore[no-untyped-call]
+
+    def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> FlatSGD:
+        return FlatSGD([(self.row[part], self.grad[part], decay) for part, decay in parts], lr, momentum)
 
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:
-        """Encoder features ``(n, d)`` of n samples under the present row, in evaluation mode."""
         self.set_trained(frozenset())
         lengths = getattr(self.net.encoder, "lengths", None)
         return in_chunks(inputs, CHUNK, lambda chunk: self.net.encode(self.shaped(chunk)), lengths and lengths(inputs))
 
     @torch.no_grad()
     def from_features(self, features: Tensor) -> Outputs:
-        """Outputs for features ``(n, d)`` under the present row, in evaluation mode."""
         self.set_trained(frozenset())
         return self.net.from_features(features)
 

@@ -87,7 +87,7 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
     with folder.writing("the beginning of the run"):
         partition.save(folder.partition_file)
         facts = first_facts(federation.config, folder, partition.hash(), uri)
-        folder.update_facts(**facts, notes=list(federation.prepared.said))
+        folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
 
 
 def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:

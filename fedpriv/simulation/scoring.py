@@ -16,7 +16,8 @@ from fedpriv.data.federated import FederatedData, Whole
 from fedpriv.evaluation import client_summary, global_summary
 from fedpriv.methods.base import Method, Phase, Private, ServerState
 from fedpriv.samples import Modality, without
-from fedpriv.simulation.resident import CHUNK, Resident
+from fedpriv.simulation.client_model import CHUNK
+from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.turn import ClientDiverged, Turn
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}

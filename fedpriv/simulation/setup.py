@@ -29,6 +29,7 @@ from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
+from fedpriv.simulation.choosing import Choice, choose
 from fedpriv.simulation.prepared import Prepared
 from fedpriv.simulation.preparing import prepare
 from fedpriv.simulation.probing import check_probe
@@ -55,6 +56,8 @@ class Federation:
     augment: Augment | None = None
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
+    choice: Choice | None = None
+    """Who runs the clients; ``None``: one after another."""
 
     def unused(self, client: int) -> frozenset[str]:
         """The tensors that a client's data never reach: of pairs, the branch of what it does not have."""
@@ -134,7 +137,13 @@ def build(config: RunConfig) -> Federation:
     initial = resident.row.clone()
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     wire = Wire(transforms)
-    return Federation(config, prepared, dataset, data, resident, method, wire, initial, layers, linear, augment, noisy_mean)
+    rounds = range(1, config.train.rounds + 1)
+    most = max(len(participants(config, method, data.nonempty, round)) for round in rounds)
+    choice = choose(config, net, data.train(data.nonempty[0]).inputs, most)
+    config = config.model_copy(update={"executor": choice.config})
+    return Federation(
+        config, prepared, dataset, data, resident, method, wire, initial, layers, linear, augment, noisy_mean, choice
+    )
 
 
 def _plans(config: RunConfig, method: Method, data: FederatedData) -> list[tuple[float, int]]:

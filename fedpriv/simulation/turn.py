@@ -1,4 +1,4 @@
-"""One client's turn: local training on the resident net (what :class:`fedpriv.methods.base.ClientTurn` promises)."""
+"""One client's turn: local training (what :class:`fedpriv.methods.base.ClientTurn` promises)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import count
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedpriv.config import RunConfig
 from fedpriv.data.augment import Augment
@@ -22,8 +21,10 @@ from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.samples import Inputs, split, take
 from fedpriv.seeding import generator, global_rng
-from fedpriv.simulation.learner import ResidentLearner, TurnBatch
-from fedpriv.simulation.resident import CHUNK, Resident
+from fedpriv.simulation.client_model import CHUNK, ClientModel
+from fedpriv.simulation.learner import ModelLearner, TurnBatch
+from fedpriv.simulation.resident import Resident
+from fedpriv.simulation.teachers import Teachers
 
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
@@ -48,7 +49,7 @@ def schedule(samples: int, batch_size: int) -> tuple[float, int]:
 class Turn:
     """A client's turn in a round, or (``purpose="adapt"``) its adaptation before a test.
 
-    Starts from the resident net's row as it stands. Where the data are the same in every epoch (no augmentation), what a
+    Starts from the model's row as it stands. Where the data are the same in every epoch (no augmentation), what a
     frozen encoder or a frozen teacher makes of them is computed once.
 
     Args:
@@ -58,7 +59,7 @@ class Turn:
 
     def __init__(
         self,
-        resident: Resident,
+        model: ClientModel,
         data: Split,
         config: RunConfig,
         round: int,
@@ -70,15 +71,15 @@ class Turn:
         augment: Augment | None = None,
         unused: frozenset[str] = frozenset(),
     ) -> None:
-        self.resident, self.config, self.unused = resident, config, unused
+        self.model, self.config, self.unused = model, config, unused
         self.inputs, self.labels = data.inputs, data.labels
         self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
         self.num_examples = len(self.labels)
         self.mean_loss = float("nan")
         self.steps = 0
         self.trained: list[Trained] = []
-        self.start = resident.row.clone()
-        self.row = resident.row
+        self.start = model.row.clone()
+        self.row = model.row
         self.memo: dict[str, Tensor] = {}
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
@@ -86,19 +87,18 @@ class Turn:
         self._purpose = purpose
         self._phases = 0
         self._phase: Phase | None = None
-        self._learner: ResidentLearner | None = None
-        self._companion: ResidentLearner | None = None
+        self._learner: ModelLearner | None = None
+        self._companion: ModelLearner | None = None
         self._has_companion = False
         self._augment = augment
         self._caches = config.train.cache_features and augment is None
         # Features by the version of the encoder that made them: a teacher frozen before the encoder moved shares them.
         self._encoder_version = 0
         self._features: dict[int, Tensor] = {}
-        self._teachers: dict[str, tuple[Tensor, int | None]] = {}
-        self._teacher_tables: dict[str, Outputs] = {}
+        self._teachers = Teachers(model, self.inputs, self._caches, self._features)
 
     @property
-    def learner(self) -> ResidentLearner:
+    def learner(self) -> ModelLearner:
         if self._learner is None:
             raise RuntimeError("a client's model learns only within a phase")
         return self._learner
@@ -107,14 +107,14 @@ class Turn:
         self.reported[name] = value
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return {name: self.resident.views[name] for name in names}
+        return {name: self.model.views[name] for name in names}
 
     @property
-    def companion(self) -> ResidentLearner:
+    def companion(self) -> ModelLearner:
         if self._phase is None:
             raise RuntimeError("a companion learns only within a phase")
         if self._companion is None:
-            other = self.resident.companion
+            other = self.model.companion
             if not self._has_companion:
                 other.row.copy_(self.start)
             self._has_companion = True
@@ -122,38 +122,29 @@ class Turn:
         return self._companion
 
     def embed(self) -> Outputs:
-        return self.resident.from_features(self._present_features())
+        return self.model.from_features(self._present_features())
 
     def accuracy(self) -> float:
         # Not by way of the cache: the model may have moved within a phase.
         chunks = zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True)
-        logits = ((self.resident.from_features(self.resident.features(inputs)).logits, labels) for inputs, labels in chunks)
+        logits = ((self.model.from_features(self.model.features(inputs)).logits, labels) for inputs, labels in chunks)
         return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
 
     def gradient(self, reduction: str = "mean") -> Tensor:
-        resident = self.resident
-        resident.set_trained(frozenset())
-        for parameter in resident.parameters.values():
-            parameter.requires_grad_(True)
-        resident.grad.zero_()
-        for inputs, labels in zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True):
-            F.cross_entropy(resident.net(resident.shaped(inputs)).logits, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
-        for parameter in resident.parameters.values():
-            parameter.requires_grad_(False)
-        return resident.grad / self.num_examples if reduction == "mean" else resident.grad.clone()
+        total = self.model.gradient(self.inputs, self.labels)
+        return total / self.num_examples if reduction == "mean" else total.clone()
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
-        row = state.clone() if isinstance(state, Tensor) else self.resident.row.clone()
+        row = state.clone() if isinstance(state, Tensor) else self.model.row.clone()
         if isinstance(state, Mapping):
-            self.resident.space.pack(state, row)
+            self.model.space.pack(state, row)
         # Within a phase the encoder may have moved since its features were computed.
         present = state is None and self._phase is None
-        self._teachers[name] = (row, self._encoder_version if present else None)
-        self._teacher_tables.pop(name, None)
+        self._teachers.freeze(name, row, self._encoder_version if present else None)
 
     def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
         self._phases += 1
-        phase = replace(phase, trains=phase.trains & self.resident.roles)
+        phase = replace(phase, trains=phase.trains & self.model.roles)
         self._phase, self._companion = phase, None
         before = self.steps
         labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
@@ -169,11 +160,11 @@ class Turn:
             self._encoder_version += 1
 
     def _train(self, phase: Phase, loss: Loss, how: How, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
-        resident, size = self.resident, self.config.train.batch_size * how.batches_per_step
+        model, size = self.model, self.config.train.batch_size * how.batches_per_step
         smallest = max(self.config.train.min_batch, how.smallest_batch)
         cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
         inputs = self._present_features() if cached else self.inputs
-        self._learner = self._learner_on(resident, phase)
+        self._learner = self._learner_on(model, phase)
         losses: list[tuple[Tensor, int]] = []
         taken, trainable = 0, min(size, self.num_examples) >= smallest
         for epoch in count() if phase.steps and trainable else range(phase.epochs):
@@ -181,14 +172,14 @@ class Turn:
                 break
             losses.clear()
             how.epoch(self, epoch)
-            resident.set_trained(phase.trains)
-            order = torch.randperm(self.num_examples, generator=shuffle).to(resident.device)
+            model.set_trained(phase.trains)
+            order = torch.randperm(self.num_examples, generator=shuffle).to(model.device)
             shuffled = take(inputs, order)
-            columns = (order, shuffled if cached else resident.shaped(shuffled), self.labels.index_select(0, order))
+            columns = (order, shuffled if cached else model.shaped(shuffled), self.labels.index_select(0, order))
             for index, views, targets in self._batches(columns, size, augment, how.views):
                 if len(index) < smallest or taken == phase.steps:
                     break
-                batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teacher)
+                batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teachers)
                 losses.append((self._step(how, batch, loss), len(targets)))
                 taken += 1
         self.steps += taken
@@ -226,10 +217,10 @@ class Turn:
             return self._augment(samples, augment)
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
-    def _learner_on(self, resident: Resident, phase: Phase) -> ResidentLearner:
+    def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
         # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
         train, warms = self.config.train, self._purpose == "train"
-        return ResidentLearner(resident, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
+        return ModelLearner(model, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
 
     def _lr(self, phase: Phase) -> float:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
@@ -241,7 +232,9 @@ class Turn:
 
         ``g = (sum_i g_i min(1, C / ||g_i||) + N(0, (Z C)^2 I)) / (q n)``; momentum and weight decay only see ``g``.
         """
-        train, privacy, resident, n = self.config.train, self.config.privacy, self.resident, self.num_examples
+        train, privacy, resident, n = self.config.train, self.config.privacy, self.model, self.num_examples
+        if not isinstance(resident, Resident):
+            raise TypeError("gradients of single samples are taken on a net that a client has to itself")
         rate, steps = schedule(n, train.batch_size)
         if self.spend is None or privacy.noise is None:
             raise ValueError("no ledger or no noise")
@@ -259,7 +252,7 @@ class Turn:
             batch = take(inputs, index)
             if len(index):
                 batch = self._augmented(batch if cached else resident.shaped(batch), augment)
-            teachers = {name: self._teacher(index, batch, name) for name in self._teachers} if len(index) else {}
+            teachers = {name: self._teachers.outputs(name, index, batch) for name in self._teachers} if len(index) else {}
             total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
             for name, part in total.items():
                 drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
@@ -275,26 +268,10 @@ class Turn:
 
     def _check_finite(self, spoiled: bool) -> None:
         # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
-        if spoiled or not math.isfinite(float(self.resident.row.sum())):
+        if spoiled or not math.isfinite(float(self.model.row.sum())):
             raise ClientDiverged(self.client, self.round, self.config.train.lr)
 
     def _present_features(self) -> Tensor:
         if self._encoder_version not in self._features:
-            self._features[self._encoder_version] = self.resident.features(self.inputs)
+            self._features[self._encoder_version] = self.model.features(self.inputs)
         return self._features[self._encoder_version]
-
-    def _teacher(self, index: Tensor, batch: Inputs, name: str) -> Outputs:
-        if not self._caches:
-            row, _ = self._teachers[name]
-            frozen = self.resident.frozen
-            frozen.row.copy_(row)
-            return frozen.from_features(frozen.features(batch))
-        if name not in self._teacher_tables:
-            row, version = self._teachers[name]
-            frozen = self.resident.frozen
-            frozen.row.copy_(row)
-            features = self._features[version] if version in self._features else frozen.features(self.inputs)
-            self._teacher_tables[name] = frozen.from_features(features)
-        table = self._teacher_tables[name]
-        prediction = None if table.prediction is None else table.prediction[index]
-        return Outputs(table.features[index], table.projection[index], prediction, table.logits[index])

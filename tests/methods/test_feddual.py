@@ -165,7 +165,7 @@ def test_beta_begins_at_a_half_and_follows_the_clients_accuracy(simulate: Simula
     assert found[0] == 0.5 and found[1] > 0.5 and found[2] > 0.5
     assert len(measured) == 3, "the received model's, and one before each later epoch"
     assert found[1:] == [weight_of_kl(local, measured[0]) for local in measured[1:]]
-    turn.resident.row.copy_(turn.start)
+    turn.model.row.copy_(turn.start)
     assert turn.accuracy() == measured[0]
 
 
@@ -198,7 +198,7 @@ def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None
     fed = simulation.federation
     first, _ = betas(simulation)
     later, turn = betas(simulation, 3, 3, kept)
-    turn.resident.row.copy_(turn.start)
+    turn.model.row.copy_(turn.start)
     assert first == [0.5] and later == [weight_of_kl(float(kept[LAST_ACCURACY]), turn.accuracy())]
     assert set(kept) == set(fed.method.kept_names) | {LAST_ACCURACY}
 

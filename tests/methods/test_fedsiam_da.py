@@ -252,7 +252,7 @@ def test_the_look_at_the_anchor_leaves_its_statistics(simulate: Simulate) -> Non
     for anchor, moves in (("frozen", False), ("trained", True)):
         simulation = simulate("fedsiam-da", play=False, **SHORT, **{"method.anchor": anchor})
         turn = trained(simulation, a_turn(simulation, {}))
-        assert torch.equal(turn.resident.companion.row, turn.start) != moves
+        assert torch.equal(turn.model.companion.row, turn.start) != moves
 
 
 def test_a_batch_of_one_is_left_out(simulate: Simulate) -> None:

@@ -88,9 +88,9 @@ def test_each_phase_moves_its_part_alone_and_the_reference_never(simulate: Simul
     references: list[Tensor] = []
 
     def watch(when: str, turn: Turn) -> None:
-        rows.append(turn.resident.row.clone())
+        rows.append(turn.model.row.clone())
         if "reference" in turn._teachers:
-            references.append(turn._teachers["reference"][0].clone())
+            references.append(turn._teachers._frozen["reference"][0].clone())
 
     one_turn(simulation, watch)
     start, after_head, _, after_encoder = rows
@@ -282,7 +282,7 @@ def test_center_is_the_clients_class_mean_in_evaluation_mode(simulate: Simulate)
     simulation = simulate("mpfedcon", play=False, **QUICK)
     turn = one_turn(simulation, lambda when, turn: None)
     payload = simulation.federation.method.upload(turn)  # type: ignore[arg-type]
-    net = copy.deepcopy(turn.resident.net).eval()
+    net = copy.deepcopy(turn.model.net).eval()
     with torch.no_grad():
         z = net(turn.inputs).projection
     for row, c in enumerate(payload.tensors[CLASSES].tolist()):  # type: ignore[union-attr]

@@ -130,7 +130,7 @@ def test_a_client_without_a_whole_batch_stays_as_it_is(simulate: Simulate) -> No
 
 def test_the_full_gradient_and_the_accuracy(simulate: Simulate) -> None:
     turn = turn_of(simulate("fedavg", play=False))
-    net, space = turn.resident.net, turn.resident.space
+    net, space = turn.model.net, turn.model.space
     net.eval()
     wanted = torch.autograd.grad(
         F.cross_entropy(net(turn.inputs).logits, turn.labels), [p.requires_grad_(True) for p in net.parameters()]
@@ -167,11 +167,11 @@ def test_a_companion_learns_as_the_model_would_and_leaves_it_alone(simulate: Sim
     turn, two = turn_of(simulation), TwoModels()
     turn.train(phase(epochs=2), cross_entropy, two)
     assert torch.equal(turn.row, turn.start)
-    assert torch.equal(turn.resident.companion.row, learned)
+    assert torch.equal(turn.model.companion.row, learned)
     assert not two.looks[0].requires_grad
     fresh = turn_of(simulation)  # the next client's companion starts from its own start
     fresh.train(phase(epochs=1, steps=1), cross_entropy, TwoModels())
-    assert not torch.equal(fresh.resident.companion.row, learned)
+    assert not torch.equal(fresh.model.companion.row, learned)
 
 
 def test_a_look_leaves_the_running_statistics_as_they_were(simulate: Simulate) -> None:

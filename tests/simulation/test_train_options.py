@@ -292,8 +292,8 @@ def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, me
 def test_what_is_frozen_or_only_looked_at_is_in_float32(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **{"train.precision": "bfloat16", "train.cache_features": False})
     turn, seen = turn_of(simulation), list[tuple[torch.dtype, bool]]()
-    turn.resident.frozen.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, False)))
-    turn.resident.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, module.training)))
+    turn.model.frozen.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, False)))
+    turn.model.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, module.training)))
 
     def loss(step: Step) -> Tensor:
         assert step.outputs.logits.dtype == step.teacher("first").logits.dtype == torch.float32

@@ -1,0 +1,333 @@
+"""K nets of one kind as one: their layers, side by side, as grouped layers of one wide net.
+
+Images of all clients lie in one tensor ``(B, K*C, H, W)``, channels last, so that a convolution of six channels fills a vector
+unit ten clients at a time and pooling walks through memory once; vectors lie in ``(K, B, d)``, for batched matrix products. The
+functions are those of the single net: nothing flows between clients.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.models.net import ROLES, Net, Outputs
+
+
+class NotStackable(Exception):
+    """What in a net has no form for K nets at a time."""
+
+
+@dataclass
+class Pass:
+    """One way through the stacked net.
+
+    Attributes:
+        clients: K.
+        tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; a buffer that changes is changed in place.
+        training: whether the layer's role is in training mode, by role.
+        draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, each client's from its own draws.
+    """
+
+    clients: int
+    tensors: Mapping[str, Tensor]
+    training: Callable[[str], bool]
+    draw: Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the single net, by its full name."""
+
+    name: str
+    module: nn.Module
+
+    def tensor(self, go: Pass, name: str) -> Tensor | None:
+        """``(K, *shape)``; ``None``: the layer has none of this name. A constant is the same for all."""
+        own: Tensor | None = getattr(self.module, name)
+        if own is None or (known := go.tensors.get(f"{self.name}.{name}")) is not None:
+            return known if own is not None else None
+        return own.detach().expand(go.clients, *own.shape)
+
+    def training(self, go: Pass) -> bool:
+        return go.training(self.name.partition(".")[0])
+
+
+LayerForm = Callable[[Layer, Pass, Tensor], Tensor]
+_IMAGES, _VECTORS = 4, 3
+"""Dimensions of what flows: they tell images from vectors."""
+
+
+def _convolution(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.Conv2d)
+    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
+    assert weight is not None
+    padding: Any = module.padding
+    return F.conv2d(
+        x,
+        weight.flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        module.stride,
+        padding,
+        module.dilation,
+        module.groups * go.clients,
+    )
+
+
+def _linear(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
+    assert weight is not None
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+
+def _batch_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, _BatchNorm)
+    flat = x if x.ndim == _IMAGES else x.transpose(0, 1).flatten(1)
+    stored = [layer.tensor(go, name) for name in ("running_mean", "running_var")]
+    # Copies: rows do not lie side by side, and backward must find them as they were.
+    running = [None if tensor is None else tensor.flatten().clone() for tensor in stored]
+    weight, bias = (None if (t := layer.tensor(go, name)) is None else t.flatten() for name in ("weight", "bias"))
+    training = layer.training(go) or running[0] is None
+    momentum = 0.0 if module.momentum is None else module.momentum
+    y = F.batch_norm(flat, running[0], running[1], weight, bias, training, momentum, module.eps)
+    if training:
+        with torch.no_grad():
+            for old, new in zip(stored, running, strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new.view_as(old))
+    return y if x.ndim == _IMAGES else _by_client(y, go.clients)
+
+
+def _group_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.GroupNorm)
+    weight, bias = (None if (t := layer.tensor(go, name)) is None else t.flatten() for name in ("weight", "bias"))
+    return F.group_norm(x, module.num_groups * go.clients, weight, bias, module.eps)
+
+
+def _layer_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.LayerNorm)
+    y = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
+    y = y if weight is None else y * weight[:, None]
+    return y if bias is None else y + bias[:, None]
+
+
+def _dropout(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.Dropout)
+    if not layer.training(go) or not module.p:
+        return x
+    if x.ndim == _IMAGES:
+        raise NotStackable(f"{layer.name}: dropout of pixels, which a client alone draws in an order of its own")
+    return x * (go.draw(x[0], module.p).to(x) / (1 - module.p))
+
+
+def _alike(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    """A layer without a state that treats every entry, or every channel, by itself."""
+    y: Tensor = layer.module(x)
+    return y
+
+
+_IMAGE_FORMS: dict[type[nn.Module], LayerForm] = {
+    nn.Conv2d: _convolution,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
+}
+_VECTOR_FORMS: dict[type[nn.Module], LayerForm] = {nn.Linear: _linear, nn.BatchNorm1d: _batch_norm, nn.LayerNorm: _layer_norm}
+_FORMS: dict[type[nn.Module], LayerForm] = {
+    **_IMAGE_FORMS,
+    **_VECTOR_FORMS,
+    nn.Flatten: lambda layer, go, x: to_vectors(x, go.clients),
+    nn.Dropout: _dropout,
+    **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _alike),
+}
+
+
+def _flattened(go: Pass, x: Tensor) -> Tensor:
+    return to_vectors(x, go.clients)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((operator.add, operator.iadd, torch.add), lambda go, x, y: x + y),
+    **dict.fromkeys((torch.relu, F.relu), lambda go, x: F.relu(x)),
+    torch.flatten: _flattened,
+}
+
+
+def to_vectors(x: Tensor, clients: int) -> Tensor:
+    """Images ``(B, K*C, H, W)`` as vectors ``(K, B, C*H*W)``, each as its client alone would have it; vectors as they are."""
+    return x if x.ndim == _VECTORS else _by_client(x, clients).flatten(2)
+
+
+def _by_client(x: Tensor, clients: int) -> Tensor:
+    """``(B, K*C, ...)`` -> ``(K, B, C, ...)``."""
+    return x.view(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)
+
+
+def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
+    """K batches, of images ``(B_k, C, H, W)`` or of vectors ``(B_k, d)``, side by side; zeros after the shorter ones."""
+    padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
+    if samples[0].ndim == _IMAGES:
+        return torch.stack([x.permute(0, 2, 3, 1) for x in padded], 3).flatten(3).permute(0, 3, 1, 2)
+    return torch.stack(padded)
+
+
+class Form(Protocol):
+    """K nets as one."""
+
+    draws: bool
+    """Whether a pass in training mode draws."""
+    mixes: frozenset[str]
+    """Roles in which, in training mode, the samples of a batch look at each other, so that none may be made up."""
+
+    def encode(self, go: Pass, x: Tensor) -> Tensor:
+        """Stacked inputs -> features ``(K, B, d)``."""
+
+    def from_features(self, go: Pass, h: Tensor) -> Outputs:
+        """Features ``(K, B, d)`` -> outputs, each ``(K, B, ...)``."""
+
+
+class StackedNet(Form):
+    """The forward pass of K nets of the kind of ``net``, layer by layer.
+
+    Raises:
+        NotStackable: a layer, or how they are put together, has no stacked form.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self._parts = {role: _traced(role, module) for role in ROLES if isinstance(module := getattr(net, role), nn.Module)}
+        modules = list(net.modules())
+        self.draws = any(isinstance(module, nn.Dropout) and module.p for module in modules)
+        self.mixes = frozenset(
+            role for role in self._parts if any(isinstance(module, _BatchNorm) for module in getattr(net, role).modules())
+        )
+        self._check(net)
+
+    @torch.no_grad()
+    def _check(self, net: Net) -> None:
+        """Two clients at once, as a trial: the outputs must be those of the net."""
+        state = net.state_dict()
+        like = next(iter(state.values()))
+        x = torch.rand((2, 3, *net.input_shape), generator=torch.Generator().manual_seed(0)).to(like)
+        modes = [module.training for module in net.modules()]
+        net.eval()
+        try:
+            for training in (True, False):
+                tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
+                go = Pass(2, tensors, lambda role: training, lambda like, share: torch.ones_like(like).expand(2, *like.shape))  # noqa: B023
+                logits = self.from_features(go, self.encode(go, to_stack(list(x), 3))).logits
+            for own, alone in zip(logits, x, strict=True):
+                if not torch.allclose(own, net(alone).logits, rtol=1e-3, atol=1e-4):
+                    raise NotStackable("the net as a whole: its forward pass does more than its layers say")
+        finally:
+            for module, training in zip(net.modules(), modes, strict=True):
+                module.training = training
+
+    def encode(self, go: Pass, x: Tensor) -> Tensor:
+        return to_vectors(self._run("encoder", go, x), go.clients)
+
+    def from_features(self, go: Pass, h: Tensor) -> Outputs:
+        z = self._run("projector", go, h)
+        prediction = self._run("predictor", go, z) if "predictor" in self._parts else None
+        return Outputs(h, z, prediction, self._run("head", go, z))
+
+    def _run(self, role: str, go: Pass, x: Tensor) -> Tensor:
+        return self._parts[role](go, x)
+
+
+def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
+    """A role's forward pass over stacked tensors."""
+    if type(module) in _FORMS:  # a layer by itself has nothing to trace
+        return _step(Layer(role, module))
+    try:
+        graph = fx.Tracer().trace(module)
+    except Exception as error:  # whatever control flow or input tracing stumbles over
+        raise NotStackable(f"{role}: its forward pass cannot be traced ({str(error).splitlines()[0]})") from None
+    steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
+    result: Any = None
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            result = node.args[0]
+        elif node.op == "call_module":
+            layer = module.get_submodule(str(node.target))
+            steps.append((node, _step(Layer(f"{role}.{node.target}", layer)), node.args))
+        elif node.op == "call_function" and (inputs := _inputs(node)):
+            steps.append((node, _FUNCTIONS[node.target], inputs))
+        else:
+            raise NotStackable(f"{role}: {node.op.replace('_', ' ')} {node.target}")
+    if not isinstance(result, fx.Node):
+        raise NotStackable(f"{role}: it returns more than a tensor")
+
+    def run(go: Pass, x: Tensor) -> Tensor:
+        values: dict[fx.Node, Tensor] = {}
+        for node, step, arguments in steps:
+            values[node] = step(go, *(values.get(argument, x) for argument in arguments))
+        return values.get(result, x)
+
+    return run
+
+
+def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The tensors that a function with a stacked form is called with; empty: it has none, or not as it is called here."""
+    if node.target not in _FUNCTIONS or node.kwargs.keys() - {"inplace"}:
+        return ()
+    arguments = node.args[:1] if node.target is torch.flatten and node.args[1:] == (1,) else node.args
+    return arguments if all(isinstance(argument, fx.Node) for argument in arguments) else ()  # type: ignore[return-value]
+
+
+def _step(layer: Layer) -> Callable[[Pass, Tensor], Tensor]:
+    form = _FORMS.get(type(layer.module))
+    if form is None:
+        raise NotStackable(f"{layer.name}: {type(layer.module).__name__}")
+    if isinstance(layer.module, nn.Conv2d) and layer.module.padding_mode != "zeros":
+        raise NotStackable(f"{layer.name}: a convolution padded by {layer.module.padding_mode}")
+    if isinstance(layer.module, _BatchNorm) and layer.module.momentum is None:
+        raise NotStackable(f"{layer.name}: BatchNorm with a cumulative mean")
+    if isinstance(layer.module, nn.Flatten) and (layer.module.start_dim, layer.module.end_dim) != (1, -1):
+        raise NotStackable(f"{layer.name}: a flattening of some dimensions only")
+    return lambda go, x: form(layer, go, x)
+
+
+class VmappedNet(Form):
+    """The forward pass of K nets by way of ``torch.func.vmap``, for what has no stacked form; hardly faster than one by one."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        modules = list(net.modules())
+        self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
+        self.mixes = frozenset(ROLES if any(isinstance(module, _BatchNorm) for module in modules) else ())
+
+    def encode(self, go: Pass, x: Tensor) -> Tensor:
+        return self._run("encoder", go, x if x.ndim == _VECTORS else _by_client(x, go.clients))
+
+    def from_features(self, go: Pass, h: Tensor) -> Outputs:
+        z = self._run("projector", go, h)
+        prediction = None if self._net.predictor is None else self._run("predictor", go, z)
+        return Outputs(h, z, prediction, self._run("head", go, z))
+
+    def _run(self, role: str, go: Pass, x: Tensor) -> Tensor:
+        module: nn.Module = getattr(self._net, role)
+        module.train(go.training(role))
+        own = {name.removeprefix(role + "."): tensor for name, tensor in go.tensors.items() if name.startswith(role + ".")}
+
+        def alone(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+            y: Tensor = functional_call(module, tensors, (x,))
+            return y
+
+        return vmap(alone)(own, x)

@@ -1,0 +1,116 @@
+"""Which executor a run gets, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.config import ExecutorConfig, RunConfig
+from fedpriv.errors import UsageError
+from fedpriv.models.net import Net
+from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
+from fedpriv.samples import Inputs
+
+WIDEST = 64
+"""Channels of the widest convolution with which several nets as one were measured not to be slower than one after another."""
+LARGEST_GROUP = 10
+"""Clients; more of them were not faster on a processor."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the clients of a round are run.
+
+    Attributes:
+        config: with nothing left open.
+        form: the net for several clients; ``None``: one after another.
+        why: in a few words, for the user.
+    """
+
+    config: ExecutorConfig
+    form: Form | None
+    why: str
+
+    def __str__(self) -> str:
+        how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
+        return f"{how}: {self.why}"
+
+
+def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> Choice:
+    """The executor that a config asks for, or with ``auto`` the one that is faster for the net.
+
+    The choice depends on the config and the net alone, so that a run remains a function of its config.
+
+    Args:
+        samples: some of a client's training data.
+        participants: the most clients that take part in a round.
+
+    Raises:
+        UsageError: the executor that was asked for cannot run this.
+    """
+    asked = config.executor
+    if asked.name == "sequential":
+        return _sequential(asked, "as asked for")
+    reason = _impossible(config, samples)
+    form: Form | None = None
+    if not reason:
+        try:
+            form = StackedNet(net)
+        except NotStackable as error:
+            if asked.name == "vectorized":
+                form, reason = _vmapped(net, str(error))
+            else:
+                reason = f"the net has no form for several clients at once ({error})"
+    if asked.name == "vectorized":
+        if form is None:
+            raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
+        why = reason or "as asked for"
+    elif form is None or (reason := _slower(config, net, participants)):
+        return _sequential(asked, reason)
+    else:
+        why = "the net's convolutions are narrow, and side by side they fill the processor"
+        if config.device != "cpu":
+            why = "a net this small leaves the device idle by itself"
+    size = asked.group_size or _group_size(config, participants)
+    return Choice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
+
+
+def _sequential(asked: ExecutorConfig, why: str) -> Choice:
+    return Choice(asked.model_copy(update={"name": "sequential"}), None, why)
+
+
+def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
+    form = VmappedNet(net)
+    if form.draws:
+        return None, f"{missing} has no form for several clients at once, and the net's dropout would not draw as a client alone"
+    return form, f"as asked for, by way of torch.func.vmap ({missing} has no faster form)"
+
+
+def _impossible(config: RunConfig, samples: Inputs) -> str:
+    """Why clients cannot train together at all; empty: they can."""
+    if config.privacy.level == "sample":
+        return "gradients of single samples (privacy.level sample) are taken client by client"
+    if not isinstance(samples, Tensor) or not samples.is_floating_point():
+        return "texts have no form for several clients at once"
+    return ""
+
+
+def _slower(config: RunConfig, net: Net, participants: int) -> str:
+    """Why clients are rather run one after another; empty: together they are faster."""
+    if participants < 2:
+        return "one client a round"
+    if torch.device(config.device).type != "cpu":
+        return ""
+    widths = [module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d)]
+    if not widths:
+        return "a net without convolutions gains nothing"
+    if max(widths) > WIDEST:
+        return f"convolutions of {max(widths)} channels fill the processor by themselves"
+    return ""
+
+
+def _group_size(config: RunConfig, participants: int) -> int:
+    """Half of the participants, so that two processes have a group each, but not more than are worth it."""
+    return max(2, min(LARGEST_GROUP, -(-participants // 2)))

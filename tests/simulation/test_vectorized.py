@@ -1,0 +1,293 @@
+"""Clients that train together end where they end one after another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedpriv.config import load_config
+from fedpriv.errors import UsageError
+from fedpriv.methods import methods
+from fedpriv.models import registry
+from fedpriv.models.registry import Shape, register_model
+from fedpriv.models.stacked import NotStackable, StackedNet
+from fedpriv.simulation import stack, vectorized
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.resident import Resident
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import build
+from fedpriv.simulation.vectorized import VectorizedExecutor
+
+SMALL = {
+    "data.name": "digits",
+    "data.clients": 12,
+    "data.partition.name": "dirichlet",  # ragged: clients differ in steps and in their last batches
+    "data.partition.alpha": 0.3,
+    "model.name": "pooled",
+    "model.projection": 8,
+    "train.participation": 0.4,
+    "train.rounds": 9,
+    "train.local_epochs": 2,
+    "train.batch_size": 16,
+    "train.lr": 0.02,
+    "eval.every": 9,
+    "eval.last": 1,
+    "tracking.uri": "none",
+}
+METHODS = sorted(methods())
+State = dict[str, Tensor]
+
+
+class Joined(nn.Module):
+    """A net that no stacked form is known for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.left(x), self.right(x)], 1).relu().flatten(1)
+
+
+@pytest.fixture(autouse=True)
+def _nets() -> Iterator[None]:
+    registry.list_models()  # or the built-in ones would be loaded on top
+    known = dict(registry._SPECS)
+
+    @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
+    def pooled(shape: Shape) -> tuple[nn.Module, int]:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
+
+    @register_model("drawn", input_shape=(1, 8, 8), classes=10, source="test")
+    def drawn(shape: Shape) -> tuple[nn.Module, int]:
+        layers = [nn.Conv2d(1, 4, 3, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2)]
+        more = [nn.Flatten(), nn.Linear(36, 16), nn.LayerNorm(16), nn.Tanh(), nn.Dropout(0.5)]
+        return nn.Sequential(*layers, *more), 16
+
+    @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
+    def normed(shape: Shape) -> tuple[nn.Module, int]:
+        layers = OrderedDict[str, nn.Module](conv=nn.Conv2d(1, 4, 3), norm=nn.BatchNorm2d(4), relu=nn.ReLU(), flat=nn.Flatten())
+        return nn.Sequential(layers), 144
+
+    @register_model("joined", input_shape=(1, 8, 8), classes=10, source="test")
+    def joined(shape: Shape) -> tuple[nn.Module, int]:
+        return Joined(), 144
+
+    @register_model("wide", input_shape=(1, 8, 8), classes=10, source="test")
+    def wide(shape: Shape) -> tuple[nn.Module, int]:
+        return nn.Sequential(nn.Conv2d(1, 128, 8), nn.Flatten()), 128
+
+    @register_model("pixels", input_shape=(1, 8, 8), classes=10, source="test")
+    def pixels(shape: Shape) -> tuple[nn.Module, int]:
+        return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Dropout(0.5), nn.Flatten()), 4
+
+    yield
+    registry._SPECS.clear()
+    registry._SPECS.update(known)
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Callable[..., Simulation]:
+    """Three rounds of a small run with an executor, in float64 if ``double``."""
+    made = 0
+
+    def make(executor: str, double: bool = True, rounds: int = 3, **overrides: Any) -> Simulation:
+        nonlocal made
+        made += 1
+        together = {"executor.group_size": 3} if executor == "vectorized" else {}
+        federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **overrides}))
+        if double:
+            federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
+            federation.initial = federation.resident.row.clone()
+            train = federation.data.train
+            federation.data.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
+        simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / f"runs{made}"), lambda text: None)
+        simulation.start()
+        for _ in range(rounds):
+            simulation.play_round()
+        return simulation
+
+    return make
+
+
+def everything(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
+    """The server's model and memory, and what each client keeps, by name."""
+    yield from simulation.federation.resident.space.unpack(simulation.server.row).items()
+    yield from simulation.server.memory.items()
+    for client in sorted(simulation.progress.clients):
+        yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation._stored(client) or {}).items()))
+
+
+def assert_same(together: Simulation, alone: Simulation, within: float) -> None:
+    assert isinstance(together.executor, VectorizedExecutor) and not isinstance(alone.executor, VectorizedExecutor)
+    left, right = dict(everything(together)), dict(everything(alone))
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        scale = float(right[name].double().abs().max()) if value.numel() else 0.0
+        torch.testing.assert_close(
+            value, right[name], rtol=0.0, atol=within * max(1.0, scale), msg=lambda said, name=name: f"{name}: {said}"
+        )
+    own, other = (simulation.progress.record["metrics"] for simulation in (together, alone))
+    assert own["train_loss"] == pytest.approx(other["train_loss"], rel=1e3 * within)
+    assert own["bytes_up"] == other["bytes_up"]
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(played: Callable[..., Simulation], method: str, double: bool) -> None:
+    options = {"method.name": method, "train.min_batch": 2}
+    if not double:
+        options |= {"train.local_epochs": 1}
+    together, alone = (played(executor, double, **options) for executor in ("vectorized", "sequential"))
+    assert_same(together, alone, 1e-12 if double else 1e-3 if method == "l-dawa" else 1e-5)
+
+
+@pytest.mark.parametrize("net", ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"])
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon", "moon", "fedbn"])
+def test_nets(played: Callable[..., Simulation], method: str, net: str) -> None:
+    # BatchNorm over few samples amplifies rounding a thousandfold in a round, whoever plays it.
+    options = {"method.name": method, "model.name": net, "train.min_batch": 4, "train.local_steps": 3, "rounds": 2}
+    together, alone = (played(executor, **options) for executor in ("vectorized", "sequential"))
+    assert_same(together, alone, 1e-6 if net == "resnet9_narrow" else 1e-9)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"method.name": "moon", "data.augment": "crop_flip"},
+    {"method.name": "mpfedcon", "data.augment": "crop_flip"},
+    {"method.name": "mpfedcon", "train.cache_features": False},
+    {"method.name": "mpfedcon", "method.negative": "R2"},
+    {"method.name": "mpfedcon", "method.denominator": "all_centers"},
+    {"method.name": "fedsiam-da", "train.min_batch": 2, "method.history": "step", "method.anchor": "frozen"},
+    {"method.name": "fedavg", "train.optimizer": "adam", "train.lr": 0.001},
+    {"method.name": "feddyn", "train.optimizer": "adamw", "train.warmup_steps": 2, "train.clip_grad_norm": 0.5},
+    {"method.name": "fedprox", "train.accumulate": 3},
+    {"method.name": "fedavg", "train.momentum": 0.0, "train.weight_decay_bias": 0.01, "train.local_steps": 7},
+    {"method.name": "perfedavg", "method.variant": "hessian_free"},
+    {"method.name": "apfl", "method.adaptive": True},
+    {"method.name": "scaffold", "method.variate": "I"},
+    {"method.name": "feddual", "method.beta_mode": "epoch_running"},
+    {"method.name": "fedavg", "privacy.level": "client", "privacy.noise": 0.5, "privacy.clip": 1.0},
+    {"method.name": "fedavg", "executor.group_size": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(str(value) for value in options.values()))
+def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> None:
+    alone = {name: value for name, value in options.items() if not name.startswith("executor.")}
+    assert_same(played("vectorized", **options), played("sequential", **alone), 1e-9)
+
+
+def test_a_group_of_any_size_is_the_same(played: Callable[..., Simulation]) -> None:
+    sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).server.row for size in (2, 3, 5, 99)]
+    for row in sizes[1:]:
+        torch.testing.assert_close(row, sizes[0], rtol=0, atol=1e-12)
+
+
+def test_little_is_padded(played: Callable[..., Simulation]) -> None:
+    """On Dirichlet(0.1), clients differ in everything; still no more than 15 % of the samples are made up."""
+    options = {"data.partition.alpha": 0.1, "method.name": "fedavg", "train.participation": 1.0, "train.batch_size": 10}
+    simulation = played("vectorized", **options)
+    assert isinstance(simulation.executor, VectorizedExecutor) and simulation.executor._stack is not None
+    real, made_up = simulation.executor._stack.counted
+    assert real > 3000 and made_up <= stack.MOST_PADDING * (real + made_up)
+
+
+def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of clients with equal batches call the loss once."""
+    calls = []
+    federation = played("vectorized", rounds=0, **{"method.name": "mpfedcon"}).federation
+    kind = type(federation.method)
+    original = kind.local_loss
+    monkeypatch.setattr(kind, "local_loss", lambda self, step: (calls.append(1), original(self, step))[1])
+    counted = []
+    for executor in ("vectorized", "sequential"):
+        calls.clear()
+        together = {"executor.group_size": 4} if executor == "vectorized" else {}
+        played(executor, **{"method.name": "mpfedcon", "data.partition.name": "iid", **together})
+        counted.append(len(calls))
+    assert counted[0] < 0.4 * counted[1]
+
+
+def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[int]] = {}
+    rows = []
+    for executor in ("vectorized", "sequential"):
+        simulation = played(executor, rounds=0, **{"method.name": "fedavg", "train.on_nan": "drop"})
+        data = simulation.federation.data
+        victim = simulation._participants(1)[0]
+        train = data.train
+
+        def poisoned(client: int, train: Any = train, victim: int = victim) -> Any:
+            split = train(client)
+            return split._replace(inputs=split.inputs * float("nan")) if client == victim else split
+
+        monkeypatch.setattr(data, "train", poisoned)
+        record = simulation.play_round()
+        seen[executor] = [record["metrics"]["participants"], record["metrics"]["dropped"]]
+        rows.append(simulation.server.row)
+    assert seen["vectorized"] == seen["sequential"] == [4, 1]
+    torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
+
+
+def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) -> None:
+    with pytest.raises(UsageError, match=r"has a batch of 1, and BatchNorm needs more"):
+        played("vectorized", **{"method.name": "fedavg", "model.name": "resnet9_narrow", "train.batch_size": 1})
+    assert torch.is_grad_enabled()
+
+
+def test_groups_are_even() -> None:
+    assert [list(group) for group in vectorized._even(range(10), 4)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    assert [list(group) for group in vectorized._even(range(3), 5)] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net's convolutions are narrow"),
+        ({"model.name": "joined"}, "sequential: the net has no form for several clients at once (encoder: call function"),
+        ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
+        ({"model.name": "wide"}, "sequential: convolutions of 128 channels fill the processor by themselves"),
+        ({"model.name": "pixels"}, "sequential: the net has no form for several clients at once (encoder.1: dropout of pixels"),
+        ({"train.participation": 0.09}, "sequential: one client a round"),
+        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: gradients of single samples"),
+        ({"executor.name": "sequential"}, "sequential: as asked for"),
+        (
+            {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
+            "groups of up to 4 clients: as asked",
+        ),
+    ],
+)
+def test_what_is_chosen_and_why(options: dict[str, Any], why: str) -> None:
+    federation = build(load_config(None, {**SMALL, "method.name": "fedavg", **options}))
+    assert why in str(federation.choice)
+    assert federation.config.executor.name == str(federation.choice).partition(",")[0].partition(":")[0]
+
+
+def test_one_that_cannot_be_used_says_why() -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.0}
+    with pytest.raises(UsageError, match="executor vectorized: gradients of single samples"):
+        build(load_config(None, {**SMALL, "method.name": "fedavg", "executor.name": "vectorized", **private}))
+
+
+def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
+    class Doubled(nn.Linear):
+        """A layer by another name, which fx sees as its base class would be."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    net = registry.build_model("pooled", (1, 8, 8), 10, projection=None)
+    StackedNet(net)
+    net.head = Doubled(16, 10)
+    with pytest.raises(NotStackable):
+        StackedNet(net)
+    net.head = nn.Linear(16, 10)
+    net.head.forward = lambda x: x.new_zeros(len(x), 10)  # type: ignore[method-assign]
+    with pytest.raises(NotStackable, match="does more than its layers say"):
+        StackedNet(net)
