@@ -135,7 +135,7 @@ def test_no_room_to_note_that_the_run_is_finished(
         ("commit", 1, 5_000, "the checkpoint of round 0"),
         ("commit", 3, 5_000, "the checkpoint of round 2"),
         ("commit", 3, 0, "the checkpoint of round 2"),  # not even run.json
-        ("append", 3, 40, "the checkpoint of round 2"),
+        ("append", 3, 300, "the checkpoint of round 2"),
         ("results", 1, 5_000, "the results"),
         ("results", 1, 1_000_000, None),  # room for everything: the control
     ],
