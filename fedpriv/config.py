@@ -283,6 +283,9 @@ class ExecutorConfig(_Section):
     group_size: int | None = Field(
         None, ge=1, description="clients that train together; null: half of the participants, at most 10"
     )
+    workers: int = Field(
+        1, ge=1, description="processes that the groups (sequential: the clients) are spread over; no number depends on it"
+    )
 
 
 class TrackingConfig(_Section):

@@ -216,13 +216,14 @@ class Wire:
         """Client -> server. ``contexts(i)`` makes the context of the i-th transform."""
         for index, transform in enumerate(self.transforms):
             payload = transform(payload, contexts(index))
-        return self._carry("up", seal(payload))
+        return self.carry("up", seal(payload))
 
     def download(self, payload: Payload | Sealed) -> Sealed:
         """Server -> client; what is sent to several clients is sealed once and carried (and counted) each time."""
-        return self._carry("down", payload if isinstance(payload, Sealed) else seal(payload))
+        return self.carry("down", payload if isinstance(payload, Sealed) else seal(payload))
 
-    def _carry(self, direction: Direction, sealed: Sealed) -> Sealed:
+    def carry(self, direction: Direction, sealed: Sealed) -> Sealed:
+        """Show what is sealed to every tap."""
         for tap in self.taps:
             tap(direction, sealed)
         return sealed

@@ -49,6 +49,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
         "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
     ),
     "executor": ("executor.name", str, "Who runs the clients: auto, sequential or vectorized (groups of them as one wide net)."),
+    "workers": ("executor.workers", int, "Processes that the clients of a round are spread over; the numbers are the same."),
     "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),

@@ -59,7 +59,8 @@ class Reporter:
         partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
             f"[bold]{config.called}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
-            f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; clients are run {escape(str(federation.choice))}",
+            f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
+            f"clients are run {escape(str(federation.choice))}",
             soft_wrap=True,
         )
         self._rounds = config.train.rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,8 @@ class Choice:
 
     def __str__(self) -> str:
         how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
-        return f"{how}: {self.why}"
+        where = f", in {self.config.workers} processes" if self.config.workers > 1 else ""
+        return f"{how}{where}: {self.why}"
 
 
 def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> Choice:
@@ -51,6 +53,8 @@ def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> C
         UsageError: the executor that was asked for cannot run this.
     """
     asked = config.executor
+    if asked.workers > 1 and (reason := _no_workers(config)):
+        raise UsageError(f"executor.workers {asked.workers}: {reason}; use --workers 1")
     if asked.name == "sequential":
         return _sequential(asked, "as asked for")
     reason = _impossible(config, samples)
@@ -94,6 +98,17 @@ def _impossible(config: RunConfig, samples: Inputs) -> str:
         return "gradients of single samples (privacy.level sample) are taken client by client"
     if not isinstance(samples, Tensor) or not samples.is_floating_point():
         return "texts have no form for several clients at once"
+    return ""
+
+
+def _no_workers(config: RunConfig) -> str:
+    """Why there can be but one process; empty: there can be more."""
+    if torch.device(config.device).type != "cpu":
+        return f"one process drives the device {config.device}"
+    if config.threads > 1:
+        return f"a worker has one torch thread, and threads is {config.threads}"
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this system cannot fork processes"
     return ""
 
 

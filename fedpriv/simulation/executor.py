@@ -78,6 +78,7 @@ class Executor(ABC):
     def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
         self.federation, self.spend = federation, spend
 
+    @abstractmethod
     def run(
         self,
         round: int,
@@ -92,6 +93,26 @@ class Executor(ABC):
             private: what a client kept from its last turn, ``None`` before the first.
             on_drop: told of a client that diverged; it may raise to stop the run, otherwise the client is left out.
         """
+
+    def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """Who is played together, the longest turns first; by default everybody alone."""
+        return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
+
+    def close(self) -> None:  # noqa: B027 (nothing is a sound default)
+        """Let go of what the executor holds besides memory; by default there is nothing."""
+
+
+class LocalExecutor(Executor):
+    """Runs them in this process."""
+
+    def run(
+        self,
+        round: int,
+        clients: Sequence[int],
+        download: Sealed | None,
+        private: Callable[[int], Private | None],
+        on_drop: Callable[[ClientDiverged], None],
+    ) -> Iterator[TurnResult]:
         fed = self.federation
         device = fed.resident.device
         received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
@@ -156,7 +177,7 @@ class Executor(ABC):
         return TransformContext(received, fed.layers, drawn, fed.linear, reported.__setitem__)
 
 
-class SequentialExecutor(Executor):
+class SequentialExecutor(LocalExecutor):
     """Runs a round's clients one after another on the resident net."""
 
     def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:

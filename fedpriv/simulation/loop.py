@@ -19,6 +19,7 @@ from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import TurnResult
+from fedpriv.simulation.executors import executor_of
 from fedpriv.simulation.payloads import PayloadKeeper
 from fedpriv.simulation.probing import Prober
 from fedpriv.simulation.run_folder import RunFolder
@@ -26,7 +27,6 @@ from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
-from fedpriv.simulation.vectorized import executor_of
 from fedpriv.wire import ByteMeter, seal
 
 _MODEL, _MEMORY = "model.", "memory."
@@ -44,10 +44,8 @@ class Simulation:
         self.config: RunConfig = federation.config
         self.meter = ByteMeter()
         federation.wire.taps += [self.meter, PayloadKeeper(folder, self.config)]
-        self.executor = executor_of(federation, lambda client, rate, steps: self._spend(str(client), rate, steps))
-        self.scorer = Scorer(
-            federation.resident, federation.data, federation.method, self.config, self._on_divergence, federation.augment
-        )
+        self.executor = executor_of(federation, lambda client, rate, steps: self._spend(str(client), rate, steps), warn)
+        self.scorer = Scorer(federation, self._on_divergence)
         self.prober = Prober(federation.resident, federation.dataset, self.config) if self.config.eval.probe != "none" else None
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()

@@ -118,6 +118,7 @@ def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round
         status = "interrupted"
         raise
     finally:
+        simulation.executor.close()
         try:
             folder.update_facts(status=status)
         except OSError as error:  # what stopped the run, if anything did, is what the user must hear of

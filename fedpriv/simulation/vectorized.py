@@ -7,14 +7,14 @@ from functools import partial
 from itertools import pairwise
 
 from fedpriv.models.stacked import Form
-from fedpriv.simulation.executor import Executor, Finished, Round, SequentialExecutor, Spend
+from fedpriv.simulation.executor import Finished, LocalExecutor, Round, Spend
 from fedpriv.simulation.memory import keep_freed_memory
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.stack import Stack
 from fedpriv.simulation.turn import ClientDiverged
 
 
-class VectorizedExecutor(Executor):
+class VectorizedExecutor(LocalExecutor):
     """Runs a round's clients in groups, each on a lane of a stack.
 
     Args:
@@ -28,31 +28,22 @@ class VectorizedExecutor(Executor):
         keep_freed_memory()
         self._stack: Stack | None = None
 
+    def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """As few groups as there may be, all of about the same size; who has about as many samples is in one."""
+        by_size = sorted(clients, key=self.federation.data.size, reverse=True)
+        groups = -(-len(by_size) // self._group_size)
+        bounds = [len(by_size) * number // groups for number in range(groups + 1)]
+        return [tuple(by_size[start:stop]) for start, stop in pairwise(bounds)]
+
     def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
-        data = self.federation.data
-        by_size = sorted(clients, key=data.size, reverse=True)  # so that those who train together have about as many steps
-        for group in _even(by_size, self._group_size):
-            lanes = self._stack_of(len(group)).lanes
-            turns = [partial(self._play, lane, client, round) for lane, client in zip(lanes, group, strict=False)]
-            yield from self._stack_of(len(group)).run(turns)
+        for group in self.groups(clients):
+            stack = self._stack_of(len(group))
+            yield from stack.run(
+                [partial(self._play, lane, client, round) for lane, client in zip(stack.lanes, group, strict=False)]
+            )
 
     def _stack_of(self, clients: int) -> Stack:
         if self._stack is None or len(self._stack.lanes) < clients:
             resident = self.federation.resident
             self._stack = Stack(self._form, resident.space, clients, resident.row)
         return self._stack
-
-
-def executor_of(federation: Federation, spend: Spend | None = None) -> Executor:
-    """The executor that was chosen for a federation."""
-    choice = federation.choice
-    if choice is None or choice.form is None or choice.config.group_size is None:
-        return SequentialExecutor(federation, spend)
-    return VectorizedExecutor(federation, choice.form, choice.config.group_size, spend)
-
-
-def _even(clients: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    """As few groups as there may be, none larger than ``most``, and all of about the same size."""
-    groups = -(-len(clients) // most)
-    bounds = [len(clients) * number // groups for number in range(groups + 1)]
-    yield from (clients[start:stop] for start, stop in pairwise(bounds))

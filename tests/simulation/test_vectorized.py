@@ -17,7 +17,7 @@ from fedpriv.methods import methods
 from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
-from fedpriv.simulation import stack, vectorized
+from fedpriv.simulation import stack
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
@@ -241,9 +241,14 @@ def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) 
     assert torch.is_grad_enabled()
 
 
-def test_groups_are_even() -> None:
-    assert [list(group) for group in vectorized._even(range(10), 4)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
-    assert [list(group) for group in vectorized._even(range(3), 5)] == [[0, 1, 2]]
+@pytest.mark.parametrize(("clients", "most", "sizes"), [(10, 4, [3, 3, 4]), (3, 5, [3]), (10, 1, [1] * 10), (6, 3, [3, 3])])
+def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: int, sizes: list[int]) -> None:
+    simulation = played("vectorized", rounds=0, **{"method.name": "fedavg", "executor.group_size": most})
+    groups = simulation.executor.groups(range(clients))
+    assert [len(group) for group in groups] == sizes
+    data = simulation.federation.data
+    flat = [data.size(client) for group in groups for client in group]
+    assert flat == sorted(flat, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""The executor of a federation, as it was chosen (:mod:`fedpriv.simulation.choosing`)."""
+
+from __future__ import annotations
+
+from fedpriv.simulation.executor import Executor, SequentialExecutor, Spend
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.vectorized import VectorizedExecutor
+from fedpriv.simulation.workers import Warn, Workers
+
+
+def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
+    """What runs a federation's clients.
+
+    Args:
+        spend: told (client, sampling rate, steps) before a client trains with sample-level DP.
+        warn: told of what the user should know and the run survives.
+    """
+    workers = 1 if federation.choice is None else federation.choice.config.workers
+    return _in_one_process(federation, spend) if workers == 1 else Workers(federation, _in_one_process, workers, spend, warn)
+
+
+def _in_one_process(federation: Federation, spend: Spend) -> Executor:
+    choice = federation.choice
+    if choice is None or choice.form is None or choice.config.group_size is None:
+        return SequentialExecutor(federation, spend)
+    return VectorizedExecutor(federation, choice.form, choice.config.group_size, spend)

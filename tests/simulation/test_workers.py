@@ -1,0 +1,158 @@
+"""Processes that share a round's clients change nothing but the time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.config import load_config
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.simulation import choosing
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import build
+from fedpriv.simulation.turn import Turn
+from fedpriv.simulation.workers import Workers
+
+SMALL = {
+    "data.name": "digits",
+    "data.clients": 10,
+    "data.partition.name": "dirichlet",
+    "data.partition.alpha": 0.3,
+    "model.projection": 8,
+    "train.participation": 0.6,
+    "train.rounds": 3,
+    "train.local_epochs": 1,
+    "tracking.uri": "none",
+}
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[Callable[..., Simulation]]:
+    made: list[Simulation] = []
+    said: list[str] = []
+
+    def make(number: int, play: bool = True, **overrides: Any) -> Simulation:
+        federation = build(load_config(None, {**SMALL, "executor.workers": number, **overrides}))
+        folder = RunFolder.create(federation.config, tmp_path / f"runs{len(made)}")
+        simulation = Simulation(federation, folder, said.append)
+        made.append(simulation)
+        simulation.start()
+        if play:
+            for _ in simulation.rounds():
+                pass
+        return simulation
+
+    make.said = said  # type: ignore[attr-defined]
+    yield make
+    for simulation in made:
+        simulation.executor.close()
+
+
+def sent(simulation: Simulation) -> list[str]:
+    """What crosses the wire from now on."""
+    digests: list[str] = []
+    simulation.federation.wire.taps.append(lambda way, sealed: digests.append(f"{way} {sealed.client} {sealed.digest}"))
+    return digests
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["mpfedcon", "scaffold", "moon"])
+def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation], method: str, executor: str) -> None:
+    found = []
+    for number in (1, 2, 3):
+        options = {"method.name": method, "executor.name": executor, "executor.group_size": 2}
+        transforms = [{"name": "gaussian", "variance": 1e-6}]
+        simulation = played(number, False, **options, **{"wire.transforms": transforms})
+        assert isinstance(simulation.executor, Workers) == (number > 1)
+        digests = sent(simulation)
+        records = list(simulation.rounds())
+        kept = {c: {name: t.clone() for name, t in (simulation._stored(c) or {}).items()} for c in range(10)}
+        metrics = [{k: v for k, v in record["metrics"].items() if k != "seconds"} for record in records]
+        found.append((simulation.server.row, sorted(digests), kept, metrics))
+    for row, digests, kept, metrics in found[1:]:
+        assert torch.equal(row, found[0][0])
+        assert digests == found[0][1] and metrics == found[0][3]
+        assert all(torch.equal(kept[c][name], tensor) for c, own in found[0][2].items() for name, tensor in own.items())
+
+
+def test_the_ledger_hears_of_what_is_spent_elsewhere(played: Callable[..., Simulation]) -> None:
+    options = {"method.name": "fedavg", "model.name": "mlp2", "privacy.level": "sample", "privacy.noise": 1.0}
+    epsilons = [played(number, **options).ledger.epsilon for number in (1, 2)]
+    assert epsilons[0] == epsilons[1] > 0
+
+
+def _dying(monkeypatch: pytest.MonkeyPatch, when: Callable[[Turn], bool]) -> None:
+    """A client's training kills its process."""
+    original, parent = Turn.train, os.getpid()
+
+    def train(self: Turn, *arguments: Any) -> None:
+        if os.getpid() != parent and when(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, *arguments)
+
+    monkeypatch.setattr(Turn, "train", train)
+
+
+def test_a_worker_that_dies_is_named_and_its_clients_run_again(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reference = played(1, **{"method.name": "fedavg"}).server.row
+    marker = tmp_path / "died"
+
+    def once(turn: Turn) -> bool:
+        if turn.round != 2 or marker.exists():
+            return False
+        marker.touch()
+        return True
+
+    _dying(monkeypatch, once)
+    simulation = played(2, **{"method.name": "fedavg"})
+    said: list[str] = played.said  # type: ignore[attr-defined]
+    assert marker.exists()
+    assert torch.equal(simulation.server.row, reference)
+    assert len(said) == 1 and "was killed by SIGKILL while it trained the clients" in said[0] and "of round 2" in said[0]
+
+
+def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    _dying(monkeypatch, lambda turn: True)
+    simulation = played(2, False, **{"method.name": "fedavg"})
+    with pytest.raises(FedprivError, match="these clients are what kills them"):
+        simulation.play_round()
+    assert isinstance(simulation.executor, Workers) and not simulation.executor._workers
+
+
+def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Turn, *arguments: Any) -> None:
+        raise UsageError("a client's trouble")
+
+    monkeypatch.setattr(Turn, "train", wrong)
+    with pytest.raises(UsageError, match="a client's trouble"):
+        played(2, **{"method.name": "fedavg"})
+
+
+def test_a_client_that_diverges_in_a_worker(played: Callable[..., Simulation]) -> None:
+    simulation = played(2, **{"method.name": "fedavg", "train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 1})
+    assert simulation.progress.record["metrics"]["dropped"] == 6
+    with pytest.raises(FedprivError, match="diverged in round 1"):
+        played(2, **{"method.name": "fedavg", "train.lr": 1e30})
+
+
+def test_more_workers_than_cores_are_warned_of(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    played(3, False, **{"method.name": "fedavg"})
+    assert "this machine has 2 cores" in played.said[0]  # type: ignore[attr-defined]
+
+
+def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="a worker has one torch thread, and threads is 2; use --workers 1"):
+        played(2, False, **{"method.name": "fedavg", "threads": 2})
+    monkeypatch.setattr(choosing.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(UsageError, match="cannot fork"):
+        played(2, False, **{"method.name": "fedavg"})
