@@ -77,7 +77,8 @@ def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> C
         why = "the net's convolutions are narrow, and side by side they fill the processor"
         if config.device != "cpu":
             why = "a net this small leaves the device idle by itself"
-    size = asked.group_size or _group_size(config, participants)
+    assert isinstance(samples, Tensor)
+    size = asked.group_size or _group_size(config, net, samples, participants)
     return Choice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
 
 
@@ -126,6 +127,37 @@ def _slower(config: RunConfig, net: Net, participants: int) -> str:
     return ""
 
 
-def _group_size(config: RunConfig, participants: int) -> int:
-    """Half of the participants, so that two processes have a group each, but not more than are worth it."""
-    return max(2, min(LARGEST_GROUP, -(-participants // 2)))
+def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:
+    """Half of the participants, so that two processes have a group each, but not more than are worth it, nor than fit."""
+    device = torch.device(config.device)
+    if device.type != "cuda":
+        return max(2, min(LARGEST_GROUP, -(-participants // 2)))
+    free, _ = torch.cuda.mem_get_info(device)
+    fitting: int = free // client_bytes(config, net, samples)
+    return max(1, min(participants, fitting))
+
+
+@torch.no_grad()
+def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
+    """About how much memory a client's training takes: its states, and what its batches leave behind in the net.
+
+    Args:
+        samples: ``(n, ...)`` at least one of a client's samples.
+    """
+    outputs: list[int] = []
+
+    def note(module: nn.Module, given: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            outputs.append(output.numel())
+
+    hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
+    training = net.training
+    try:
+        net.eval()(samples[:1])
+    finally:
+        net.train(training)
+        for hook in hooks:
+            hook.remove()
+    state = sum(tensor.numel() for tensor in net.state_dict().values())
+    # A row, its gradient, velocity and start; and of each layer its output and the gradient of it.
+    return samples.element_size() * (4 * state + 2 * config.train.batch_size * sum(outputs))

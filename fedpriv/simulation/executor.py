@@ -13,11 +13,13 @@ from fedpriv.methods.base import Private
 from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
 from fedpriv.simulation.client_model import ClientModel
+from fedpriv.simulation.profile import UNTIMED, Spans
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged, Turn
 from fedpriv.wire import Payload, Sealed, TransformContext
 
 Spend = Callable[[int, float, int], None]
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Executor(ABC):
 
     def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
         self.federation, self.spend = federation, spend
+        self.profile: Spans = UNTIMED
 
     @abstractmethod
     def run(
@@ -115,17 +118,20 @@ class LocalExecutor(Executor):
     ) -> Iterator[TurnResult]:
         fed = self.federation
         device = fed.resident.device
-        received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
-        # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
-        start = fed.resident.space.pack(received, fed.initial.clone())
-        if download is not None:
-            for _ in clients:
-                fed.wire.download(download)
+        with self.profile("serialisation"):
+            received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
+            # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
+            start = fed.resident.space.pack(received, fed.initial.clone())
+            if download is not None:
+                for _ in clients:
+                    fed.wire.download(download)
         for ended in self._turns(Round(round, received, start, private), clients):
             if isinstance(ended, ClientDiverged):
                 on_drop(ended)
             else:
-                yield self._sent(ended, round, received)
+                with self.profile("serialisation", client=ended.client):
+                    sent = self._sent(ended, round, received)
+                yield sent
 
     @abstractmethod
     def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
@@ -138,9 +144,11 @@ class LocalExecutor(Executor):
         kept = fed.method.first_private(client, fed.initial) if stored is None else stored
         model.row.copy_(round.start)
         model.space.pack({name: tensor for name, tensor in kept.items() if name not in round.received}, model.row)
+        with self.profile("data", client=client):
+            data = fed.data.train(client)
         turn = Turn(
             model,
-            fed.data.train(client),
+            data,
             fed.config,
             round.number,
             client,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedpriv.simulation.executor import Executor, SequentialExecutor, Spend
+from fedpriv.simulation.executor import Executor, SequentialExecutor, Spend, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized import VectorizedExecutor
-from fedpriv.simulation.workers import Warn, Workers
+from fedpriv.simulation.workers import Workers
 
 
 def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
@@ -16,11 +16,14 @@ def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
         warn: told of what the user should know and the run survives.
     """
     workers = 1 if federation.choice is None else federation.choice.config.workers
-    return _in_one_process(federation, spend) if workers == 1 else Workers(federation, _in_one_process, workers, spend, warn)
+    return (
+        in_this_process(federation, spend, warn) if workers == 1 else Workers(federation, in_this_process, workers, spend, warn)
+    )
 
 
-def _in_one_process(federation: Federation, spend: Spend) -> Executor:
+def in_this_process(federation: Federation, spend: Spend, warn: Warn) -> Executor:
+    """The same without workers."""
     choice = federation.choice
     if choice is None or choice.form is None or choice.config.group_size is None:
         return SequentialExecutor(federation, spend)
-    return VectorizedExecutor(federation, choice.form, choice.config.group_size, spend)
+    return VectorizedExecutor(federation, choice.form, choice.config.group_size, spend, warn)

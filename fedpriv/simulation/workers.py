@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Private
-from fedpriv.simulation.executor import Executor, Spend, TurnResult
+from fedpriv.simulation.executor import Executor, Spend, TurnResult, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
 from fedpriv.wire import Payload, Sealed, Wire, seal, unseal
@@ -34,9 +34,8 @@ MOST_DEATHS = 3
 """Workers that may die over one group of clients before the run gives up."""
 _PR_SET_PDEATHSIG = 1
 
-Warn = Callable[[str], None]
 Group = tuple[int, ...]
-Make = Callable[[Federation, Spend], Executor]
+Make = Callable[[Federation, Spend, Warn], Executor]
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ class Done:
         results: without what clients keep, which is in ``kept`` as bytes.
         diverged: clients without a result.
         spent: (client, sampling rate, steps) of the ledger.
+        said: what the user should know.
         error: what stopped the worker, and whether a user can cause it.
     """
 
@@ -68,6 +68,7 @@ class Done:
     kept: Sequence[bytes] = ()
     diverged: Sequence[int] = ()
     spent: Sequence[tuple[int, float, int]] = ()
+    said: Sequence[str] = ()
     error: BaseException | str | None = None
 
 
@@ -86,7 +87,7 @@ class Workers(Executor):
         if number > cores:
             warn(f"executor.workers {number}: this machine has {cores} cores, so more workers than that only wait for each other")
         self._make, self._number, self._warn = make, number, warn
-        self._here = make(federation, spend)
+        self._here = make(federation, spend, warn)
         self._workers: list[_Worker] = []
 
     def groups(self, clients: Sequence[int]) -> list[Group]:
@@ -140,6 +141,8 @@ class Workers(Executor):
             raise done.error
         if done.error is not None:
             raise RuntimeError(f"in a worker:\n{done.error}")
+        for text in done.said:
+            self._warn(text)
         for client, rate, steps in done.spent:
             if self.spend is not None:
                 self.spend(client, rate, steps)
@@ -201,16 +204,18 @@ def _work(connection: Connection[Any, Any], federation: Federation, make: Make, 
         return
     torch.set_num_threads(1)
     spent: list[tuple[int, float, int]] = []
+    said: list[str] = []
     alone = replace(federation, wire=Wire(federation.wire.transforms))  # who listens to the wire does so in the parent
-    executor = make(alone, lambda client, rate, steps: spent.append((client, rate, steps)))
+    executor = make(alone, lambda client, rate, steps: spent.append((client, rate, steps)), said.append)
     while True:
         try:
             task: Task = connection.recv()
         except EOFError:
             return
         spent.clear()
+        said.clear()
         try:
-            done = replace(_played(executor, task), spent=tuple(spent))
+            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said))
         except FedprivError as error:
             done = Done(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
         except Exception:

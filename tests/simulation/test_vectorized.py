@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.config import load_config
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods import methods
 from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
 from fedpriv.simulation import stack
+from fedpriv.simulation.choosing import client_bytes
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
@@ -239,6 +240,46 @@ def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) 
     with pytest.raises(UsageError, match=r"has a batch of 1, and BatchNorm needs more"):
         played("vectorized", **{"method.name": "fedavg", "model.name": "resnet9_narrow", "train.batch_size": 1})
     assert torch.is_grad_enabled()
+
+
+def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = played("vectorized", **{"method.name": "fedrep"})
+    original, sizes = stack.Stack.run, []
+
+    def cramped(self: stack.Stack, functions: Any) -> Any:
+        sizes.append(len(functions))
+        if len(functions) > 2:
+            original(self, functions)  # work that was done before memory runs out leaves no trace
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, functions)
+
+    monkeypatch.setattr(stack.Stack, "run", cramped)
+    said: list[str] = []
+    simulation = played("vectorized", rounds=0, **{"method.name": "fedrep", "executor.group_size": 4})
+    assert isinstance(simulation.executor, VectorizedExecutor)
+    simulation.executor._warn = said.append
+    for _ in range(3):
+        simulation.play_round()
+    assert sizes[:3] == [4, 2, 2] and max(sizes[3:]) == 2
+    assert said == ["4 clients at once do not fit into the memory of cpu: from now on 2 (--group-size)"]
+    assert_same(simulation, reference, 1e-9)
+
+
+def test_a_client_that_does_not_fit_ends_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: stack.Stack, functions: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(stack.Stack, "run", full)
+    with pytest.raises(FedprivError, match="a client does not fit into the memory of cpu; try a smaller --batch-size"):
+        played("vectorized", **{"method.name": "fedavg"})
+
+
+def test_the_memory_of_a_client_is_that_of_its_states_and_layers() -> None:
+    net = registry.build_model("pooled", (1, 8, 8), 10, projection=None)
+    config = load_config(None, {**SMALL, "method.name": "fedavg", "train.batch_size": 16})
+    states = 4 * (40 + 592 + 170)
+    outputs = 4 * 36 + 4 * 9 + 4 * 9 + 36 + 16 + 16 + 16 + 10  # convolution, pooling, ReLU, flat, linear, ReLU, projector, head
+    assert client_bytes(config, net, torch.zeros(3, 1, 8, 8)) == 4 * (states + 2 * 16 * outputs)
 
 
 @pytest.mark.parametrize(("clients", "most", "sizes"), [(10, 4, [3, 3, 4]), (3, 5, [3]), (10, 1, [1] * 10), (6, 3, [3, 3])])
