@@ -20,13 +20,18 @@ _RUNS_DIR = click.option(
     help="Folder that holds the run folders.",
 )
 
+_PROFILE = click.option(
+    "--profile", is_flag=True, help="Show where the rounds' time went, and write profile/ (a table, and a trace for a browser)."
+)
+
 
 @command(main, "train")
 @config_options()
 @click.option("--dump-config", is_flag=True, help="Print the config as YAML and stop.")
+@_PROFILE
 @_RUNS_DIR
 def train(
-    config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, runs_dir: Path, **flags: Any
+    config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, profile: bool, runs_dir: Path, **flags: Any
 ) -> dict[str, Any] | None:
     """Train across clients.
 
@@ -47,14 +52,15 @@ def train(
     from fedpriv.simulation import run
 
     with Reporter(console()) as reporter:
-        outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn)
+        outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile)
     return _conclude(reporter, outcome)
 
 
 @command(main, "resume")
 @click.argument("run_name", metavar="RUN")
+@_PROFILE
 @_RUNS_DIR
-def resume(run_name: str, runs_dir: Path) -> dict[str, Any] | None:
+def resume(run_name: str, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
     """Go on with a killed or interrupted run.
 
     Its results are bit for bit those of a run that was not.
@@ -69,11 +75,16 @@ def resume(run_name: str, runs_dir: Path) -> dict[str, Any] | None:
     from fedpriv.tracking import find_run
 
     with Reporter(console()) as reporter:
-        outcome = run.resume(find_run(run_name, runs_dir), reporter.on_start, reporter.on_round, reporter.warn)
+        folder = find_run(run_name, runs_dir)
+        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile)
     return _conclude(reporter, outcome)
 
 
 def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:
+    if outcome.profile is not None:
+        from fedpriv.cli.profile import show
+
+        show(outcome.profile, outcome.folder.profile, reporter.out)
     reporter.conclude(outcome)
     if outcome.summary is None:
         sys.exit(130)

@@ -13,8 +13,8 @@ from fedpriv.methods.base import Private
 from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
 from fedpriv.simulation.client_model import ClientModel
-from fedpriv.simulation.profile import UNTIMED, Spans
 from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.spans import UNTIMED, Spans
 from fedpriv.simulation.turn import ClientDiverged, Turn
 from fedpriv.wire import Payload, Sealed, TransformContext
 

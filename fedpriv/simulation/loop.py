@@ -26,6 +26,7 @@ from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.sampling import participants
 from fedpriv.simulation.scoring import Scorer
 from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.spans import UNTIMED, Spans
 from fedpriv.simulation.turn import ClientDiverged
 from fedpriv.wire import ByteMeter, seal
 
@@ -37,15 +38,20 @@ class Simulation:
 
     Args:
         warn: told, in one line, of what the user should know and the run survives.
+        profile: told what is done, so that it can be timed.
     """
 
-    def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None]) -> None:
-        self.federation, self.folder, self.warn = federation, folder, warn
+    def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None], profile: Spans = UNTIMED) -> None:
+        self.federation, self.folder, self.warn, self.profile = federation, folder, warn, profile
         self.config: RunConfig = federation.config
         self.meter = ByteMeter()
-        federation.wire.taps += [self.meter, PayloadKeeper(folder, self.config)]
+        federation.wire.transforms = tuple(profile.timed("defences", transform) for transform in federation.wire.transforms)
+        federation.wire.taps += [self.meter, profile.timed("checkpoint", PayloadKeeper(folder, self.config))]
         self.executor = executor_of(federation, lambda client, rate, steps: self._spend(str(client), rate, steps), warn)
         self.scorer = Scorer(federation, self._on_divergence)
+        if federation.augment is not None:
+            federation.augment = profile.timed("data", federation.augment)
+        self.executor.profile = profile
         self.prober = Prober(federation.resident, federation.dataset, self.config) if self.config.eval.probe != "none" else None
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
@@ -88,10 +94,12 @@ class Simulation:
     def play_round(self) -> dict[str, Any]:
         """Play the next round and commit it."""
         began = time.perf_counter()
-        round, method = self.progress.round + 1, self.federation.method
-        draft = method.download(self.server, round)
-        download = None if draft is None else seal(draft)
-        sent = {} if download is None else download.tensors()
+        profile, round, method = self.profile, self.progress.round + 1, self.federation.method
+        profile.begin(round)
+        with profile("serialisation"):
+            draft = method.download(self.server, round)
+            download = None if draft is None else seal(draft)
+            sent = {} if download is None else download.tensors()
         ended: dict[int, TurnResult] = {}
         dropped: list[int] = []
 
@@ -100,23 +108,25 @@ class Simulation:
             dropped.append(error.client)
 
         chosen = self._participants(round)
-        for result in self.executor.run(round, chosen, download, self._stored, drop):
+        for result in profile.each("training", self.executor.run(round, chosen, download, self._stored, drop)):
             if result.kept:
-                with self.folder.writing(f"the checkpoint of round {round}"):
+                with profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
                     self.checkpoints.keep(result.client, round, result.kept)
                 self.progress.clients[result.client] = round
             ended[result.client] = replace(result, kept={})
         results = [ended[client] for client in chosen if client in ended]  # sums do not depend on who ended first
-        uploads = [decoded(result.upload, sent) for result in results if result.upload is not None]
+        with profile("serialisation"):
+            uploads = [decoded(result.upload, sent) for result in results if result.upload is not None]
         reported: dict[str, list[float]] = {}
         for result in results:
             for name, value in result.reported.items():
                 reported.setdefault(name, []).append(value)
-        if (noisy_mean := self.federation.noisy_mean) is not None:
-            self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
-            self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
-        elif uploads:
-            self.server = method.aggregate(self.server, uploads)
+        with profile("aggregation"):
+            if (noisy_mean := self.federation.noisy_mean) is not None:
+                self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
+                self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
+            elif uploads:
+                self.server = method.aggregate(self.server, uploads)
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
         if uploads:
             metrics |= self.server.report
@@ -128,11 +138,12 @@ class Simulation:
             metrics["epsilon"] = self.ledger.epsilon
         accuracies = None
         if self._is_scored(round):
-            if method.objective.labels:
-                scores, accuracies = self.scorer.score(self.server, self._private, round)
-                metrics |= scores
-            if self.prober is not None:
-                metrics |= self.prober(self.server.row)
+            with profile("evaluation"):
+                if method.objective.labels:
+                    scores, accuracies = self.scorer.score(self.server, self._private, round)
+                    metrics |= scores
+                if self.prober is not None:
+                    metrics |= self.prober(self.server.row)
         return self._finish_round(round, metrics, accuracies, time.perf_counter() - began)
 
     def trained_clients(self) -> set[int]:
@@ -167,9 +178,10 @@ class Simulation:
         return last_rounds or round % self.config.eval.every == 0
 
     def _stored(self, client: int) -> Private | None:
-        stored = self.checkpoints.private(self.progress, client)
-        device = self.federation.resident.device
-        return None if stored is None else {name: tensor.to(device) for name, tensor in stored.items()}
+        with self.profile("checkpoint"):
+            stored = self.checkpoints.private(self.progress, client)
+            device = self.federation.resident.device
+            return None if stored is None else {name: tensor.to(device) for name, tensor in stored.items()}
 
     def _private(self, client: int) -> Private:
         stored = self._stored(client)
@@ -192,7 +204,7 @@ class Simulation:
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
         }
-        with self.folder.writing(f"the checkpoint of round {round}"):
+        with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             self.checkpoints.commit(progress, self._server_tensors())
             self.folder.append(progress.record)
         return progress.record

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
 from typing import Any
+
+import torch
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
@@ -22,8 +25,10 @@ from fedpriv.files import save_json, save_tensors
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.probing import PROBE
+from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.run_folder import RunFolder, first_facts
 from fedpriv.simulation.setup import Federation, build
+from fedpriv.simulation.spans import END, UNTIMED, Spans
 from fedpriv.tracking import Tracker, default_uri
 
 OnStart = Callable[[Federation, RunFolder], None]
@@ -33,21 +38,23 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its folder, and its summary unless it was interrupted."""
+    """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was asked for."""
 
     folder: RunFolder
     summary: dict[str, Any] | None
     tracked: bool
     rounds_done: int
+    profile: dict[str, Any] | None = None
 
 
-def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
+def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False) -> Outcome:
     """Begin a new run and play it to its end (or to Ctrl-C).
 
     Args:
         config: as the user gave it; the folder gets the filled-in one.
         runs_dir: where the folder is made, unless the config names it.
         on_start: told once what was built and where; ``on_round``: each round's record; ``warn``: what a user should know.
+        profiled: write where the rounds' time went (:mod:`fedpriv.simulation.spans`).
 
     Raises:
         UsageError: before anything is written, where the config cannot be right.
@@ -57,11 +64,14 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
-        return _play(federation, folder, on_start, on_round, warn)
+        return _play(federation, folder, on_start, on_round, warn, profiled)
 
 
-def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
+def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False) -> Outcome:
     """Go on with a run that was killed or interrupted, from its last whole checkpoint; bit for bit as if it had not been.
+
+    Args:
+        profiled: as for :func:`start`; the profile is of the rounds that are played now.
 
     Raises:
         UsageError: no run there, another process plays it, or its config or its data were changed.
@@ -78,7 +88,7 @@ def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outc
             raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
         if not folder.facts:  # killed while the folder was being made
             _describe(federation, folder)
-        return _play(federation, folder, on_start, on_round, warn)
+        return _play(federation, folder, on_start, on_round, warn, profiled)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -90,16 +100,17 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
         folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
 
 
-def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn) -> Outcome:
+def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
     for note in federation.prepared.said:
         warn(note)
-    simulation = Simulation(federation, folder, warn)
+    profile = _profile(federation) if profiled else UNTIMED
+    simulation = Simulation(federation, folder, warn, profile)
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
     tracking = folder.facts["tracking"]
-    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn)
-    status, summary = "failed", None
+    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn, span=partial(profile.beside, "tracking"))
+    status, summary, report = "failed", None, None
     try:
         with folder.writing("run.json"):
             folder.update_facts(status="running")
@@ -110,7 +121,9 @@ def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round
             tracker.notify()
             for record in simulation.rounds():
                 on_round(record)
-                tracker.notify()
+                with profile("tracking"):
+                    tracker.notify()
+        profile.begin(END)
         if simulation.progress.round == federation.config.train.rounds:
             summary = _write_results(simulation)
         status = "interrupted" if summary is None else "finished"
@@ -118,13 +131,31 @@ def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round
         status = "interrupted"
         raise
     finally:
+        profile.begin(END)
         simulation.executor.close()
         try:
             folder.update_facts(status=status)
         except OSError as error:  # what stopped the run, if anything did, is what the user must hear of
             warn(f"cannot note in {folder.path} that the run is {status}: {error.strerror}")
-        tracked = tracker.finish()
-    return Outcome(folder, summary, tracked, simulation.progress.round)
+        with profile("tracking"):
+            tracked = tracker.finish()
+        report = _write_profile(profile, simulation, warn)
+    return Outcome(folder, summary, tracked, simulation.progress.round, report)
+
+
+def _profile(federation: Federation) -> Profile:
+    device = federation.resident.device
+    return Profile(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else Profile()
+
+
+def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[str, Any] | None:
+    if not isinstance(profile, Profile):
+        return None
+    try:
+        return profile.write(simulation.folder.profile, simulation.progress.round)
+    except OSError as error:  # as above
+        warn(f"cannot write the profile in {simulation.folder.profile}: {error.strerror}")
+        return None
 
 
 @contextmanager

@@ -24,8 +24,8 @@ class RunFolder:
 
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
-    end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``; after it ``probe/``,
-    where it was probed.
+    end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where
+    that was asked for); after it ``probe/``, where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,6 +38,7 @@ class RunFolder:
         self.plots = path / "plots"
         self.confusion_file = path / "confusion.json"
         self.probe = path / "probe"
+        self.profile = path / "profile"
         self._facts_file = path / "run.json"
         self._metrics_file = path / "metrics.jsonl"
         self._summary_file = path / "summary.json"

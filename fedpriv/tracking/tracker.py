@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fedpriv.errors import FedprivError
@@ -20,10 +21,21 @@ class Tracker:
         experiment: MLflow experiment name.
         warn: called once, with one line, if something cannot be sent. It may be called from the background thread.
         interval: least time between two sends (seconds), so that many short rounds become one request.
+        span: makes the block that sends, in the background thread; so that somebody may time it.
     """
 
-    def __init__(self, run_dir: Path, uri: str, experiment: str, warn: Callable[[str], None], *, interval: float = 2.0) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        uri: str,
+        experiment: str,
+        warn: Callable[[str], None],
+        *,
+        interval: float = 2.0,
+        span: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._run_dir, self._uri, self._experiment, self._warn, self._interval = run_dir, uri, experiment, warn, interval
+        self._span = span
         self._wake, self._closing, self._warned = threading.Event(), threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._sent, self._away = False, False
@@ -65,7 +77,8 @@ class Tracker:
             self._wake.clear()
             last = self._closing.is_set()  # read before sending: what was written before finish() is then surely sent
             try:
-                sync(self._run_dir, self._uri, self._experiment)
+                with self._span():
+                    sync(self._run_dir, self._uri, self._experiment)
                 self._sent, self._away = True, False
             except Exception as error:  # whatever goes wrong with the copy, the run goes on
                 self._sent, self._away = False, isinstance(error, ServerAway)

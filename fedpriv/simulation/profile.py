@@ -1,0 +1,168 @@
+"""Where a round's time went: spans (:mod:`fedpriv.simulation.spans`) of wall-clock time, each second charged to one category.
+
+A round lasts until the next one begins, its checkpoint and its record included; so it is longer than ``seconds`` of the record,
+which end before the checkpoint. Time in nested spans is charged to the innermost alone, so the categories and ``other`` add up
+to the round.
+
+On an accelerator each span waits until the device is done, so that what it computes is charged where it was asked for; the run
+is slower for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from fedpriv.files import save_json, write_atomically
+from fedpriv.simulation.spans import CATEGORIES, OTHER, START, Spans
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREADS = {"run": 1, "beside the run": 2}
+
+
+class Event(NamedTuple):
+    """A span that is over, in the clock's seconds."""
+
+    name: str
+    began: float
+    ended: float
+    thread: str
+    about: dict[str, int]
+
+
+@dataclass
+class Stretch:
+    """A round, or what is before or after all of them: seconds by category."""
+
+    name: int | str
+    began: float
+    ended: float
+    charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*CATEGORIES, OTHER), 0.0))
+
+    def report(self) -> dict[str, Any]:
+        """In seconds."""
+        which = {"round": self.name} if isinstance(self.name, int) else {}
+        return {**which, "seconds": self.ended - self.began, "categories": dict(self.charged)}
+
+    def as_event(self) -> Event:
+        """For the trace, where it stands around its spans."""
+        return Event(f"round {self.name}" if isinstance(self.name, int) else self.name, self.began, self.ended, "run", {})
+
+
+class Profile(Spans):
+    """Times a run; one is made when it starts.
+
+    Args:
+        settle: called before the clock is read; waits for what is still computed elsewhere.
+        clock: seconds since whenever.
+    """
+
+    def __init__(self, settle: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._settle, self._clock = settle, clock
+        self._open: list[str] = []
+        self._events: list[Event] = []
+        self._origin = clock()
+        self._stretches = [Stretch(START, self._origin, self._origin)]
+
+    @contextmanager
+    def __call__(self, category: str, **about: int) -> Iterator[None]:
+        began = self._charge()
+        self._open.append(category)
+        try:
+            yield
+        finally:
+            ended = self._charge()
+            self._open.pop()
+            self._events.append(Event(category, began, ended, "run", about))
+
+    @contextmanager
+    def beside(self, category: str) -> Iterator[None]:
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._events.append(Event(category, began, self._clock(), "beside the run", {}))
+
+    def each(self, category: str, items: Iterable[T]) -> Iterator[T]:
+        iterator = iter(items)
+        while True:
+            with self(category):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def timed(self, category: str, function: Callable[P, T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self(category):
+                return function(*args, **kwargs)
+
+        return call
+
+    def begin(self, stretch: int | str) -> None:
+        if self._stretches[-1].name != stretch:
+            now = self._charge()
+            self._stretches.append(Stretch(stretch, now, now))
+
+    def _charge(self) -> float:
+        """The time now; what has passed since it was last asked is the innermost span's."""
+        self._settle()
+        now, stretch = self._clock(), self._stretches[-1]
+        stretch.charged[self._open[-1] if self._open else OTHER] += now - stretch.ended
+        stretch.ended = now
+        return now
+
+    def report(self, rounds_done: int) -> dict[str, Any]:
+        """Seconds by category, of each round up to ``rounds_done`` and of all of them (``total``).
+
+        ``start`` and ``end`` are before and after them, ``unfinished`` is a round that something stopped, and ``beside`` what
+        ran in another thread meanwhile.
+        """
+        self._charge()
+        rounds = [one for one in self._stretches if one.name in range(1, rounds_done + 1)]
+        total = {name: sum(one.charged[name] for one in rounds) for name in (*CATEGORIES, OTHER)}
+        others = [one for one in self._stretches if one.name not in range(1, rounds_done + 1)]
+        beside: dict[str, float] = {}
+        for event in self._events:
+            if event.thread != "run":
+                beside[event.name] = beside.get(event.name, 0.0) + event.ended - event.began
+        return {
+            "unit": "seconds",
+            "total": {"rounds": len(rounds), "seconds": sum(one.ended - one.began for one in rounds), "categories": total},
+            "rounds": [one.report() for one in rounds],
+            **{one.name if isinstance(one.name, str) else "unfinished": one.report() for one in others},
+            "beside": beside,
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """The spans and the rounds in the Chrome trace event format: times in microseconds since the run started."""
+        self._charge()
+        named: list[dict[str, Any]] = [
+            {"name": "thread_name", "cat": "__metadata", "ph": "M", "pid": 1, "tid": tid, "ts": 0, "args": {"name": name}}
+            for name, tid in _THREADS.items()
+        ]
+        rounds = [self._traced(one.as_event(), "round") for one in self._stretches]
+        spans = [self._traced(event, "span") for event in self._events]
+        return {"traceEvents": [*named, *rounds, *spans], "displayTimeUnit": "ms"}
+
+    def _traced(self, event: Event, kind: str) -> dict[str, Any]:
+        began, ended = ((moment - self._origin) * 1e6 for moment in (event.began, event.ended))
+        times = {"ts": round(began, 3), "dur": round(ended - began, 3)}
+        return {
+            "name": event.name, "cat": kind, "ph": "X", **times, "pid": 1, "tid": _THREADS[event.thread], "args": event.about,
+        }  # fmt: skip
+
+    def write(self, folder: Path, rounds_done: int) -> dict[str, Any]:
+        """Write ``profile.json`` (:meth:`report`, which is returned) and ``trace.json`` (:meth:`trace`) into a folder."""
+        report = self.report(rounds_done)
+        folder.mkdir(exist_ok=True)
+        save_json(folder / "profile.json", report)
+        write_atomically(folder / "trace.json", json.dumps(self.trace()).encode())
+        return report
