@@ -133,8 +133,7 @@ def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int)
     if device.type != "cuda":
         return max(2, min(LARGEST_GROUP, -(-participants // 2)))
     free, _ = torch.cuda.mem_get_info(device)
-    fitting: int = free // client_bytes(config, net, samples)
-    return max(1, min(participants, fitting))
+    return max(1, min(participants, int(free) // client_bytes(config, net, samples)))
 
 
 @torch.no_grad()
@@ -160,4 +159,5 @@ def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
             hook.remove()
     state = sum(tensor.numel() for tensor in net.state_dict().values())
     # A row, its gradient, velocity and start; and of each layer its output and the gradient of it.
-    return samples.element_size() * (4 * state + 2 * config.train.batch_size * sum(outputs))
+    numbers: int = 4 * state + 2 * config.train.batch_size * sum(outputs)
+    return samples.element_size() * numbers
