@@ -6,7 +6,7 @@ logistic regression then reads the label set off statistics of the weight change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,8 +97,8 @@ def shadow_messages(client: ShadowClient, label_sets: Tensor, seed: int = 0) -> 
     return [client(labels, seed + i) for i, labels in enumerate(label_sets)]
 
 
-def fit_shadows(messages: Sequence[Message], label_sets: Tensor, options: ShadowOptions | None = None) -> ShadowClassifier:
-    """Train on shadow messages and their label sets ``(n, C)`` bool."""
+def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: ShadowOptions | None = None) -> ShadowClassifier:
+    """Train on shadow messages, of which one at a time is looked at, and their label sets ``(n, C)`` bool."""
     options = options or ShadowOptions()
     x, y = np.stack([features(message, options) for message in messages]), label_sets.cpu().numpy().astype(bool)
     models: list[Any] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from attacks.centers import read_label_set
 from attacks.labels import batch_labels, count_accuracy, surely_present, to_counts
 from attacks.observation import Observation, ThreatModel
 from attacks.reconstruction import Inapplicable
-from attacks.shadow import Message, fit_shadows, score_shadows, shadow_messages
+from attacks.shadow import Message, fit_shadows, score_shadows
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.shadow_turns import ShadowTurns
 from fedpriv.audit.statistics import as_gradient, exposed, gradient_like
@@ -101,13 +101,13 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
         row[torch.randperm(classes, generator=draw)[:size]] = True
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
-    def client(present: Tensor, number: int) -> Message:
-        played = turns.play(_public(evidence, present, samples, number), number)
-        if played is None:
-            raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
-        return _changes(evidence, played.uploaded, messages[0].received)
+    def changes() -> Iterator[Message]:
+        for played in turns.play(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
+            if played is None:
+                raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
+            yield _changes(evidence, played.uploaded, messages[0].received)
 
-    classifier = fit_shadows(shadow_messages(client, sets), sets)
+    classifier = fit_shadows(changes(), sets)
     truth = torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
     report = score_shadows(classifier, [_changes(evidence, one.uploaded, one.received) for one in messages], truth)
     auc = None if report.auc != report.auc else report.auc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.membership_epsilon import EpsilonBounds, epsilon_bounds
 from fedpriv.audit.readings import Reading, readings
 from fedpriv.audit.shadow_turns import ShadowTurns
+from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
 LOSS, LIRA, OFFLINE = "loss threshold", "LiRA", "LiRA offline"
@@ -26,8 +27,6 @@ SURE = 0.999
 """Confidence of the control's interval: it fails by chance once in two thousand times."""
 
 Uploaded = Mapping[str, Tensor]
-ShadowTurn = Callable[[Mask, int], Uploaded | None]
-"""Which candidates to train on ``(n,)`` and the shadow's number -> what it would have uploaded; ``None`` where it diverged."""
 
 _THREAT = (
     "The server follows the protocol and looks at one upload of each client. It knows what it sent in this round and in round 0, "
@@ -127,50 +126,60 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         raise UsageError(f"what the server sent in round {round} was not kept; shadows have nothing to start from")
     federation = evidence.federation
     asked: Candidates = candidates(federation, round, client, seed)
-    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
-    own = turns.play(asked.spare, shadows)
-    if own is None:
-        raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
+    inside = halves(shadows, len(asked.members), seed)
     # A shadow has as many samples as the client: it takes as many steps.
     filling = max(0, (message.num_examples or 0) - len(asked.members) // 2)
+    own_turn = shadows  # the number after the last shadow's
 
-    def shadow(inside: Mask, number: int) -> Uploaded | None:
+    def data(number: int) -> Split:
+        if number == own_turn:
+            return asked.spare
         device = asked.data.labels.device
-        chosen = asked.data.at(torch.from_numpy(inside).nonzero().squeeze(1).to(device))
-        rest = asked.spare.at(torch.arange(min(filling, len(asked.spare.labels)), device=device))
-        played = turns.play(chosen.followed_by(rest), number)
-        return None if played is None else played.uploaded
+        chosen = asked.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
+        return chosen.followed_by(asked.spare.at(torch.arange(min(filling, len(asked.spare.labels)), device=device)))
 
+    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
+    played = turns.play(data, [own_turn, *range(shadows)])
+    own = next(played)
+    if own is None:
+        raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
     ways = readings(federation.resident, own, asked.spare, asked.data.inputs)
+    uploads = (None if one is None else one.uploaded for one in played)
     try:
-        (scores, control), diverged = infer(asked.data.labels, [message.uploaded, own.uploaded], shadow, ways, shadows, seed)
+        (scores, control), diverged = infer(asked.data.labels, [message.uploaded, own.uploaded], inside, uploads, ways)
     except ValueError as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
     return _Found(scores, control, asked.members, diverged)
 
 
 def infer(
-    labels: Tensor, uploads: Sequence[Uploaded], shadow: ShadowTurn, ways: Mapping[str, Reading], shadows: int, seed: int = 0
+    labels: Tensor,
+    uploads: Sequence[Uploaded],
+    inside: Mask,
+    shadows: Iterable[Uploaded | None],
+    ways: Mapping[str, Reading],
 ) -> tuple[list[dict[str, Array]], int]:
     """Scores of candidates with these labels ``(n,)`` for each upload, by attack and reading, and how many shadows diverged.
 
     The same shadows serve all uploads.
 
+    Args:
+        inside: which candidates each shadow was trained on ``(s, n)``.
+        shadows: what each would have uploaded, ``None`` where it diverged; one is looked at after another.
+
     Raises:
         ValueError: an upload is not finite, or too few shadows are left.
     """
-    inside = halves(shadows, len(labels), seed)
     seen: dict[str, list[Array]] = {way: [] for way in ways}
     kept = []
-    for number, who in enumerate(inside):
-        uploaded = shadow(who, number)
+    for number, uploaded in zip(range(len(inside)), shadows, strict=True):
         if uploaded is None or not all(bool(tensor.isfinite().all()) for tensor in uploaded.values()):
             continue
         kept.append(number)
         for way, read in ways.items():
             seen[way].append(confidence(read(uploaded).cpu(), labels.cpu()))
     if len(kept) < 4:
-        raise ValueError(f"{shadows - len(kept)} of {shadows} shadow turns diverged")
+        raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow turns diverged")
     found: list[dict[str, Array]] = []
     for uploaded in uploads:
         found.append({})
@@ -182,7 +191,7 @@ def infer(
                 LIRA + suffix: lira(observed, beside, inside[kept]),
                 OFFLINE + suffix: lira(observed, beside, inside[kept], "offline"),
             }
-    return found, shadows - len(kept)
+    return found, len(inside) - len(kept)
 
 
 def _is_lira(name: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from torch import Tensor
@@ -11,22 +12,37 @@ from torch import Tensor
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.encoding import decoded
 from fedpriv.samples import Modality, lacking
-from fedpriv.simulation.executor import SequentialExecutor
+from fedpriv.simulation.executors import in_this_process
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Sealed, Wire
 
+DataOf = Callable[[int], Split]
+"""A shadow's number -> what it trains on; it may be asked for more than once."""
+
 
 @dataclass(frozen=True)
-class _OneClient:
-    """The data of a federation in which one client trains on chosen samples."""
+class _Shadows:
+    """The data of a federation whose clients are shadows, each made when its turn begins.
 
-    chosen: Split
+    Attributes:
+        first: the client that stands for shadow 0.
+    """
+
+    of: DataOf
+    first: int
+    lacks: dict[int, Modality | None] = field(default_factory=dict)
 
     def train(self, client: int) -> Split:
-        return self.chosen
+        chosen = self.of(client - self.first)
+        self.lacks[client] = lacking(chosen.inputs)
+        return chosen
 
     def lacking(self, client: int) -> Modality | None:
-        return lacking(self.chosen.inputs)
+        return self.lacks[client]
+
+    def size(self, client: int) -> int:
+        """The same for all: they are played in the order in which they are asked for."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -55,13 +71,22 @@ class ShadowTurns:
         drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
         self.initial = federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
 
-    def play(self, data: Split, number: int) -> Played | None:
-        """Train on ``data`` as shadow ``number``; ``None`` where it diverged."""
+    def play(self, data: DataOf, numbers: Sequence[int]) -> Iterator[Played | None]:
+        """The turns of the shadows of these numbers, in this order; ``None`` for one that diverged.
+
+        They are played as the run's clients are, one after another or in groups. In memory are the data and the models of one
+        group, and whatever the caller holds on to. All are played in this process, however many workers the run had: those
+        have what there was when they were forked, which a shadow's data is no part of, and no model comes back from them.
+        """
         fed = self.federation
-        alone = replace(fed, data=cast(FederatedData, _OneClient(data)), wire=Wire(fed.wire.transforms), initial=self.initial)
-        executor = SequentialExecutor(alone, spend=lambda client, rate, steps: None)
-        shadow = fed.config.data.clients + number
-        for result in executor.run(self.round, [shadow], self.download, lambda client: None, lambda error: None):
-            if result.upload is not None:
-                return Played(decoded(result.upload, self.received).tensors(), fed.resident.row.clone())
-        return None
+        shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
+        federation = replace(fed, data=shadows, wire=Wire(fed.wire.transforms), initial=self.initial)
+        # Who is in a group makes no difference to what comes out, so nobody is told that one did not fit.
+        executor = in_this_process(federation, lambda client, rate, steps: None, lambda text: None)
+        waiting = deque(fed.config.data.clients + number for number in numbers)
+        for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):
+            while waiting.popleft() != result.client:
+                yield None
+            sent = None if result.upload is None else decoded(result.upload, self.received).tensors()
+            yield None if sent is None else Played(sent, executor.model.clone())
+        yield from (None for _ in waiting)

@@ -24,7 +24,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast())
     data = evidence.federation.data.train(client)
     alone = torch.arange(min(count, len(data.labels)), device=data.labels.device)[:, None]
-    played = [turns.play(data.at(index), i) for i, index in enumerate(alone)]
+    played = list(turns.play(lambda number: data.at(alone[number]), range(len(alone))))
     if any(one is None for one in played):
         raise FedprivError(f"round {round}: a client with a single image diverged")
     told = None if message.num_examples is None else 1

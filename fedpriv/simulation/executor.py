@@ -58,11 +58,13 @@ class Finished:
     """A turn that is over.
 
     Attributes:
+        model: ``(p,)`` its whole model, a view, valid until the next turn.
         payload: what the client sends, before transforms.
         kept: what it keeps.
     """
 
     client: int
+    model: Tensor
     payload: Payload | None
     kept: Mapping[str, Tensor]
     mean_loss: float
@@ -106,7 +108,14 @@ class Executor(ABC):
 
 
 class LocalExecutor(Executor):
-    """Runs them in this process."""
+    """Runs them in this process.
+
+    Attributes:
+        model: ``(p,)`` the whole model of the client whose result came last; a view, valid until the next turn. It is no part of
+            the result, which may have to go from one process to another.
+    """
+
+    model: Tensor
 
     def run(
         self,
@@ -131,6 +140,7 @@ class LocalExecutor(Executor):
             else:
                 with self.profile("serialisation", client=ended.client):
                     sent = self._sent(ended, round, received)
+                self.model = ended.model
                 yield sent
 
     @abstractmethod
@@ -165,7 +175,7 @@ class LocalExecutor(Executor):
         except ClientDiverged as error:
             return error
         payload, keeps = fed.method.upload(turn), fed.method.keep(turn)
-        return Finished(client, payload, keeps, turn.mean_loss, turn.num_examples, turn.reported)
+        return Finished(client, model.row, payload, keeps, turn.mean_loss, turn.num_examples, turn.reported)
 
     def _sent(self, ended: Finished, round: int, received: Mapping[str, Tensor]) -> TurnResult:
         fed, level, payload = self.federation, self.federation.config.privacy.level, ended.payload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpriv.simulation.executor import Executor, SequentialExecutor, Spend, Warn
+from fedpriv.simulation.executor import Executor, LocalExecutor, SequentialExecutor, Spend, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized import VectorizedExecutor
 from fedpriv.simulation.workers import Workers
@@ -21,7 +21,7 @@ def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
     )
 
 
-def in_this_process(federation: Federation, spend: Spend, warn: Warn) -> Executor:
+def in_this_process(federation: Federation, spend: Spend, warn: Warn) -> LocalExecutor:
     """The same without workers."""
     choice = federation.choice
     if choice is None or choice.form is None or choice.config.group_size is None:

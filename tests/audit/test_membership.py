@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.membership import Mask
+from attacks.membership import Mask, halves
 from fedpriv.audit.candidates import candidates
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.membership import LIRA, LOSS, infer, membership
@@ -79,7 +79,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     client, download = run.store.clients(1)[0], run.store.download(1)
     assert download is not None
     turns, data = ShadowTurns(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
-    same, other = turns.play(data, client - run.config.data.clients), turns.play(data, 0)
+    same, other = turns.play(lambda number: data, [client - run.config.data.clients, 0])
     sent = run.message(1, client).uploaded
     assert same is not None and other is not None
     assert all(torch.equal(same.uploaded[name], tensor) for name, tensor in sent.items())
@@ -145,19 +145,19 @@ def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
 
 
 def test_the_attack_gets_labels_and_shadows_and_no_membership() -> None:
-    labels, members = torch.zeros(40, dtype=torch.long), np.arange(40) < 20
+    labels, members, inside = torch.zeros(40, dtype=torch.long), np.arange(40) < 20, halves(20, 40, seed=0)
     (scores, none), diverged = infer(
         labels,
         [table(members, 99), table(np.zeros(40, dtype=bool), 98)],
-        lambda inside, number: None if number == 3 else table(inside, number),
+        inside,
+        (None if number == 3 else table(who, number) for number, who in enumerate(inside)),
         {"": lambda uploaded: uploaded["logits"]},
-        shadows=20,
     )
     assert diverged == 1
     assert scores[LIRA][members].mean() - scores[LIRA][~members].mean() > 2
     assert abs(none[LIRA][members].mean() - none[LIRA][~members].mean()) < 2
     with pytest.raises(ValueError, match="20 of 20 shadow turns diverged"):
-        infer(labels, [], lambda inside, number: None, {}, shadows=20)
+        infer(labels, [], inside, [None] * 20, {})
 
 
 def test_what_cannot_be_attacked_is_said(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
