@@ -17,7 +17,7 @@ from fedpriv.methods import methods
 from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
-from fedpriv.simulation import stack
+from fedpriv.simulation import answers, stack
 from fedpriv.simulation.choosing import client_bytes
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.resident import Resident
@@ -196,7 +196,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     simulation = played("vectorized", **options)
     assert isinstance(simulation.executor, VectorizedExecutor) and simulation.executor._stack is not None
     real, made_up = simulation.executor._stack.counted
-    assert real > 3000 and made_up <= stack.MOST_PADDING * (real + made_up)
+    assert real > 3000 and made_up <= answers.MOST_PADDING * (real + made_up)
 
 
 def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
