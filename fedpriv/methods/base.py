@@ -84,6 +84,7 @@ class Method:
         """What a client is tested with of its own; the rest is the server's."""
         self.kept_names = self.tested_names
         """What a client keeps of the net between rounds; a method may keep more than it tests with."""
+        self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @property
     def halves(self) -> tuple[Objective, Aggregation]:
@@ -199,7 +200,9 @@ class Method:
     def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
         """The model that a client is tested with: the new server model and the client's own parts."""
         own = {name: private[name] for name in self.tested_names}
-        return {**self.context.space.unpack(server.row), **own}
+        if self._unpacked is None or self._unpacked[0] is not server.row:  # one server state is asked for by every client
+            self._unpacked = server.row, self.context.space.unpack(server.row)
+        return {**self._unpacked[1], **own}
 
     def adaptation(self, round: int) -> Sequence[Phase]:
         """Training on a copy before a client is tested in this round; it changes no state. By default none."""

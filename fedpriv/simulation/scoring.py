@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.config import RunConfig
-from fedpriv.data.augment import Augment
-from fedpriv.data.federated import FederatedData, Whole
+from fedpriv.data.federated import Whole
 from fedpriv.evaluation import client_summary, global_summary
-from fedpriv.methods.base import Method, Phase, Private, ServerState
+from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.samples import Modality, without
 from fedpriv.simulation.client_model import CHUNK
-from fedpriv.simulation.resident import Resident
-from fedpriv.simulation.turn import ClientDiverged, Turn
+from fedpriv.simulation.local_tests import LocalTests, share
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.stack import Stack
+from fedpriv.simulation.turn import ClientDiverged
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """What is left of pairs without their texts, and without their images."""
@@ -28,27 +28,20 @@ class Scorer:
     """Scores a server state with all clients' private states.
 
     What clients have in common is computed once: with one encoder for all, the test images' features; with one model for
-    all, its predictions.
+    all, its predictions. What they have not is computed for several clients at a time where they train so, too.
 
     Args:
         on_drop: told of a client whose adaptation diverged; it may raise to stop the run, otherwise the client is tested
             as it was before.
     """
 
-    def __init__(
-        self,
-        resident: Resident,
-        data: FederatedData,
-        method: Method,
-        config: RunConfig,
-        on_drop: Callable[[ClientDiverged], None],
-        augment: Augment | None = None,
-    ) -> None:
-        self.resident, self.data, self.method, self.config, self.on_drop = resident, data, method, config, on_drop
-        self.augment = augment
-        self.split = config.eval.split
-        self.sizes = [len(data.indices(self.split, client)) for client in range(config.data.clients)]
-        self._lacking = {data.lacking(client) for client in range(config.data.clients)}
+    def __init__(self, federation: Federation, on_drop: Callable[[ClientDiverged], None]) -> None:
+        self.federation, self.on_drop = federation, on_drop
+        self.resident, self.data, self.method = federation.resident, federation.data, federation.method
+        clients, self.split = range(federation.config.data.clients), federation.config.eval.split
+        self.sizes = [len(self.data.indices(self.split, client)) for client in clients]
+        self._lacking = {self.data.lacking(client) for client in clients}
+        self._stack: Stack | None = None
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
 
     def score(
@@ -84,7 +77,7 @@ class Scorer:
                 scores, labels = self._global(self.split, lacking)
                 hits[lacking] = scores.argmax(1) == labels
         if hits and alike:
-            accuracies = [self._share(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
+            accuracies = [self._share_of(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, private, round, phases)
         return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
@@ -103,40 +96,24 @@ class Scorer:
     def _each(
         self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]
     ) -> list[float | None]:
-        space = self.resident.space
-        encoder = set(space.select(["encoder"]))
-        labels = self.data.labels(self.split)
+        encoder = set(self.resident.space.select(["encoder"]))
         common: dict[Modality | None, Tensor] = {}
         if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.tested_names):
             self.resident.row.copy_(server.row)
             for lacking in self._lacking:
                 chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
-        accuracies: list[float | None] = []
-        for client, size in enumerate(self.sizes):
-            if not size:
-                accuracies.append(None)
-                continue
-            kept = private(client)
-            space.pack(self.method.client_state(server, kept), self.resident.row)
-            if phases and self.data.size(client):
-                turn = Turn(
-                    self.resident, self.data.train(client), self.config, round, client, {}, kept, False, "adapt", self.augment
-                )
-                try:
-                    for phase in phases:
-                        turn.train(phase, self.method.local_loss)
-                except ClientDiverged as error:
-                    self.on_drop(error)
-                    space.pack(self.method.client_state(server, kept), self.resident.row)
-            index = self.data.indices(self.split, client)
-            if common:
-                features = common[self.data.lacking(client)][index]
-            else:
-                features = self.resident.features(self.data.split(self.split, client).inputs)
-            hits = self.resident.from_features(features).logits.argmax(1) == labels[index]
-            accuracies.append(_weighted(hits, self.data.weights(self.split, client)))
-        return accuracies
+        tests = LocalTests(self.federation, server, private, round, phases, common, self.on_drop)
+        tested, choice = [client for client, size in enumerate(self.sizes) if size], self.federation.choice
+        if choice is None or choice.form is None or choice.config.group_size is None:
+            found = tests.one_by_one(tested)
+        elif common:
+            found = tests.heads(tested, choice.form)
+        else:
+            if self._stack is None:
+                self._stack = Stack(choice.form, self.resident.space, choice.config.group_size, self.resident.row)
+            found = tests.together(tested, self._stack)
+        return [found.get(client) for client in range(len(self.sizes))]
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the present row on (what is left of) all samples of a pool, and their labels ``(N,)``."""
@@ -144,15 +121,9 @@ class Scorer:
         logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in chunks]
         return torch.cat(logits), self.data.labels(pool)
 
-    def _share(self, correct: Tensor, client: int) -> float | None:
+    def _share_of(self, correct: Tensor, client: int) -> float | None:
         index = self.data.indices(self.split, client)
-        return _weighted(correct[index], self.data.weights(self.split, client)) if len(index) else None
-
-
-def _weighted(hits: Tensor, weights: Tensor | None) -> float:
-    if weights is None:
-        return float(hits.double().mean())
-    return float((hits.double() * weights).sum() / weights.sum())
+        return share(correct[index], self.data.weights(self.split, client)) if len(index) else None
 
 
 def _confusion(predicted: Tensor, labels: Tensor, classes: int) -> NDArray[np.int64]:

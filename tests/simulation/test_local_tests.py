@@ -1,0 +1,165 @@
+"""Clients that are tested together have the accuracies that each has when tested alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpriv.config import load_config
+from fedpriv.models import registry
+from fedpriv.models.registry import Shape, register_model
+from fedpriv.simulation import local_tests
+from fedpriv.simulation.local_tests import LocalTests
+from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.resident import Resident
+from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.simulation.setup import build
+
+SMALL = {
+    "data.name": "digits",
+    "data.clients": 13,
+    "data.partition.name": "dirichlet",  # clients differ in the number of their samples
+    "data.partition.alpha": 0.3,
+    "model.name": "normed",
+    "model.projection": 8,
+    "train.participation": 0.5,
+    "train.rounds": 3,
+    "train.batch_size": 16,
+    "train.min_batch": 2,
+    "train.lr": 0.02,
+    "eval.every": 9,
+    "eval.last": 1,
+    "executor.name": "vectorized",
+    "executor.group_size": 4,
+    "tracking.uri": "none",
+}
+Make = Callable[..., Simulation]
+
+
+@pytest.fixture(autouse=True)
+def _net() -> Iterator[None]:
+    registry.list_models()  # or the built-in ones would be loaded on top
+    known = dict(registry._SPECS)
+
+    @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
+    def normed(shape: Shape) -> tuple[nn.Module, int]:
+        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()]
+        return nn.Sequential(*layers), 16
+
+    yield
+    registry._SPECS.clear()
+    registry._SPECS.update(known)
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Make:
+    """Two rounds in float64; three of the clients have no test samples."""
+
+    def make(method: str, **overrides: Any) -> Simulation:
+        federation = build(load_config(None, {**SMALL, "method.name": method, **overrides}))
+        federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
+        federation.initial = federation.resident.row.clone()
+        data, pick = federation.data, federation.data.pick
+        data.pick = lambda *of: pick(*of)._replace(inputs=pick(*of).inputs.double())  # type: ignore[method-assign, union-attr]
+        chunks = data.chunks
+        data.chunks = lambda *of: (chunk.double() for chunk in chunks(*of))  # type: ignore[method-assign, union-attr]
+        for client in (0, 5, 12):
+            data._indices["test"][client] = data._indices["test"][client][:0]
+        simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / "run"), lambda text: None)
+        simulation.start()
+        for _ in range(2):
+            simulation.play_round()
+        return simulation
+
+    return make
+
+
+def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], list[float | None]]:
+    """What the scorer says of the last round, with all clients together or one after another."""
+    choice = simulation.federation.choice
+    assert choice is not None and choice.form is not None
+    simulation.federation.choice = choice if together else None
+    try:
+        return simulation.scorer.score(simulation.server, simulation._private, 3)
+    finally:
+        simulation.federation.choice = choice
+
+
+def assert_same(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    metrics, alone = scored(simulation, together=False)
+    monkeypatch.delattr(LocalTests, "one_by_one")
+    same, together = scored(simulation, together=True)
+    assert [accuracy is None for accuracy in alone] == [client in (0, 5, 12) for client in range(13)]
+    assert together == pytest.approx(alone, abs=1e-12)
+    assert same == pytest.approx(metrics, abs=1e-12)
+    assert len(set(alone)) > 3
+    return together
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [
+        ("mpfedcon", {}),
+        ("fedper", {}),
+        ("fedper", {"eval.state": "local_encoder"}),
+        ("fedavg-ft", {}),
+        ("fedavg-ft", {"data.augment": "crop_flip"}),
+        ("perfedavg", {}),
+        ("fedbn", {}),
+        ("apfl", {}),
+        ("ditto", {}),
+        ("local", {}),
+    ],
+    ids=str,
+)
+def test_accuracies_are_those_of_clients_tested_alone(
+    played: Make, monkeypatch: pytest.MonkeyPatch, method: str, overrides: dict[str, Any]
+) -> None:
+    assert_same(played(method, **overrides), monkeypatch)
+
+
+@pytest.mark.parametrize("method", ["mpfedcon", "ditto"])
+def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    simulation = played(method)
+    whole = scored(simulation, together=True)
+    monkeypatch.setattr(local_tests, "MOST_HEADS", 3)
+    monkeypatch.setattr(local_tests, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(local_tests, "AT_ONCE", 5)
+    assert scored(simulation, together=True) == whole
+
+
+def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the first group has been tested, nobody else's state has been read."""
+    simulation, read = played("ditto"), list[int]()
+    private, before = simulation._private, list[int]()
+    simulation.scorer.score(simulation.server, simulation._private, 3)
+    stack = simulation.scorer._stack
+    assert stack is not None and len(stack.lanes) == 4
+    original = stack.run
+    monkeypatch.setattr(stack, "run", lambda functions: (before.append(len(read)), original(functions))[1])
+    simulation.scorer.score(simulation.server, lambda client: (read.append(client), private(client))[1], 3)
+    assert before == [0, 4, 8] and len(read) == 10
+
+
+def test_a_client_whose_adaptation_diverges_is_tested_as_it_was(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = played("fedavg-ft", **{"train.on_nan": "drop"})
+    data, train, told = simulation.federation.data, simulation.federation.data.train, list[str]()
+
+    def poisoned(client: int) -> Any:
+        split = train(client)
+        return split._replace(inputs=split.inputs * float("nan")) if client == 3 else split
+
+    monkeypatch.setattr(data, "train", poisoned)
+    monkeypatch.setattr(simulation, "warn", told.append)
+    found = assert_same(simulation, monkeypatch)
+    assert len(told) == 2 and all("client 3 diverged" in line for line in told)
+    simulation.federation.resident.row.copy_(simulation.server.row)
+    split = data.split("test", 3)
+    hits = simulation.federation.resident.forward(split.inputs, False).logits.argmax(1) == split.labels
+    weights = data.weights("test", 3)
+    assert found[3] == pytest.approx(local_tests.share(hits, weights))
