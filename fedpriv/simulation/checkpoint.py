@@ -2,7 +2,8 @@
 
 The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients' states are
 files of their own, written when the client had its turn and never rewritten, so a checkpoint costs what the round changed,
-and memory does not grow with the number of clients. The last two checkpoints are kept.
+and memory does not grow with the number of clients. What does grow is the table of who has which file, eight bytes a client; it
+lies in the server's file. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedpriv.errors import FedprivError
@@ -24,6 +26,9 @@ from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tens
 
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
+CACHE = 32 * 2**20
+"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read when they are asked for."""
+_CLIENTS = "clients"
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Checkpoints:
         memory: bytes of private client states that may be cached in memory.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, memory: int = 256 * 2**20) -> None:
+    def __init__(self, folder: Path, fingerprint: str, memory: int = CACHE) -> None:
         self.folder, self.fingerprint = folder, fingerprint
         self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
         self._room = memory
@@ -98,17 +103,16 @@ class Checkpoints:
 
     def commit(self, progress: Progress, server: Mapping[str, Tensor]) -> None:
         """Make ``progress`` the state to go on from, then drop what no kept checkpoint needs."""
-        save_tensors(self._server_file(progress.round), server)
-        body = {"config": self.fingerprint, "progress": asdict(progress)}
+        save_tensors(self._server_file(progress.round), {**server, _CLIENTS: _table(progress.clients)})
+        body = {"config": self.fingerprint, "progress": asdict(replace(progress, clients={}))}
         save_json(self._commit_file(progress.round), {**body, "sha256": _digest(body)})
-        self._committed.append(deepcopy(progress))
+        self._committed.append(_own(progress))
         while len(self._committed) > KEPT:  # more than one too many where the run was killed right here
-            old, survivors = self._committed.pop(0), self._committed
+            old, after = self._committed.pop(0), self._committed[0].clients
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
-            for client, round in old.clients.items():
-                if all(kept.clients.get(client) != round for kept in survivors):
-                    self._drop(self._client_file(client, round))
+            for client in [client for client, round in old.clients.items() if after.get(client) != round]:
+                self._drop(self._client_file(client, old.clients[client]))
 
     def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
         """The newest checkpoint that is whole, its server state, and what was wrong with newer ones (one line each).
@@ -125,7 +129,7 @@ class Checkpoints:
                 complaints.append(str(error))
                 continue
             found = found or (progress, server)
-            self._committed.insert(0, deepcopy(progress))  # the run changes its own
+            self._committed.insert(0, _own(progress))
         if found is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
         self._sweep()
@@ -145,10 +149,14 @@ class Checkpoints:
                 f"the config of this run was changed since its checkpoint of round {progress['round']}; "
                 "restore config.yaml, or start a new run with `fedpriv train --config`"
             )
-        progress["clients"] = {int(client): round for client, round in progress["clients"].items()}
-        for client, round in progress["clients"].items():
+        server = load_tensors(self._server_file(progress["round"]))
+        if _CLIENTS in server:
+            clients = dict(server.pop(_CLIENTS).T.tolist())
+        else:  # as it was written before there was a table
+            clients = {int(client): round for client, round in progress["clients"].items()}
+        for client, round in clients.items():
             load_tensors(self._client_file(client, round))
-        return Progress(**progress), load_tensors(self._server_file(progress["round"]))
+        return Progress(**{**progress, "clients": clients}), server
 
     def _sweep(self) -> None:
         """Remove what a killed round left behind."""
@@ -176,6 +184,17 @@ class ConfigChanged(FedprivError):
     """The run folder's config is not the one that its checkpoints were made with."""
 
     exit_code = 2
+
+
+def _own(progress: Progress) -> Progress:
+    """As it is now, whatever the run adds to it."""
+    return replace(progress, clients=dict(progress.clients))
+
+
+def _table(clients: Mapping[int, int]) -> Tensor:
+    """``(2, n)`` int32: clients, ascending, and the round of each."""
+    rows = np.stack([np.fromiter(numbers, np.int32, len(clients)) for numbers in (clients.keys(), clients.values())])
+    return torch.from_numpy(rows[:, rows[0].argsort()])
 
 
 def _size(state: Mapping[str, Tensor]) -> int:

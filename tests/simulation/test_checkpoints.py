@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpriv.files import Damaged, load_tensors, save_tensors
-from fedpriv.simulation.checkpoint import Checkpoints, Progress
+from fedpriv.simulation.checkpoint import Checkpoints, Progress, _digest
 
 KILOBYTE = 1024
 
@@ -74,6 +74,36 @@ def test_a_checkpoint_of_many_clients_is_whole_when_it_is_read(tmp_path: Path) -
     found, _, complaints = Checkpoints(tmp_path, "print").latest()
     assert complaints == []
     assert found.clients == progress.clients
+
+
+def test_a_checkpoint_that_lists_its_clients_beside_the_server_is_read(tmp_path: Path) -> None:
+    """As runs of before have it; with the next checkpoint the table is where it is now."""
+    first, progress = Checkpoints(tmp_path, "print"), Progress(round=1)
+    first.commit(progress, state(1))
+    path = tmp_path / "round-000001.json"
+    body = json.loads(path.read_text())
+    body["progress"]["clients"] = {"11": 1, "2": 1}
+    del body["sha256"]
+    path.write_text(json.dumps({**body, "sha256": _digest(body)}))
+    save_tensors(tmp_path / "server-000001.safetensors", state(1))
+    for client in (2, 11):
+        first.keep(client, 1, state(client))
+    second = Checkpoints(tmp_path, "print")
+    found, server, complaints = second.latest()
+    assert (found.clients, list(server), complaints) == ({2: 1, 11: 1}, ["head.weight"], [])
+    found.round = 2
+    second.commit(found, server)
+    assert Checkpoints(tmp_path, "print").latest()[0].clients == {2: 1, 11: 1}
+
+
+@pytest.mark.parametrize("clients", [10, 1000])
+def test_what_a_checkpoint_says_of_each_client_is_eight_bytes(tmp_path: Path, clients: int) -> None:
+    checkpoints = Checkpoints(tmp_path, "print")
+    sizes = []
+    for registered in (0, clients):
+        checkpoints.commit(Progress(round=1, clients=dict.fromkeys(range(registered), 0)), state(1))
+        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+    assert sizes[1] - sizes[0] == pytest.approx(8 * clients, abs=16)
 
 
 def test_going_on_does_not_change_what_was_committed(tmp_path: Path) -> None:
