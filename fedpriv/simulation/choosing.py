@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,9 @@ from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
 from fedpriv.samples import Inputs
 
 WIDEST = 64
-"""Channels of the widest convolution with which several nets as one were measured not to be slower than one after another."""
+"""Channels of the convolution with most of the work, up to which several nets as one are not slower than one after another."""
+FEWEST_ABREAST = 1.5
+"""Clients that must be in training at a time, on average, for a group to be worth its while."""
 LARGEST_GROUP = 10
 """Clients; more of them were not faster on a processor."""
 
@@ -40,14 +43,14 @@ class Choice:
         return f"{how}{where}: {self.why}"
 
 
-def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> Choice:
+def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -> Choice:
     """The executor that a config asks for, or with ``auto`` the one that is faster for the net.
 
     The choice depends on the config and the net alone, so that a run remains a function of its config.
 
     Args:
         samples: some of a client's training data.
-        participants: the most clients that take part in a round.
+        sizes: how many samples each of the clients of a round has.
 
     Raises:
         UsageError: the executor that was asked for cannot run this.
@@ -71,14 +74,14 @@ def choose(config: RunConfig, net: Net, samples: Inputs, participants: int) -> C
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
         why = reason or "as asked for"
-    elif form is None or (reason := _slower(config, net, participants)):
+    elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
         return _sequential(asked, reason)
     else:
         why = "the net's convolutions are narrow, and side by side they fill the processor"
         if config.device != "cpu":
             why = "a net this small leaves the device idle by itself"
     assert isinstance(samples, Tensor)
-    size = asked.group_size or _group_size(config, net, samples, participants)
+    size = asked.group_size or _group_size(config, net, samples, len(sizes))
     return Choice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
 
 
@@ -113,17 +116,26 @@ def _no_workers(config: RunConfig) -> str:
     return ""
 
 
-def _slower(config: RunConfig, net: Net, participants: int) -> str:
+def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) -> str:
     """Why clients are rather run one after another; empty: together they are faster."""
-    if participants < 2:
+    if len(sizes) < 2:
         return "one client a round"
     if torch.device(config.device).type != "cpu":
         return ""
-    widths = [module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d)]
-    if not widths:
+    work = [
+        (output.numel() * module.weight[0].numel(), module.out_channels)
+        for module, output in _layers(net, samples)
+        if isinstance(module, nn.Conv2d)
+    ]
+    if not work:
         return "a net without convolutions gains nothing"
-    if max(widths) > WIDEST:
-        return f"convolutions of {max(widths)} channels fill the processor by themselves"
+    if (channels := max(work)[1]) > WIDEST:
+        return f"convolutions of {channels} channels fill the processor by themselves"
+    largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
+    ordered = sorted(sizes, reverse=True)
+    abreast = sum(sizes) / max(1, sum(ordered[::largest]))
+    if abreast < FEWEST_ABREAST:
+        return f"clients differ so much in size that {abreast:.1f} of them would train at a time"
     return ""
 
 
@@ -137,26 +149,33 @@ def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int)
 
 
 @torch.no_grad()
+def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """The layers that one sample goes through, with their outputs."""
+    seen: list[tuple[nn.Module, Tensor]] = []
+
+    def note(module: nn.Module, given: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            seen.append((module, output))
+
+    hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
+    modes = [module.training for module in net.modules()]
+    try:
+        net.eval()(samples[:1])
+    finally:
+        for module, training in zip(net.modules(), modes, strict=True):
+            module.training = training
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
 def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
     """About how much memory a client's training takes: its states, and what its batches leave behind in the net.
 
     Args:
         samples: ``(n, ...)`` at least one of a client's samples.
     """
-    outputs: list[int] = []
-
-    def note(module: nn.Module, given: object, output: object) -> None:
-        if isinstance(output, Tensor):
-            outputs.append(output.numel())
-
-    hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
-    training = net.training
-    try:
-        net.eval()(samples[:1])
-    finally:
-        net.train(training)
-        for hook in hooks:
-            hook.remove()
+    outputs = [output.numel() for _, output in _layers(net, samples)]
     state = sum(tensor.numel() for tensor in net.state_dict().values())
     # A row, its gradient, velocity and start; and of each layer its output and the gradient of it.
     numbers: int = 4 * state + 2 * config.train.batch_size * sum(outputs)

@@ -137,9 +137,8 @@ def build(config: RunConfig) -> Federation:
     initial = resident.row.clone()
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     wire = Wire(transforms)
-    rounds = range(1, config.train.rounds + 1)
-    most = max(len(participants(config, method, data.nonempty, round)) for round in rounds)
-    choice = choose(config, net, data.train(data.nonempty[0]).inputs, most)
+    sizes = [data.size(client) for client in participants(config, method, data.nonempty, 1)]
+    choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes)
     config = config.model_copy(update={"executor": choice.config})
     return Federation(
         config, prepared, dataset, data, resident, method, wire, initial, layers, linear, augment, noisy_mean, choice

@@ -18,7 +18,7 @@ from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
 from fedpriv.simulation import answers, stack
-from fedpriv.simulation.choosing import client_bytes
+from fedpriv.simulation.choosing import choose, client_bytes
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
@@ -314,6 +314,13 @@ def test_what_is_chosen_and_why(options: dict[str, Any], why: str) -> None:
     federation = build(load_config(None, {**SMALL, "method.name": "fedavg", **options}))
     assert why in str(federation.choice)
     assert federation.config.executor.name == str(federation.choice).partition(",")[0].partition(":")[0]
+
+
+def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
+    net, config = registry.build_model("pooled", (1, 8, 8), 10), load_config(None, {**SMALL, "method.name": "fedavg"})
+    uneven = choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 10, 30, 10])  # two groups, whose largest have 1000 and 10
+    assert str(uneven) == "sequential: clients differ so much in size that 1.0 of them would train at a time"
+    assert choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 800, 30, 20]).form is not None
 
 
 def test_one_that_cannot_be_used_says_why() -> None:
