@@ -128,6 +128,8 @@ class Reporter:
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
+        if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
+            rows.append(("clients that trained together", f"{mean(padded):.1%} of the samples filled up shorter batches"))
         if (kept := summary["payloads"])["files"]:
             said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; --keep-payloads says how much)"
             rows.append(("sealed payloads kept", said))

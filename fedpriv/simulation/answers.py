@@ -32,6 +32,19 @@ Through = Literal["encoder", "rest", "net"]
 
 
 @dataclass
+class Shown:
+    """Samples that went through nets in training where clients train together: real ones, and those that filled up batches."""
+
+    real: int = 0
+    made_up: int = 0
+
+    @property
+    def padding(self) -> float | None:
+        """Share of the made-up ones; ``None``: nobody trained together."""
+        return self.made_up / (self.real + self.made_up) if self.real else None
+
+
+@dataclass
 class Shared:
     """A forward pass of several clients, whose graph lives until all of them have gone back through it.
 

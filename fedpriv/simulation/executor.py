@@ -12,6 +12,7 @@ from torch import Tensor
 from fedpriv.methods.base import Private
 from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
+from fedpriv.simulation.answers import Shown
 from fedpriv.simulation.client_model import ClientModel
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.spans import UNTIMED, Spans
@@ -81,6 +82,8 @@ class Executor(ABC):
 
     def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
         self.federation, self.spend = federation, spend
+        self.shown = Shown()
+        """Of the rounds since it was last read."""
         self.profile: Spans = UNTIMED
 
     @abstractmethod

@@ -134,6 +134,9 @@ class Simulation:
             losses = (result.mean_loss * result.num_examples for result in results if math.isfinite(result.mean_loss))
             metrics["train_loss"] = sum(losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
+        if (padding := self.executor.shown.padding) is not None:
+            metrics["padding"] = padding
+            self.executor.shown.real = self.executor.shown.made_up = 0
         if self.private:
             metrics["epsilon"] = self.ledger.epsilon
         accuracies = None

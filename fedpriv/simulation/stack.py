@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.models.net import Outputs
 from fedpriv.models.stacked import Form, Pass, to_stack
 from fedpriv.parameters import ParameterSpace
-from fedpriv.simulation.answers import HEARD, Asked, Leaves, Roles, Through, Whole
+from fedpriv.simulation.answers import HEARD, Asked, Leaves, Roles, Shown, Through, Whole
 from fedpriv.simulation.batched_loss import BatchedLoss, ForOneClient
 from fedpriv.simulation.lane import Lane
 from fedpriv.simulation.rendezvous import Question, Rendezvous
@@ -28,14 +28,14 @@ class Stack:
     Attributes:
         rows, grads: ``(K, p)``, state and gradient of each client; clients with more samples come first, so that those who
             still have batches are neighbours.
-        counted: samples that went through in training, and those that were made up.
+        shown: counts what goes through in training.
     """
 
-    def __init__(self, form: Form, space: ParameterSpace, clients: int, like: Tensor) -> None:
+    def __init__(self, form: Form, space: ParameterSpace, clients: int, like: Tensor, shown: Shown | None = None) -> None:
         self.form, self.space = form, space
         self.rows = like.new_zeros(clients, space.size)
         self.grads = torch.zeros_like(self.rows)
-        self.counted = [0, 0]
+        self.shown = Shown() if shown is None else shown
         self.meeting: Rendezvous[object] = Rendezvous(HEARD, form.draws)
         self.lanes = [Lane(self, number) for number in range(clients)]
         self._tensors: dict[tuple[int, int, Roles], tuple[dict[str, Tensor], Leaves]] = {}
@@ -83,7 +83,8 @@ class Stack:
         lanes = slice(first.lane.number, first.lane.number + len(asked))
         if training:
             real = sum(len(one.inputs) for one in asked)
-            self.counted = [self.counted[0] + real, self.counted[1] + longest * len(asked) - real]
+            self.shown.real += real
+            self.shown.made_up += longest * len(asked) - real
 
         def draw(like: Tensor, probability: float) -> Tensor:
             masks = []

@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Private
+from fedpriv.simulation.answers import Shown
 from fedpriv.simulation.executor import Executor, Spend, TurnResult, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
@@ -61,6 +62,7 @@ class Done:
         diverged: clients without a result.
         spent: (client, sampling rate, steps) of the ledger.
         said: what the user should know.
+        shown: to the net, where clients trained together.
         error: what stopped the worker, and whether a user can cause it.
     """
 
@@ -69,6 +71,7 @@ class Done:
     diverged: Sequence[int] = ()
     spent: Sequence[tuple[int, float, int]] = ()
     said: Sequence[str] = ()
+    shown: Shown = field(default_factory=Shown)
     error: BaseException | str | None = None
 
 
@@ -141,6 +144,8 @@ class Workers(Executor):
             raise done.error
         if done.error is not None:
             raise RuntimeError(f"in a worker:\n{done.error}")
+        self.shown.real += done.shown.real
+        self.shown.made_up += done.shown.made_up
         for text in done.said:
             self._warn(text)
         for client, rate, steps in done.spent:
@@ -214,8 +219,9 @@ def _work(connection: Connection[Any, Any], federation: Federation, make: Make, 
             return
         spent.clear()
         said.clear()
+        executor.shown.real = executor.shown.made_up = 0
         try:
-            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said))
+            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said), shown=replace(executor.shown))
         except FedprivError as error:
             done = Done(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
         except Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fedpriv.models.stacked import NotStackable, StackedNet
 from fedpriv.simulation import answers, stack
 from fedpriv.simulation.choosing import choose, client_bytes
 from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.rendezvous import Question
 from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
@@ -194,9 +196,14 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     """On Dirichlet(0.1), clients differ in everything; still no more than 15 % of the samples are made up."""
     options = {"data.partition.alpha": 0.1, "method.name": "fedavg", "train.participation": 1.0, "train.batch_size": 10}
     simulation = played("vectorized", **options)
-    assert isinstance(simulation.executor, VectorizedExecutor) and simulation.executor._stack is not None
-    real, made_up = simulation.executor._stack.counted
-    assert real > 3000 and made_up <= answers.MOST_PADDING * (real + made_up)
+    padding = simulation.progress.record["metrics"]["padding"]
+    assert 0 <= padding <= answers.MOST_PADDING == 0.15
+    data = simulation.federation.data
+    assert simulation.executor.shown.real == 0  # read for the record
+    simulation.executor.shown.real = 0
+    for _ in simulation.executor.run(9, simulation._participants(1), None, simulation._stored, lambda error: None):
+        pass
+    assert simulation.executor.shown.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
 
 
 def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,3 +352,15 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
     net.head.forward = lambda x: x.new_zeros(len(x), 10)  # type: ignore[method-assign]
     with pytest.raises(NotStackable, match="does more than its layers say"):
         StackedNet(net)
+
+
+def test_shorter_batches_are_filled_up_within_the_bound() -> None:
+    def lengths(*sizes: int, exact: bool = False) -> list[list[int]]:
+        asked = [Question(SimpleNamespace(inputs=torch.zeros(size, 1)), True, None) for size in sizes]
+        return [[len(one.content.inputs) for one in group] for group in answers._of_like_length(asked, exact)]
+
+    assert lengths(16, 16, 16) == [[16, 16, 16]]
+    assert lengths(16, 15, 12) == [[16, 15, 12]]  # 5 of 48
+    assert lengths(16, 15, 11, 11) == [[16, 15, 11], [11]]  # 6 of 48, but 11 of 64
+    assert lengths(16, 4, 3) == [[16], [4, 3]]
+    assert lengths(16, 15, 15, exact=True) == [[16], [15, 15]]
