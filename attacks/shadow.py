@@ -6,7 +6,7 @@ logistic regression then reads the label set off statistics of the weight change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,8 +21,7 @@ from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Message = Mapping[str, Tensor]
-ShadowClient = Callable[[Tensor, int], Message]
-"""Label set ``(C,)`` bool and a seed -> what a client with these labels would have sent, named as ``Observation.shared``."""
+"""What a client sent, named as ``Observation.shared``."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,6 @@ def features(message: Message, options: ShadowOptions) -> Array:
         parts += [tensor.double() for tensor in message.values() if tensor.ndim == 1][-1:]
     joined: Array = torch.cat(parts).cpu().numpy()
     return joined
-
-
-def shadow_messages(client: ShadowClient, label_sets: Tensor, seed: int = 0) -> list[Message]:
-    """One message for each row of ``(n, C)`` bool."""
-    return [client(labels, seed + i) for i, labels in enumerate(label_sets)]
 
 
 def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: ShadowOptions | None = None) -> ShadowClassifier:

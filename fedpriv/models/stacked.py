@@ -141,16 +141,13 @@ def _alike(layer: Layer, go: Pass, x: Tensor) -> Tensor:
     return y
 
 
-_IMAGE_FORMS: dict[type[nn.Module], LayerForm] = {
-    nn.Conv2d: _convolution,
-    nn.BatchNorm2d: _batch_norm,
-    nn.GroupNorm: _group_norm,
-    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
-}
-_VECTOR_FORMS: dict[type[nn.Module], LayerForm] = {nn.Linear: _linear, nn.BatchNorm1d: _batch_norm, nn.LayerNorm: _layer_norm}
 _FORMS: dict[type[nn.Module], LayerForm] = {
-    **_IMAGE_FORMS,
-    **_VECTOR_FORMS,
+    nn.Conv2d: _convolution,
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
     nn.Flatten: lambda layer, go, x: to_vectors(x, go.clients),
     nn.Dropout: _dropout,
     **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _alike),

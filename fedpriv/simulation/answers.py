@@ -38,6 +38,17 @@ class Shown:
     real: int = 0
     made_up: int = 0
 
+    def take(self) -> Shown:
+        """What was counted so far; from here on it counts anew."""
+        taken = Shown(self.real, self.made_up)
+        self.real = self.made_up = 0
+        return taken
+
+    def add(self, more: Shown) -> None:
+        """Count what another has counted."""
+        self.real += more.real
+        self.made_up += more.made_up
+
     @property
     def padding(self) -> float | None:
         """Share of the made-up ones; ``None``: nobody trained together."""
@@ -152,15 +163,20 @@ def differentiate(questions: Sequence[Question]) -> list[Tensor | None]:
     """Loss and gradient of all who ask, neighbours with batches of the same length at once; ``None``: each by itself."""
     answers: dict[int, Tensor | None] = dict.fromkeys(map(id, questions))
     for run in _neighbours(questions, lambda q: q.content.kind(), lambda q: q.content.lane.number):
-        stack, kind = run[0].content.lane.stack, run[0].content.kind()
-        if len(run) == 1 or kind in stack.for_one:
+        if len(run) == 1:
+            continue
+        first: Whole = run[0].content
+        stack, kind = first.lane.stack, first.kind()
+        if kind not in stack.losses:
+            stack.losses[kind] = BatchedLoss(first.loss)
+        if (loss := stack.losses[kind]) is None:
             continue
         with torch.enable_grad():
             try:
-                losses = stack.differentiate([question.content for question in run], run)
+                losses = stack.differentiate(loss, [question.content for question in run], run)
             except ForOneClient as error:
                 if error.always:
-                    stack.for_one.add(kind)
+                    stack.losses[kind] = None
                 continue
         answers.update(zip(map(id, run), losses.unbind(), strict=True))
     return [answers[id(question)] for question in questions]

@@ -46,6 +46,7 @@ class ClientModel(ABC):
         self.roles = frozenset(entry.role for entry in space.entries)
         """The roles that have a state; the others are constants."""
         self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
+        self._slices: dict[tuple[frozenset[str], frozenset[str]], list[tuple[str, slice]]] = {}
         self._parts: dict[tuple[frozenset[str], frozenset[str]], Parts] = {}
 
     @property
@@ -120,12 +121,15 @@ class ClientModel(ABC):
 
     def slices(self, roles: frozenset[str], unused: frozenset[str]) -> list[tuple[str, slice]]:
         """Where those parts lie in the row."""
-        entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]
-        return [
-            (kind, part)
-            for kind in ("weight", "bias")
-            for part in self.space.spans(entry.name for entry in entries if entry.kind == kind)
-        ]
+        key = (roles, unused)
+        if key not in self._slices:
+            entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]
+            self._slices[key] = [
+                (kind, part)
+                for kind in ("weight", "bias")
+                for part in self.space.spans(entry.name for entry in entries if entry.kind == kind)
+            ]
+        return self._slices[key]
 
     def optimiser(
         self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()

@@ -39,6 +39,16 @@ class TurnResult:
 
 
 @dataclass(frozen=True)
+class Orders:
+    """What an executor is to run: a round's clients, with what each is sent."""
+
+    round: int
+    clients: Sequence[int]
+    download: Sealed | None
+    private: Callable[[int], Private | None]
+
+
+@dataclass(frozen=True)
 class Round:
     """What a round's turns have in common.
 
@@ -86,7 +96,6 @@ class Executor(ABC):
         """Of the rounds since it was last read."""
         self.profile: Spans = UNTIMED
 
-    @abstractmethod
     def run(
         self,
         round: int,
@@ -101,6 +110,19 @@ class Executor(ABC):
             private: what a client kept from its last turn, ``None`` before the first.
             on_drop: told of a client that diverged; it may raise to stop the run, otherwise the client is left out.
         """
+        if download is not None:
+            with self.profile("serialisation"):
+                for _ in clients:
+                    self.federation.wire.download(download)
+        for ended in self._results(Orders(round, clients, download, private)):
+            if isinstance(ended, ClientDiverged):
+                on_drop(ended)
+            else:
+                yield ended
+
+    @abstractmethod
+    def _results(self, orders: Orders) -> Iterator[TurnResult | ClientDiverged]:
+        """The turns, as they end."""
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """Who is played together, the longest turns first; by default everybody alone."""
@@ -120,31 +142,21 @@ class LocalExecutor(Executor):
 
     model: Tensor
 
-    def run(
-        self,
-        round: int,
-        clients: Sequence[int],
-        download: Sealed | None,
-        private: Callable[[int], Private | None],
-        on_drop: Callable[[ClientDiverged], None],
-    ) -> Iterator[TurnResult]:
-        fed = self.federation
+    def _results(self, orders: Orders) -> Iterator[TurnResult | ClientDiverged]:
+        fed, download = self.federation, orders.download
         device = fed.resident.device
         with self.profile("serialisation"):
             received = {name: tensor.to(device) for name, tensor in download.tensors().items()} if download else {}
             # What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
             start = fed.resident.space.pack(received, fed.initial.clone())
-            if download is not None:
-                for _ in clients:
-                    fed.wire.download(download)
-        for ended in self._turns(Round(round, received, start, private), clients):
+        for ended in self._turns(Round(orders.round, received, start, orders.private), orders.clients):
             if isinstance(ended, ClientDiverged):
-                on_drop(ended)
-            else:
-                with self.profile("serialisation", client=ended.client):
-                    sent = self._sent(ended, round, received)
-                self.model = ended.model
-                yield sent
+                yield ended
+                continue
+            with self.profile("serialisation", client=ended.client):
+                sent = self._sent(ended, orders.round, received)
+            self.model = ended.model
+            yield sent
 
     @abstractmethod
     def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:

@@ -130,13 +130,12 @@ class Simulation:
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
         if uploads:
             metrics |= self.server.report
-        if samples := sum(result.num_examples for result in results if math.isfinite(result.mean_loss)):
-            losses = (result.mean_loss * result.num_examples for result in results if math.isfinite(result.mean_loss))
-            metrics["train_loss"] = sum(losses) / samples
+        losses = [(result.mean_loss, result.num_examples) for result in results if math.isfinite(result.mean_loss)]
+        if samples := sum(number for _, number in losses):
+            metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
-        if (padding := self.executor.shown.padding) is not None:
+        if (padding := self.executor.shown.take().padding) is not None:
             metrics["padding"] = padding
-            self.executor.shown.real = self.executor.shown.made_up = 0
         if self.private:
             metrics["epsilon"] = self.ledger.epsilon
         accuracies = None

@@ -40,9 +40,8 @@ class Stack:
         self.lanes = [Lane(self, number) for number in range(clients)]
         self._tensors: dict[tuple[int, int, Roles], tuple[dict[str, Tensor], Leaves]] = {}
         self._buffers = list(space.spans(entry.name for entry in space.entries if entry.kind == "buffer"))
-        self.losses: dict[tuple[object, ...], BatchedLoss] = {}
-        self.for_one: set[tuple[object, ...]] = set()
-        """The kinds of losses that are for one client at a time."""
+        self.losses: dict[tuple[object, ...], BatchedLoss | None] = {}
+        """By kind of step; ``None``: one that is for one client at a time."""
         self._others: dict[str, Stack] = {}
 
     @cached_property
@@ -105,14 +104,13 @@ class Stack:
             outputs = Outputs(x, x, None, x) if first.through == "encoder" else self.form.from_features(go, x)
         return outputs.to(self.rows) if first.half else outputs, leaves
 
-    def differentiate(self, asked: Sequence[Whole], questions: Sequence[Question]) -> Tensor:
+    def differentiate(self, loss: BatchedLoss, asked: Sequence[Whole], questions: Sequence[Question]) -> Tensor:
         """The losses ``(K,)`` of neighbours; their gradients are then those of their rows.
 
         Raises:
             ForOneClient: the loss cannot be batched; nothing was changed.
         """
         first, batches = asked[0], [one.batch for one in asked]
-        loss = self.losses.setdefault(BatchedLoss.kind(first.loss, first.batch), BatchedLoss(first.loss))
         ready = loss.ready(batches)
         through: Through = "rest" if first.batch.cached else "net"
         lanes = slice(first.lane.number, first.lane.number + len(asked))

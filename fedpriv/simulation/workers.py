@@ -26,7 +26,7 @@ from torch import Tensor
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Private
 from fedpriv.simulation.answers import Shown
-from fedpriv.simulation.executor import Executor, Spend, TurnResult, Warn
+from fedpriv.simulation.executor import Executor, Orders, Spend, TurnResult, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
 from fedpriv.wire import Payload, Sealed, Wire, seal, unseal
@@ -96,18 +96,9 @@ class Workers(Executor):
     def groups(self, clients: Sequence[int]) -> list[Group]:
         return self._here.groups(clients)
 
-    def run(
-        self,
-        round: int,
-        clients: Sequence[int],
-        download: Sealed | None,
-        private: Callable[[int], Private | None],
-        on_drop: Callable[[ClientDiverged], None],
-    ) -> Iterator[TurnResult]:
-        if download is not None:
-            for _ in clients:
-                self.federation.wire.download(download)
-        waiting = deque(self.groups(clients))
+    def _results(self, orders: Orders) -> Iterator[TurnResult | ClientDiverged]:
+        round, private = orders.round, orders.private
+        waiting = deque(self.groups(orders.clients))
         deaths: dict[Group, int] = {}
         while len(self._workers) < min(self._number, len(waiting)):
             self._workers.append(_Worker(self.federation, self._make))
@@ -116,7 +107,8 @@ class Workers(Executor):
                 for worker in self._workers:
                     if worker.task is None and waiting:
                         group = waiting.popleft()
-                        worker.begin(Task(round, group, download, {client: _packed(private(client), round) for client in group}))
+                        kept = {client: _packed(private(client), round) for client in group}
+                        worker.begin(Task(round, group, orders.download, kept))
                 busy = [worker for worker in self._workers if worker.task is not None]
                 ready = wait([worker.connection for worker in busy])
                 for worker in [worker for worker in busy if worker.connection in ready]:
@@ -128,7 +120,7 @@ class Workers(Executor):
                         self._mourn(worker, group, deaths[group], round)
                         waiting.appendleft(group)
                     else:
-                        yield from self._taken_in(done, round, on_drop)
+                        yield from self._taken_in(done, round)
         finally:
             if any(worker.task for worker in self._workers):  # the round was given up: nobody waits for what they do
                 self.close()
@@ -139,20 +131,19 @@ class Workers(Executor):
             worker.close()
         self._workers.clear()
 
-    def _taken_in(self, done: Done, round: int, on_drop: Callable[[ClientDiverged], None]) -> Iterator[TurnResult]:
+    def _taken_in(self, done: Done, round: int) -> Iterator[TurnResult | ClientDiverged]:
         if isinstance(done.error, FedprivError):
             raise done.error
         if done.error is not None:
             raise RuntimeError(f"in a worker:\n{done.error}")
-        self.shown.real += done.shown.real
-        self.shown.made_up += done.shown.made_up
+        self.shown.add(done.shown)
         for text in done.said:
             self._warn(text)
         for client, rate, steps in done.spent:
             if self.spend is not None:
                 self.spend(client, rate, steps)
         for client in done.diverged:
-            on_drop(ClientDiverged(client, round, self.federation.config.train.lr))
+            yield ClientDiverged(client, round, self.federation.config.train.lr)
         for result, kept in zip(done.results, done.kept, strict=True):
             if result.upload is not None:
                 self.federation.wire.carry("up", result.upload)
@@ -219,9 +210,8 @@ def _work(connection: Connection[Any, Any], federation: Federation, make: Make, 
             return
         spent.clear()
         said.clear()
-        executor.shown.real = executor.shown.made_up = 0
         try:
-            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said), shown=replace(executor.shown))
+            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said), shown=executor.shown.take())
         except FedprivError as error:
             done = Done(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
         except Exception:

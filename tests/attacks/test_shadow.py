@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from attacks.observation import Schedule
-from attacks.shadow import ShadowOptions, fit_shadows, score_shadows, shadow_messages
+from attacks.shadow import ShadowOptions, fit_shadows, score_shadows
 from tests.attacks.client import CLASSES, change, mlp, pictures
 
 SCHEDULE = Schedule(lr=0.1, steps=4, batch_size=8, momentum=0.5)
@@ -19,6 +21,11 @@ def client(labels: Tensor, seed: int) -> dict[str, Tensor]:
     y = labels.nonzero().flatten().repeat(8)[:8]
     x = TEMPLATES[y] + 0.2 * torch.randn(8, 1, 6, 6, dtype=torch.float64)
     return {name: t for name, t in change(mlp(), x, y, SCHEDULE).items() if name.startswith("body")}
+
+
+def shadow_messages(client: Callable[[Tensor, int], dict[str, Tensor]], known: Tensor, seed: int = 0) -> list[dict[str, Tensor]]:
+    """One message for each label set."""
+    return [client(labels, seed + number) for number, labels in enumerate(known)]
 
 
 def label_sets(n: int, seed: int) -> Tensor:

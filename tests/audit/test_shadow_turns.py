@@ -19,8 +19,8 @@ from fedpriv.audit.shadow_turns import Played, ShadowTurns
 from fedpriv.audit.single_images import single_images
 from fedpriv.config import ExecutorConfig
 from fedpriv.data.federated import Split
-from fedpriv.simulation.resident import Resident
 from tests.simulation.small import play
+from tests.simulation.trial import in_float64
 
 ROUND = 1
 TOGETHER, ALONE = {"name": "vectorized", "group_size": 3, "workers": 2}, {"name": "sequential"}
@@ -42,8 +42,7 @@ def evidence(folder: Path, executor: dict[str, Any]) -> Evidence:
     found.config = found.config.model_copy(update={"executor": ExecutorConfig(**executor)})
     federation = found.federation
     assert federation.choice is not None and (federation.choice.form is None) == (executor is ALONE)
-    federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
-    federation.initial = federation.resident.row.clone()
+    in_float64(federation)
     pick = federation.data.pick
     federation.data.pick = lambda which, at: Split(pick(which, at).inputs.double(), pick(which, at).labels)  # type: ignore[method-assign, union-attr]
     return found

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from fedpriv.config import load_config
-from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
+from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
@@ -43,17 +41,22 @@ Make = Callable[..., Simulation]
 
 @pytest.fixture(autouse=True)
 def _net() -> Iterator[None]:
-    registry.list_models()  # or the built-in ones would be loaded on top
-    known = dict(registry._SPECS)
+    with own_nets():
 
-    @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
-    def normed(shape: Shape) -> tuple[nn.Module, int]:
-        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()]
-        return nn.Sequential(*layers), 16
+        @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
+        def normed(shape: Shape) -> tuple[nn.Module, int]:
+            layers = [
+                nn.Conv2d(1, 4, 3),
+                nn.BatchNorm2d(4),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(36, 16),
+                nn.ReLU(),
+            ]
+            return nn.Sequential(*layers), 16
 
-    yield
-    registry._SPECS.clear()
-    registry._SPECS.update(known)
+        yield
 
 
 @pytest.fixture
@@ -62,8 +65,7 @@ def played(tmp_path: Path) -> Make:
 
     def make(method: str, **overrides: Any) -> Simulation:
         federation = build(load_config(None, {**SMALL, "method.name": method, **overrides}))
-        federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
-        federation.initial = federation.resident.row.clone()
+        in_float64(federation)
         data, pick = federation.data, federation.data.pick
         data.pick = lambda *of: pick(*of)._replace(inputs=pick(*of).inputs.double())  # type: ignore[method-assign, union-attr]
         chunks = data.chunks

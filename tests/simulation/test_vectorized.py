@@ -22,10 +22,10 @@ from fedpriv.simulation import answers, stack
 from fedpriv.simulation.choosing import choose, client_bytes
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.rendezvous import Question
-from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.vectorized import VectorizedExecutor
+from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
@@ -60,39 +60,38 @@ class Joined(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _nets() -> Iterator[None]:
-    registry.list_models()  # or the built-in ones would be loaded on top
-    known = dict(registry._SPECS)
+    with own_nets():
 
-    @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
-    def pooled(shape: Shape) -> tuple[nn.Module, int]:
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
+        @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
+        def pooled(shape: Shape) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
 
-    @register_model("drawn", input_shape=(1, 8, 8), classes=10, source="test")
-    def drawn(shape: Shape) -> tuple[nn.Module, int]:
-        layers = [nn.Conv2d(1, 4, 3, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2)]
-        more = [nn.Flatten(), nn.Linear(36, 16), nn.LayerNorm(16), nn.Tanh(), nn.Dropout(0.5)]
-        return nn.Sequential(*layers, *more), 16
+        @register_model("drawn", input_shape=(1, 8, 8), classes=10, source="test")
+        def drawn(shape: Shape) -> tuple[nn.Module, int]:
+            layers = [nn.Conv2d(1, 4, 3, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2)]
+            more = [nn.Flatten(), nn.Linear(36, 16), nn.LayerNorm(16), nn.Tanh(), nn.Dropout(0.5)]
+            return nn.Sequential(*layers, *more), 16
 
-    @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
-    def normed(shape: Shape) -> tuple[nn.Module, int]:
-        layers = OrderedDict[str, nn.Module](conv=nn.Conv2d(1, 4, 3), norm=nn.BatchNorm2d(4), relu=nn.ReLU(), flat=nn.Flatten())
-        return nn.Sequential(layers), 144
+        @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
+        def normed(shape: Shape) -> tuple[nn.Module, int]:
+            layers = OrderedDict[str, nn.Module](
+                conv=nn.Conv2d(1, 4, 3), norm=nn.BatchNorm2d(4), relu=nn.ReLU(), flat=nn.Flatten()
+            )
+            return nn.Sequential(layers), 144
 
-    @register_model("joined", input_shape=(1, 8, 8), classes=10, source="test")
-    def joined(shape: Shape) -> tuple[nn.Module, int]:
-        return Joined(), 144
+        @register_model("joined", input_shape=(1, 8, 8), classes=10, source="test")
+        def joined(shape: Shape) -> tuple[nn.Module, int]:
+            return Joined(), 144
 
-    @register_model("wide", input_shape=(1, 8, 8), classes=10, source="test")
-    def wide(shape: Shape) -> tuple[nn.Module, int]:
-        return nn.Sequential(nn.Conv2d(1, 128, 8), nn.Flatten()), 128
+        @register_model("wide", input_shape=(1, 8, 8), classes=10, source="test")
+        def wide(shape: Shape) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Conv2d(1, 128, 8), nn.Flatten()), 128
 
-    @register_model("pixels", input_shape=(1, 8, 8), classes=10, source="test")
-    def pixels(shape: Shape) -> tuple[nn.Module, int]:
-        return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Dropout(0.5), nn.Flatten()), 4
+        @register_model("pixels", input_shape=(1, 8, 8), classes=10, source="test")
+        def pixels(shape: Shape) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Dropout(0.5), nn.Flatten()), 4
 
-    yield
-    registry._SPECS.clear()
-    registry._SPECS.update(known)
+        yield
 
 
 @pytest.fixture
@@ -106,8 +105,7 @@ def played(tmp_path: Path) -> Callable[..., Simulation]:
         together = {"executor.group_size": 3} if executor == "vectorized" else {}
         federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **overrides}))
         if double:
-            federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
-            federation.initial = federation.resident.row.clone()
+            in_float64(federation)
             train = federation.data.train
             federation.data.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
         simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / f"runs{made}"), lambda text: None)
