@@ -17,12 +17,9 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 from machine import facts, spread
-from round_cost import synthetic
+from trial import NEVER, begin, use_noise
 
-from fedpriv.config import RunConfig, parse
-from fedpriv.simulation import setup
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 
 PARTICIPANTS = (10, 20, 40, 80, 160)
 CLIENTS = 1000
@@ -37,13 +34,9 @@ def simulation(participants: int, rounds: int, folder: Path) -> Simulation:
         "model": {"name": "lenet5"},
         "train": {"rounds": rounds + 1, "participation": participants / CLIENTS, "local_epochs": 1, "batch_size": 32},
         "executor": {"name": "vectorized", "group_size": 10},
-        "eval": {"every": 10**9, "last": 1},
-        "tracking": {"uri": "none"},
+        "eval": {"every": NEVER, "last": 1},
     }
-    federation = setup.build(parse(RunConfig, config, "benchmark"))
-    begun = Simulation(federation, RunFolder.create(federation.config, folder), print)
-    begun.start()
-    return begun
+    return begin(config, folder)
 
 
 def main() -> None:
@@ -51,8 +44,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    noise = synthetic()
-    setup.load_dataset = lambda *_: noise
+    use_noise("fashion_mnist")
     seconds: dict[int, list[float]] = {number: [] for number in PARTICIPANTS}
     with tempfile.TemporaryDirectory() as folder:
         made = {number: simulation(number, 99, Path(folder) / str(number)) for number in PARTICIPANTS}

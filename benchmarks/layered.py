@@ -26,14 +26,10 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
-import torch
 from machine import facts, spread
+from trial import NEVER, begin, find, use_noise
 
-from fedpriv.config import RunConfig, parse
-from fedpriv.data.dataset import Dataset
-from fedpriv.simulation import setup
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 
 LIMIT = 1.6
 """MpFedcon's best over FedAvg's best."""
@@ -47,30 +43,16 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 
 
 def simulation(contender: dict[str, Any], rounds: int, data_dir: Path | None, folder: Path) -> Simulation:
-    never = 10**9
     train = {"rounds": rounds + 1, "participation": 0.1, "local_epochs": 1, "batch_size": 10}
     config = {
         "data": {"name": "cifar10", "dir": data_dir, "clients": 100, "partition": {"name": "classes", "classes_per_client": 2}},
         "model": {"name": "cnn10", "projection": 128},
         "executor": {"name": "sequential"},
-        "eval": {"every": never, "last": 1},
-        "tracking": {"uri": "none"},
+        "eval": {"every": NEVER, "last": 1},
         **contender,
         "train": {**train, **contender.get("train", {})},
     }
-    federation = setup.build(parse(RunConfig, config, "benchmark"))
-    begun = Simulation(federation, RunFolder.create(federation.config, folder), print)
-    begun.start()
-    return begun
-
-
-def synthetic() -> Dataset:
-    """Noise in the shape of CIFAR-10."""
-    draw = torch.Generator().manual_seed(0)
-    images = [torch.randint(256, (n, 3, 32, 32), generator=draw, dtype=torch.uint8) for n in (50_000, 10_000)]
-    labels = [torch.arange(n) % 10 for n in (50_000, 10_000)]
-    mean = std = (0.5, 0.5, 0.5)
-    return Dataset("noise", *labels, tuple("0123456789"), "cnn10", (images[0], images[1]), mean=mean, std=std)
+    return begin(config, folder)
 
 
 def main() -> None:
@@ -79,12 +61,10 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder that holds cifar10/*.parquet; default: FEDPRIV_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    data_dir = options.data_dir or (Path(os.environ["FEDPRIV_DATA"]) if os.environ.get("FEDPRIV_DATA") else None)
-    data = "cifar10"
-    if data_dir is None or not (data_dir / data).is_dir():
-        data, noise = "synthetic", synthetic()
-        setup.load_dataset = lambda *_: noise
-        print("CIFAR-10 is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
+    data_dir = find("cifar10", options.data_dir)
+    data = "cifar10" if data_dir else "synthetic"
+    if data_dir is None:
+        use_noise("cifar10")
     seconds: dict[str, list[float]] = {who: [] for who in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         made = {who: simulation(how, 1 + options.repeats, data_dir, Path(folder) / who) for who, how in CONTENDERS.items()}

@@ -42,14 +42,11 @@ import torch
 from machine import facts, spread
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trial import NEVER, begin, find, use_noise
 
-from fedpriv.config import RunConfig, TrainConfig, parse
-from fedpriv.data.dataset import Dataset
+from fedpriv.config import TrainConfig
 from fedpriv.parameters import ParameterSpace
 from fedpriv.seeding import generator
-from fedpriv.simulation import setup
-from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.wire import Direction, Sealed
 
 LIMITS = {"W1": {"fedpriv": 0.50, "sequential": 1.05}, "W2": {"fedpriv": 0.45, "sequential": 1.05}}
@@ -106,12 +103,10 @@ class Fedpriv:
     """The real loop on the real folder; the reference for who takes part and in which order the batches come."""
 
     def __init__(self, work: Workload, rounds: int, data_dir: Path | None, folder: Path, **executor: Any) -> None:
-        federation = setup.build(run_config(work, rounds, data_dir, executor))
+        self.simulation = begin(config_of(work, rounds, data_dir, executor), folder)
+        self.federation = federation = self.simulation.federation
         self.config, self.space, self.net = federation.config, federation.resident.space, federation.resident.net
         self.uploads: dict[int, Sealed] = {}
-        self.federation = federation
-        self.simulation = Simulation(federation, RunFolder.create(self.config, folder), print)
-        self.simulation.start()
 
     @property
     def row(self) -> Tensor:
@@ -253,44 +248,21 @@ def fedpriv_state(space: ParameterSpace, row: Tensor) -> list[Tensor]:
     return [space.view(row, f"{layer}.{kind}") for layer in order for kind in ("weight", "bias")]
 
 
-def run_config(work: Workload, rounds: int, data_dir: Path | None, executor: dict[str, Any]) -> RunConfig:
-    never = 10**9
-    return parse(
-        RunConfig,
-        {
-            "method": "fedavg",
-            "data": {"name": "fashion_mnist", "dir": data_dir, "clients": work.clients, "partition": {"name": "iid"}},
-            "model": {"name": "lenet5", "projection": None},
-            "train": {
-                "rounds": rounds + 1,  # one more than is played: the last is always evaluated
-                "participation": work.participants / work.clients,
-                "local_epochs": work.epochs,
-                "batch_size": 32,
-            },
-            "eval": {"every": never, "last": 1},
-            "executor": executor,
-            "tracking": {"uri": "none"},
-            "threads": 1,
+def config_of(work: Workload, rounds: int, data_dir: Path | None, executor: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "method": "fedavg",
+        "data": {"name": "fashion_mnist", "dir": data_dir, "clients": work.clients, "partition": {"name": "iid"}},
+        "model": {"name": "lenet5", "projection": None},
+        "train": {
+            "rounds": rounds + 1,  # one more than is played: the last is always evaluated
+            "participation": work.participants / work.clients,
+            "local_epochs": work.epochs,
+            "batch_size": 32,
         },
-        "benchmark",
-    )
-
-
-def synthetic() -> Dataset:
-    """Noise in the shape of Fashion-MNIST."""
-    draw = torch.Generator().manual_seed(0)
-
-    def images(n: int) -> Tensor:
-        return torch.randint(256, (n, 1, 28, 28), generator=draw, dtype=torch.uint8)
-
-    def labels(n: int) -> Tensor:
-        return torch.randint(10, (n,), generator=draw)
-
-    train, test = 60_000, 10_000
-    classes = tuple("0123456789")
-    return Dataset(
-        "noise", labels(train), labels(test), classes, "lenet5", (images(train), images(test)), mean=(0.286,), std=(0.353,)
-    )
+        "eval": {"every": NEVER, "last": 1},
+        "executor": executor,
+        "threads": 1,
+    }
 
 
 def measure(name: str, repeats: int, data_dir: Path | None, folder: Path) -> dict[str, Any]:
@@ -422,12 +394,10 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder that holds fashion_mnist/*.parquet; default: FEDPRIV_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    data_dir = options.data_dir or (Path(os.environ["FEDPRIV_DATA"]) if os.environ.get("FEDPRIV_DATA") else None)
-    data = "fashion_mnist"
-    if data_dir is None or not (data_dir / data).is_dir():
-        data, noise = "synthetic", synthetic()
-        setup.load_dataset = lambda *_: noise
-        print("Fashion-MNIST is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
+    data_dir = find("fashion_mnist", options.data_dir)
+    data = "fashion_mnist" if data_dir else "synthetic"
+    if data_dir is None:
+        use_noise("fashion_mnist")
 
     results: dict[str, Any] = {"benchmark": "round_cost", **facts(PACKAGES), "threads": 1, "data": data, "workloads": {}}
     missed = []

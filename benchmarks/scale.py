@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import facts, spread
+from trial import begin, find, use_noise
 
 CLIENTS = (100, 1_000, 10_000)
 CASES = ("fedavg", "fedrep", "fedrep-stored")
@@ -36,16 +37,8 @@ GROWTH = 1.1
 
 def begun(case: str, clients: int, data_dir: Path | None, folder: Path) -> Any:
     """A simulation of a case after its first rounds."""
-    from fedpriv.config import RunConfig, parse
-    from fedpriv.simulation import setup
-    from fedpriv.simulation.loop import Simulation
-    from fedpriv.simulation.run_folder import RunFolder
-
     if data_dir is None:
-        from round_cost import synthetic
-
-        noise = synthetic()
-        setup.load_dataset = lambda *_: noise
+        use_noise("fashion_mnist")
     values = {
         "method": case.partition("-")[0],
         "data": {
@@ -58,12 +51,9 @@ def begun(case: str, clients: int, data_dir: Path | None, folder: Path) -> Any:
         "model": {"name": "lenet5", "projection": 128},
         "train": {"rounds": 1000, "participation": PARTICIPANTS / clients, "local_epochs": 1},
         "eval": {"every": 1000, "last": 1},
-        "tracking": {"uri": "none"},
         "wire": {"keep_payloads": "none"},
     }
-    federation = setup.build(parse(RunConfig, values, "benchmark"))
-    simulation = Simulation(federation, RunFolder.create(federation.config, folder), print)
-    simulation.start()
+    simulation = begin(values, folder)
     if case == "fedrep-stored":
         fill(simulation)
     for _ in range(WARM):
@@ -134,19 +124,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40, help="timed rounds of each number of clients")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the fresh process of one measurement
     options = parser.parse_args()
-    data_dir = options.data_dir or (Path(os.environ["FEDPRIV_DATA"]) if os.environ.get("FEDPRIV_DATA") else None)
-    if data_dir and not (data_dir / "fashion_mnist").is_dir():
-        data_dir = None
     counts = sorted(options.clients or CLIENTS)
     if options.here:
+        data_dir = options.data_dir
         case = options.case[0]
         one = len(counts) == 1
         print(json.dumps(measured(case, counts[0], data_dir) if one else timed(case, counts, options.repeats, data_dir)))
         return
 
+    data_dir = find("fashion_mnist", options.data_dir)
     data = "fashion_mnist" if data_dir else "synthetic"
-    if not data_dir:
-        print("Fashion-MNIST is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
     about = facts(("fedpriv", "torch", "numpy", "safetensors"))
     results: dict[str, Any] = {"benchmark": "scale", **about, "data": data, "participants": PARTICIPANTS, "cases": {}}
     failed = []

@@ -45,3 +45,8 @@ def test_the_whole_s_help_names_every_command() -> None:
 def test_version() -> None:
     result = CliRunner().invoke(main, ["--version"], prog_name="fedpriv")
     assert result.output.startswith("fedpriv, version ")
+
+
+def test_it_can_be_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedpriv", "tarin"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "No such command 'tarin'" in done.stderr

@@ -1,0 +1,65 @@
+"""What benchmarks that play rounds share: the images, and a simulation that is ready to play.
+
+Nothing heavy is imported before it is used: a child process's peak of memory starts from its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.simulation.loop import Simulation
+
+SHAPES = {"fashion_mnist": (60_000, 1, 28, 28), "cifar10": (50_000, 3, 32, 32)}
+"""Training images by data set; each has 10,000 test images and ten classes."""
+NEVER = 10**9
+"""``eval.every`` of a run that evaluates nothing but its last round."""
+
+
+def find(name: str, given: Path | None) -> Path | None:
+    """The folder that holds that data set: ``given``, else FEDPRIV_DATA; ``None``, and a line about it, where it is not there."""
+    folder = given or (Path(os.environ["FEDPRIV_DATA"]) if os.environ.get("FEDPRIV_DATA") else None)
+    if folder is not None and (folder / name).is_dir():
+        return folder
+    print(f"{name} is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
+    return None
+
+
+def use_noise(name: str) -> None:
+    """Every simulation from here on is of noise in the shape of that data set, however its data set is called."""
+    import torch
+
+    from fedpriv.data.dataset import Dataset
+    from fedpriv.simulation import setup
+
+    train, *shape = SHAPES[name]
+    draw = torch.Generator().manual_seed(0)
+
+    def pictures(n: int) -> Tensor:
+        return torch.randint(256, (n, *shape), generator=draw, dtype=torch.uint8)
+
+    def labels(n: int) -> Tensor:
+        return torch.arange(n) % 10
+
+    mean = std = (0.5,) * shape[0]
+    held = (pictures(train), pictures(10_000))
+    noise = Dataset("noise", labels(train), labels(10_000), tuple("0123456789"), "lenet5", held, mean=mean, std=std)
+    setup.load_dataset = lambda *_: noise
+
+
+def begin(config: Mapping[str, Any], folder: Path) -> Simulation:
+    """A simulation in a new folder, untracked, before its first round."""
+    from fedpriv.config import RunConfig, parse
+    from fedpriv.simulation import setup
+    from fedpriv.simulation.loop import Simulation
+    from fedpriv.simulation.run_folder import RunFolder
+
+    federation = setup.build(parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark"))
+    begun = Simulation(federation, RunFolder.create(federation.config, folder), print)
+    begun.start()
+    return begun
