@@ -286,6 +286,11 @@ class ExecutorConfig(_Section):
     workers: int = Field(
         1, ge=1, description="processes that the groups (sequential: the clients) are spread over; no number depends on it"
     )
+    compile: Literal["none", "default", "reduce-overhead"] = Field(
+        "none",
+        description="mode of torch.compile for the net of a group; reduce-overhead: CUDA graphs where shapes are static. "
+        "Compiling takes a minute, and has not made rounds faster on a processor",
+    )
 
 
 class TrackingConfig(_Section):

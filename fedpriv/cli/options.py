@@ -51,6 +51,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "executor": ("executor.name", str, "Who runs the clients: auto, sequential or vectorized (groups of them as one wide net)."),
     "workers": ("executor.workers", int, "Processes that the clients of a round are spread over; the numbers are the same."),
     "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
+    "compile": ("executor.compile", str, "torch.compile for the net of a group: none, default or reduce-overhead (CUDA graphs)."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": ("run_dir", Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),

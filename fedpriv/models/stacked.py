@@ -32,13 +32,13 @@ class Pass:
     Attributes:
         clients: K.
         tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; a buffer that changes is changed in place.
-        training: whether the layer's role is in training mode, by role.
+        training: the roles that are in training mode.
         draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, each client's from its own draws.
     """
 
     clients: int
     tensors: Mapping[str, Tensor]
-    training: Callable[[str], bool]
+    training: frozenset[str]
     draw: Callable[[Tensor, float], Tensor]
 
 
@@ -57,7 +57,7 @@ class Layer:
         return own.detach().expand(go.clients, *own.shape)
 
     def training(self, go: Pass) -> bool:
-        return go.training(self.name.partition(".")[0])
+        return self.name.partition(".")[0] in go.training
 
 
 LayerForm = Callable[[Layer, Pass, Tensor], Tensor]
@@ -207,8 +207,8 @@ class StackedNet(Form):
 
     def __init__(self, net: Net) -> None:
         self._parts = {role: _traced(role, module) for role in ROLES if isinstance(module := getattr(net, role), nn.Module)}
-        modules = list(net.modules())
-        self.draws = any(isinstance(module, nn.Dropout) and module.p for module in modules)
+        self.buffers = tuple(name for name, _ in net.named_buffers())
+        self.draws = any(isinstance(module, nn.Dropout) and module.p for module in net.modules())
         self.mixes = frozenset(
             role for role in self._parts if any(isinstance(module, _BatchNorm) for module in getattr(net, role).modules())
         )
@@ -223,9 +223,9 @@ class StackedNet(Form):
         modes = [module.training for module in net.modules()]
         net.eval()
         try:
-            for training in (True, False):
+            for roles in (frozenset(ROLES), frozenset[str]()):
                 tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
-                go = Pass(2, tensors, lambda role: training, lambda like, share: torch.ones_like(like).expand(2, *like.shape))  # noqa: B023
+                go = Pass(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
                 logits = self.from_features(go, self.encode(go, to_stack(list(x), 3))).logits
             for own, alone in zip(logits, x, strict=True):
                 if not torch.allclose(own, net(alone).logits, rtol=1e-3, atol=1e-4):
@@ -320,7 +320,7 @@ class VmappedNet(Form):
 
     def _run(self, role: str, go: Pass, x: Tensor) -> Tensor:
         module: nn.Module = getattr(self._net, role)
-        module.train(go.training(role))
+        module.train(role in go.training)
         own = {name.removeprefix(role + "."): tensor for name, tensor in go.tensors.items() if name.startswith(role + ".")}
 
         def alone(tensors: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import UsageError
+from fedpriv.models.compiled import CompiledNet
 from fedpriv.models.net import Net
 from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
 from fedpriv.samples import Inputs
@@ -39,6 +40,7 @@ class Choice:
 
     def __str__(self) -> str:
         how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
+        how += ", compiled" if self.config.compile != "none" else ""
         where = f", in {self.config.workers} processes" if self.config.workers > 1 else ""
         return f"{how}{where}: {self.why}"
 
@@ -81,11 +83,20 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
         if config.device != "cpu":
             why = "a net this small leaves the device idle by itself"
     assert isinstance(samples, Tensor)
+    if asked.compile != "none":
+        if not isinstance(form, StackedNet):
+            raise UsageError(f"executor.compile {asked.compile}: the net goes {why}; use --compile none")
+        form = CompiledNet(form, asked.compile)
     size = asked.group_size or _group_size(config, net, samples, len(sizes))
     return Choice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
 
 
 def _sequential(asked: ExecutorConfig, why: str) -> Choice:
+    if asked.compile != "none":
+        raise UsageError(
+            f"executor.compile {asked.compile}: it is for the net of a group, and the executor is sequential ({why}); "
+            "use --compile none"
+        )
     return Choice(asked.model_copy(update={"name": "sequential"}), None, why)
 
 

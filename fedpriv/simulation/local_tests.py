@@ -76,7 +76,7 @@ class LocalTests:
                 for row, client in zip(rows, group, strict=False):
                     space.pack(self.federation.method.client_state(self.server, self.private(client)), row)
                 own = {e.name: rows[: len(group), e.start : e.stop].view(len(group), *e.shape) for e in space.entries}
-                go = Pass(len(group), own, lambda role: False, _no_draws)
+                go = Pass(len(group), own, frozenset(), _no_draws)
                 held = [data.indices(split, client) for client in group]
                 weights = [_weights(data.weights(split, client), index) for client, index in zip(group, held, strict=True)]
                 index, heavy = pad_sequence(held, batch_first=True), pad_sequence(weights, batch_first=True)

@@ -96,7 +96,7 @@ class Stack:
             return torch.stack(masks)
 
         tensors, leaves = self.tensors(lanes, differentiated)
-        go = Pass(len(asked), tensors, training.__contains__, draw)
+        go = Pass(len(asked), tensors, training, draw)
         with torch.autocast(self.rows.device.type, torch.bfloat16) if first.half else nullcontext():
             x = to_stack([one.inputs for one in asked], longest)
             if first.through != "rest":

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods import methods
-from fedpriv.models import registry
+from fedpriv.models import compiled, registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
 from fedpriv.simulation import answers, stack
@@ -322,6 +323,39 @@ def test_what_is_chosen_and_why(options: dict[str, Any], why: str) -> None:
     federation = build(load_config(None, {**SMALL, "method.name": "fedavg", **options}))
     assert why in str(federation.choice)
     assert federation.config.executor.name == str(federation.choice).partition(",")[0].partition(":")[0]
+
+
+@pytest.mark.parametrize(("method", "net"), [("fedavg", "normed"), ("moon", "drawn")])
+def test_a_compiled_group_ends_where_it_ends(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, method: str, net: str
+) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")  # all of torch.compile but the compiler
+    monkeypatch.setattr(compiled, "BACKEND", counter)
+    options = {"method.name": method, "model.name": net, "train.momentum": 0.5}
+    together = played("vectorized", rounds=2, **options, **{"executor.compile": "default"})
+    assert "compiled" in str(together.federation.choice) and counter.frame_count >= 2
+    assert_same(together, played("sequential", rounds=2, **options), 1e-9)
+    code = counter.frame_count
+    together.play_round()
+    assert counter.frame_count <= code + 2  # or each pass might be compiled anew
+
+
+def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
+    with pytest.raises(UsageError, match=r"the executor is sequential \(as asked for\); use --compile none"):
+        build(load_config(None, {**options, "executor.name": "sequential"}))
+    with pytest.raises(UsageError, match="the net goes as asked for, by way of torch"):
+        build(load_config(None, {**options, "executor.name": "vectorized", "model.name": "joined"}))
+
+    torch._dynamo.reset()
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(compiled, "BACKEND", breaks)
+    with pytest.raises(FedprivError, match=r"cannot compile this net here \(.*no compiler.*\); use --compile none"):
+        played("vectorized", **{"method.name": "fedavg", "model.name": "pooled", "executor.compile": "default"})
 
 
 def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
