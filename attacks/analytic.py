@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.linear import LayerInput, SharedLinear, layer_inputs, shared_linears, to_picture
+from attacks.linear import LayerInput, SharedLinear, fed_by_one, layer_inputs, shared_linears, to_picture
 from attacks.multistep import as_gradient
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable
@@ -94,7 +94,7 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
     for layer in leaky_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
-        x = bias @ weight / bias.square().sum().clamp(min=1e-300)
+        x = fed_by_one(SharedLinear(layer.name, weight, bias))
         left = (weight - bias[:, None] * x).square().sum() / weight.square().sum().clamp(min=1e-300)
         values, in_range = _checked(observation, x[None], fed[layer.name], 0.01)
         one = torch.ones(1, dtype=torch.long)

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from attacks.analytic import leaky_layers
 from attacks.distances import per_layer
-from attacks.linear import from_picture, known_net, weight_dtype
+from attacks.linear import fed_by_one, from_picture, known_net, weight_dtype
 from attacks.multistep import as_gradient
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable
@@ -83,7 +83,7 @@ def invert_features(
     weights = {name: w.detach() for name, w in observation.weights.items()}
     if f"{leak.name}.weight" not in weights:
         raise Inapplicable(f"the weights of {leak.name!r} are not known")
-    wanted = (leak.bias @ leak.weight / leak.bias.square().sum().clamp(min=1e-30))[None]
+    wanted = fed_by_one(leak)[None]
     signal = (leak.bias @ weights[f"{leak.name}.weight"])[None]
     before = _before(observation, leak.name)
     starts = [

@@ -62,6 +62,12 @@ def output_layer(observation: Observation) -> SharedLinear:
     return layers[0]
 
 
+def fed_by_one(layer: SharedLinear) -> Tensor:
+    """What the layer was fed ``(in,)``, if by one sample: the least squares of its weight by its bias gradient over all rows."""
+    assert layer.bias is not None
+    return layer.bias @ layer.weight / layer.bias.square().sum().clamp(min=torch.finfo(layer.bias.dtype).tiny)
+
+
 def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:
     """Device and floating type of the message."""
     tensor = next(iter(observation.shared.values()))
