@@ -57,6 +57,11 @@ def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
             continue
         for kind, most in run["best"].items():
             values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
+        for kind, read in (run.get("best_of_texts") or {}).items():
+            place = kind.replace(" ", "_")
+            values[f"token_recall_from_{place}"] = read and read["recall"]
+            values[f"token_precision_from_{place}"] = read and read["precision"]
+            values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
         if run["labels"]:
             values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
         values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
