@@ -105,8 +105,8 @@ def _holds(run: Found, modality: str) -> bool:
 
 
 def _of_images(runs: Iterable[Found]) -> list[Found]:
-    """Those that were trained on images alone."""
-    return [run for run in runs if not _holds(run, "text")]
+    """Those that were trained on images, or on images and texts."""
+    return [run for run in runs if _holds(run, "image")]
 
 
 def _of_texts(runs: Iterable[Found]) -> list[Found]:

@@ -15,7 +15,7 @@ from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
 from fedpriv.audit.single_images import single_images
-from fedpriv.audit.target import Target, message, statistics_of
+from fedpriv.audit.target import Target, message, of_messages
 from fedpriv.errors import UsageError
 
 Say = Callable[[str], None]
@@ -106,6 +106,7 @@ class Attacked:
             "round": self.round,
             "client": self.client,
             "images": len(self.target.images),
+            "note": self.target.note,
             "pictures": picture,
             "pictures_note": None if picture is None else self._shown(),
             "attempts": [_described(one) for one in self.attempts],
@@ -125,16 +126,11 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
 
 def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
     """Attack what clients that hold one image each would have sent in that round."""
-    real, played = message(evidence, round, client), single_images(evidence, round, client, EASIEST)
-
-    def observe(threat: ThreatModel) -> list[Observation]:
-        return [evidence.observation(one, threat) for one in played]
-
-    images, labels = real.images[: len(played)], real.labels[: len(played)]
-    title = f"clients with one image each, {len(played)} of client {client}'s, in round {round}"
-    statistics = statistics_of(evidence, played, first_turn=True)
-    target = Target(title, images, labels, real.masked, observe, real.reference, real.reference_labels, statistics)
-    return _attack(target, "single image", round, client, _tried(_ON_SINGLES, _SINGLE_BUDGET, real.masked), seed, say)
+    played, truth = single_images(evidence, round, client, EASIEST), evidence.truth(client)
+    n = len(played)
+    title = f"clients with one image each, {n} of client {client}'s, in round {round}"
+    target = of_messages(evidence, title, played, truth.images[:n], truth.labels[:n], first_turn=True)
+    return _attack(target, "single image", round, client, _tried(_ON_SINGLES, _SINGLE_BUDGET, target.masked), seed, say)
 
 
 def _tried(names: Sequence[str], budget: Budget, masked: int) -> list[Attacker]:

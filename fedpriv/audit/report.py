@@ -26,6 +26,8 @@ from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
+from fedpriv.samples import Modality
+from fedpriv.simulation.pair_inputs import PAIR_MODEL
 
 Say = Callable[[str], None]
 FILES = ("audit.html", "audit.md", "audit.json")
@@ -47,7 +49,7 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     configs = [check(run_dir)[0].config for run_dir in run_dirs]  # before hours of work on the others
-    controls = _controls({"image" if config.model.encoder is None else "text" for config in configs}, options.seed, say)
+    controls = _controls({name for config in configs for name in _modalities(config)}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]
     for run in runs:
@@ -83,6 +85,11 @@ def write(audited: Audited, folder: Path) -> None:
             write_atomically(folder / name, content)
     except OSError as error:
         raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}") from None
+
+
+def _modalities(config: RunConfig) -> tuple[Modality, ...]:
+    """What the samples of a run are, as its config tells without a look at the data."""
+    return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 
 def _controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:

@@ -15,13 +15,13 @@ from attacks.lab import observations
 from attacks.observation import Observation, ThreatModel
 from fedpriv.audit.evidence import Evidence, Message
 from fedpriv.audit.fitting import unfit
+from fedpriv.audit.pair_images import beside_texts, of_images
 from fedpriv.audit.statistics import as_gradient, gradient_like
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 
 SIDE = 32
 """Photographs are cropped and shrunk to so many pixels a side, what the reference victim was made for."""
-BESIDE_TEXTS = "its net reads a text beside each image, and the attacks on images are for nets that read images alone"
 REFERENCES = 2000
 """Public images at most that an attacker copies from in the baselines: the nearest of more is hardly nearer."""
 
@@ -37,6 +37,7 @@ class Target:
         observe: the messages under a threat model; together they stand for the ``n`` images, in order.
         statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
         reference, reference_labels: public images of the same kind, which the baselines may copy; ``None`` where there are none.
+        note: what else is to be said of it: of pairs, what stands beside the images.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Target:
     reference: Tensor | None = None
     reference_labels: Tensor | None = None
     statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
+    note: str | None = None
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -91,36 +93,45 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
     """What a client really sent in a round of a run.
 
     Raises:
-        UsageError: the run was not trained on images, or on texts beside them.
+        UsageError: the run was not trained on images, the client has none, or see :func:`of_messages`.
     """
     if "image" not in evidence.modalities:
         raise unfit(str(evidence.folder.path), "texts")
-    if "text" in evidence.modalities:
-        raise UsageError(f"{evidence.folder.path}: {BESIDE_TEXTS}")
-    found, truth = evidence.message(round, client), evidence.truth(client)
-    seen = evidence.observation(found, ThreatModel())
+    if evidence.federation.data.lacking(client) == "image":
+        raise UsageError(f"client {client} of {evidence.folder.path} has texts alone")
+    truth = evidence.truth(client)
+    title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(truth.labels)} training images"
+    return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels)
+
+
+def of_messages(
+    evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool = False
+) -> Target:
+    """Messages of a run, of one kind, each of which stands for as many of the images ``(n, C, H, W)`` as the others.
+
+    Args:
+        first_turn: they are their clients' first.
+
+    Raises:
+        UsageError: of pairs, see :func:`fedpriv.audit.pair_images.of_images`.
+    """
+    whole = evidence.observation(found[0], ThreatModel())
+    seen = of_images(evidence, found[0], whole)
     layers = sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())
     hidden = not any(name.startswith("top.") for name in seen.shared)
-    title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(truth.labels)} training images"
     dataset = evidence.federation.dataset
-    reference = public_images(dataset.test_images, dataset.test_labels)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return [evidence.observation(found, threat)]
+        return [of_images(evidence, one, evidence.observation(one, threat)) for one in found]
 
-    statistics = statistics_of(evidence, [found])
-    return Target(title, truth.images, truth.labels, layers if hidden else 0, observe, *reference, statistics)
+    def read(what: str, threat: ThreatModel) -> list[Observation]:
+        return [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found]
 
-
-def statistics_of(
-    evidence: Evidence, messages: Sequence[Message], first_turn: bool = False
-) -> dict[str, Callable[[ThreatModel], list[Observation]]]:
-    """What :attr:`Target.statistics` says, of messages of one kind."""
-
-    def observe(what: str, threat: ThreatModel) -> list[Observation]:
-        return [as_gradient(evidence, one, what, threat, first_turn) for one in messages]
-
-    return {what: partial(observe, what) for what in gradient_like(messages[0])}
+    return Target(
+        title, images, labels, layers if hidden else 0, observe, *public_images(dataset.test_images, dataset.test_labels),
+        statistics={what: partial(read, what) for what in gradient_like(found[0])},
+        note=beside_texts(evidence, found[0], whole),
+    )  # fmt: skip
 
 
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

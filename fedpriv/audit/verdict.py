@@ -18,7 +18,8 @@ def verdict(run: Found) -> list[str]:
     said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
     said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
     said += of_texts(run.get("texts") or [])
-    if reason := (run.get("not_tried") or {}).get("images"):
+    reason = (run.get("not_tried") or {}).get("images")
+    if reason and not run["attacks"]:
         said.append(f"No attack was mounted on the images, which says nothing about what messages give away of them: {reason}.")
     return [
         *said,

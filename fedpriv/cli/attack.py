@@ -100,6 +100,8 @@ def _attack_images(
 
     out = wide_console()
     target = _target(run_name, seed, **chosen)
+    if target.note:
+        out.print(target.note, soft_wrap=True, markup=False)
     try:
         tried = attackers(name, target.masked, options)
     except KeyError as error:

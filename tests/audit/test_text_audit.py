@@ -18,17 +18,18 @@ from attacks.observation import ThreatModel
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.text_samples import requests
 from fedpriv.cli import main
+from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
 QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4")
 TEXTS: dict[str, Any] = {"data.clients": 12, "train.rounds": 1, "train.participation": 0.2, "model.encoder": "tiny"}
 PAIRS: dict[str, Any] = {
     "data.name": "disaster_synthetic",
-    "data.limit": 200,
+    "data.limit": 100,
     "data.image_only": 0.3,
     "data.text_only": 0.2,
     "data.clients": 10,
-    "model.backbone": "cnn10",
+    "model.backbone": "moon_cnn",
     "model.pretrained": False,
     "model.tune": "full",
     "model.encoder": "tiny",
@@ -45,6 +46,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
     monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: pytest.fail("no images are attacked"))
+    monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
+    few = {"steps": 1, "restarts": 0}
+    budget: dict[str, dict[str, Any]] = dict.fromkeys(("dlg", "idlg", "random-head", "known-head"), few)
+    budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
+    budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
+    monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
+    monkeypatch.setattr("fedpriv.audit.reconstructions._SINGLE_BUDGET", budget)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +63,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     texts, labels = requests()
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *zip(texts, labels.tolist(), strict=True)])
+    methods = {"centers": "mpfedcon"}
     own: dict[str, dict[str, Any]] = {
         "full": {**TEXTS, **ONE_STEP, "data.name": str(table)},
+        "centers": {**TEXTS, "data.name": str(table), "model.tune": "head", "method.head_epochs": 1},
         "lora": {**TEXTS, **ONE_STEP, "data.name": str(table), "model.tune": "lora"},
         "head": {**TEXTS, "data.name": str(table), "model.tune": "head"},
         "pairs": PAIRS,
@@ -64,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def run(name: str) -> Path:
         if not (folder / name).exists():
-            play(folder / name, "fedavg", **own[name])
+            play(folder / name, methods.get(name, "fedavg"), **own[name])
         return folder / name
 
     return run
@@ -123,6 +133,12 @@ def test_a_run_on_texts(runs: Runs) -> None:
     for shown in (page, text):
         assert "Attacks on texts" in shown and "Attacks on images" not in shown
         assert tokens["recovered"][0]["true"][0] in shown
+    values = audit_values({"runs": [run]}, run["run_id"])
+    assert values["audit/token_recall_from_message"] == values["audit/token_precision_from_message"] == 1.0
+    exact = run["best_of_texts"]["single text"]["exact"]
+    assert exact is not None and values["audit/exact_texts_from_single_text"] == exact["share"]
+    assert not any("recovered" in name for name in values)
+    assert "centers" not in run["not_tried"]
 
 
 def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
@@ -136,13 +152,36 @@ def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     assert easiest["left"]["labels"]["successes"] == 2, "the head tells the label of a lone sentence"
 
 
-def test_image_text_pairs(runs: Runs) -> None:
+def test_why_centres_of_texts_are_not_inverted(runs: Runs) -> None:
+    run, page, text = audited(runs("centers"))
+    assert "centers" in {one["what"] for one in run["statistics"]["listed"]} and run["centers"] == []
+    for shown in (page, text):
+        assert f"No class centre of this run was attacked: {run['not_tried']['centers']}." in shown
+
+
+def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each half gives away, side by side."""
+    passed = [Control("positive", True, "recovered 3 of 3", 0.1)]
+    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
-    assert run["modalities"] == ["image", "text"] and run["attacks"] == []
+    assert run["modalities"] == ["image", "text"] and "images" not in run["not_tried"]
+    message, easiest = run["attacks"]
+    assert (message["kind"], easiest["kind"], easiest["images"]) == ("message", "single image", 2)
+    assert evidence.federation.data.lacking(message["client"]) != "image"
+    assert all(attack["baselines"] for attack in run["attacks"]) and page.count("data:image/png") == 2
+    best = run["best"]["message"], run["best"]["single image"], *run["best_of_texts"].values()
+    assert None not in best
+    for shown in (page, text):
+        assert "Attacks on images" in shown and "Attacks on texts" in shown
+        assert all(attack["note"] in shown for attack in run["attacks"])
+        summary = shown[shown.index("Summary") : shown.index("What “recovered” means" if shown is page else 'What "recovered"')]
+        assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
+    said = " ".join(run["verdict"])
+    assert f"images behind client {message['client']}'s message" in said and "that hold a single text" in said
+    values = audit_values({"runs": [run]}, run["run_id"])
+    assert {"audit/recovered_from_message", "audit/token_recall_from_message"} <= values.keys()
     assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
     tokens, *others = run["texts"][0]["attempts"]
     assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
     assert all("an image beside each text" in one["inapplicable"] for one in others)
-    for shown in (page, text, " ".join(run["verdict"])):
-        assert "reads a text beside each image" in shown

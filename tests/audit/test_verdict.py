@@ -36,6 +36,12 @@ def test_an_attack_that_could_not_be_mounted_is_no_defence() -> None:
     assert "analytic" in verdict(run(none, attempt("analytic", 3)))[0]
 
 
+def test_images_that_were_not_attacked_are_named_only_where_none_was() -> None:
+    reason = {"not_tried": {"images": "the image encoder is frozen"}}
+    assert "No attack was mounted on the images" in verdict({**run(), "attacks": [], **reason})[0]
+    assert not any("No attack was mounted on the images" in said for said in verdict(run(attempt("dlg", 0), **reason)))
+
+
 def test_membership_that_guessing_equals_is_not_called_found() -> None:
     one = {"attack": "LiRA", "auc": 0.55, "auc_low": 0.48, "auc_high": 0.61, "members": 70, "non_members": 70}
     sentences = verdict(run(attempt("dlg", 0), membership=[one]))
