@@ -58,9 +58,12 @@ def train(
 
 @command(main, "resume")
 @click.argument("run_name", metavar="RUN")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes; the numbers are the same. Default: as many as it began with."
+)
 @_PROFILE
 @_RUNS_DIR
-def resume(run_name: str, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
+def resume(run_name: str, workers: int | None, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
     """Go on with a killed or interrupted run.
 
     Its results are bit for bit those of a run that was not.
@@ -76,7 +79,7 @@ def resume(run_name: str, profile: bool, runs_dir: Path) -> dict[str, Any] | Non
 
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
-        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile)
+        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile, workers)
     return _conclude(reporter, outcome)
 
 

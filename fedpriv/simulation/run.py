@@ -67,11 +67,14 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         return _play(federation, folder, on_start, on_round, warn, profiled)
 
 
-def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False) -> Outcome:
+def resume(
+    path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False, workers: int | None = None
+) -> Outcome:
     """Go on with a run that was killed or interrupted, from its last whole checkpoint; bit for bit as if it had not been.
 
     Args:
         profiled: as for :func:`start`; the profile is of the rounds that are played now.
+        workers: processes, on which no number depends; ``None``: as many as the run began with.
 
     Raises:
         UsageError: no run there, another process plays it, or its config or its data were changed.
@@ -81,7 +84,10 @@ def resume(path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profile
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     with folder.alone():
-        federation = build(folder.config())
+        config = folder.config()
+        if workers is not None:
+            config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
+        federation = build(config)
         now = federation.data.partition.hash()
         then = folder.facts.get("partition_hash", now)
         if now != then:

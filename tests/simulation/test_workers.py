@@ -13,12 +13,13 @@ import torch
 
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.simulation import choosing
+from fedpriv.simulation import choosing, executors, run
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.turn import Turn
 from fedpriv.simulation.workers import Workers
+from tests.simulation.small import SILENT, computed, config, play, rounds_recorded
 
 SMALL = {
     "data.name": "digits",
@@ -80,6 +81,22 @@ def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation],
         assert torch.equal(row, found[0][0])
         assert digests == found[0][1] and metrics == found[0][3]
         assert all(torch.equal(kept[c][name], tensor) for c, own in found[0][2].items() for name, tensor in own.items())
+
+
+def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    play(whole, "mpfedcon")
+
+    def breaks(record: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run.start(config("mpfedcon", run_dir=str(cut)), tmp_path, SILENT[0], breaks, SILENT[2])
+    assert rounds_recorded(cut)[-1] < 3
+    forked: list[Workers] = []
+    monkeypatch.setattr(executors, "Workers", lambda *given: forked.append(Workers(*given)) or forked[-1])
+    run.resume(cut, *SILENT, workers=2)
+    assert forked and computed(whole) == computed(cut)
 
 
 def test_the_ledger_hears_of_what_is_spent_elsewhere(played: Callable[..., Simulation]) -> None:
