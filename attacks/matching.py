@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from attacks.multistep import as_gradient
 from attacks.observation import Observation, Split
-from attacks.reconstruction import Inapplicable, differentiating_twice
+from attacks.reconstruction import Inapplicable, differentiating_twice, require_labels
 from attacks.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
@@ -108,9 +108,10 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
         scale_free: whether the distance does not mind a factor, as the cosine; otherwise a weight change needs a known schedule.
 
     Raises:
-        Inapplicable: nothing was shared, or they do not belong together.
+        Inapplicable: nothing was shared, they do not belong together, or no label had to do with them.
     """
     first = observations[0]
+    require_labels(first)
     if not all(o.shared for o in observations):
         raise Inapplicable("no layer is shared: there is no gradient to match")
     if not scale_free and any(o.kind == "change" and o.schedule is None for o in observations):

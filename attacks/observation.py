@@ -119,6 +119,7 @@ class Observation:
         labels: ``(n,)``; ``None`` unless the threat model gives them.
         statistics: what else crossed the wire (class centres, counts), by name.
         text: of nets that read text; ``None`` for images.
+        loss: what the client minimised, where that is not the mean cross-entropy of its samples' labels (and what a method adds).
     """
 
     shared: Mapping[str, Tensor]
@@ -135,3 +136,4 @@ class Observation:
     labels: Tensor | None = None
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     text: TextFacts | None = None
+    loss: str | None = None

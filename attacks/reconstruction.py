@@ -8,9 +8,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attacks.observation import Observation
+
 
 class Inapplicable(Exception):
     """An attack that cannot be mounted on what was observed; the message says why and what can."""
+
+
+def require_labels(observation: Observation) -> None:
+    """For attacks that build the gradient of a cross-entropy on labels.
+
+    Raises:
+        Inapplicable: the client minimised something else.
+    """
+    if observation.loss is not None:
+        raise Inapplicable(f"it is made for a cross-entropy on labels, and the client minimised {observation.loss}")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from attacks.distances import per_layer
 from attacks.linear import known_net, to_picture, weight_dtype
 from attacks.multistep import is_bias
 from attacks.observation import Observation, Schedule
-from attacks.reconstruction import Inapplicable
+from attacks.reconstruction import Inapplicable, require_labels
 from attacks.variables import total_variation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -108,9 +108,10 @@ def unroll(
     starting from the net's own values.
 
     Raises:
-        Inapplicable: if the schedule or the number of samples is not known.
+        Inapplicable: if the schedule or the number of samples is not known, or labels had no part in it.
     """
     options = options or UnrolledOptions()
+    require_labels(observation)
     if observation.schedule is None or observation.num_examples is None:
         raise Inapplicable("the unrolled attack needs the client's schedule and its number of samples")
     if observation.kind == "gradient":

@@ -21,7 +21,6 @@ from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.encoding import decoded, is_model
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.methods.build import objective_of
 from fedpriv.samples import Modality
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder
@@ -58,8 +57,7 @@ class Evidence:
     """The kept messages of a run.
 
     Raises:
-        UsageError: there is no run, its data are not those it was trained on, it kept no payload, or it has no labels, which
-            no attack here is made for.
+        UsageError: there is no run, its data are not those it was trained on, or it kept no payload.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -69,11 +67,6 @@ class Evidence:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         self.config = self.folder.config()
-        if not (objective := objective_of(self.config)).labels:
-            raise UsageError(
-                f"{run_dir} is self-supervised ({objective.name}): the attacks here match or read the gradient of a "
-                "cross-entropy on labels, so that they find nothing would say nothing of it"
-            )
 
     @cached_property
     def federation(self) -> Federation:
@@ -202,6 +195,7 @@ class Evidence:
             schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
+            loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
         )
         if not threat.labels:
             return observation

@@ -18,6 +18,7 @@ from attacks.shadow import Message, fit_shadows, score_shadows
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.shadow_turns import ShadowTurns
 from fedpriv.audit.statistics import as_gradient, exposed, gradient_like
+from fedpriv.audit.verdict import NO_RULE
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator
@@ -52,7 +53,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
             # Who knows that the model was altered on its way, and a statistic was not, asks that first.
             read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
             ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
-        how, found, reasons = "no rule applies", torch.zeros(classes, dtype=torch.bool), []
+        how, found, reasons = NO_RULE, torch.zeros(classes, dtype=torch.bool), []
         for rule, observe in ways.items():
             try:
                 seen = observe()

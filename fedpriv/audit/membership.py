@@ -143,7 +143,9 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     own = next(played)
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
-    ways = readings(federation.resident, own, asked.spare, asked.data.inputs)
+    ways = readings(federation.resident, own, asked.spare, asked.data.inputs, federation.method.objective.labels)
+    if not ways:
+        raise FedprivError(f"round {round}: client {client} holds one class, and a probe of features without a head needs two")
     uploads = (None if one is None else one.uploaded for one in played)
     try:
         (scores, control), diverged = infer(asked.data.labels, [message.uploaded, own.uploaded], inside, uploads, ways)

@@ -21,7 +21,7 @@ Reading = Callable[[Mapping[str, Tensor]], Tensor]
 STAND_IN, PROBE = "head of the server's own turn", "linear probe"
 
 
-def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs) -> dict[str, Reading]:
+def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
     """The ways to read an upload, by name; one without a name where the upload is the whole model.
 
     Neither is always better: the head that the server trained in a turn of its own from the initial one resembles a client's at
@@ -30,6 +30,7 @@ def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs) -> d
     Args:
         own: a turn that the server played with ``spare``, its own data.
         inputs: the candidates.
+        has_head: whether the run trains a head at all.
     """
 
     def load(uploaded: Mapping[str, Tensor]) -> None:
@@ -51,9 +52,9 @@ def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs) -> d
         return everything
 
     names = resident.space.names
-    if all(name in own.uploaded for name in names):
+    if has_head and all(name in own.uploaded for name in names):
         return {"": stand_in}
-    found: dict[str, Reading] = {STAND_IN: stand_in}
+    found: dict[str, Reading] = {STAND_IN: stand_in} if has_head else {}
     if any(name.startswith("encoder.") for name in own.uploaded) and len(torch.unique(spare.labels)) > 1:
         found[PROBE] = probe
     return found

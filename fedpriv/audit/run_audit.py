@@ -22,6 +22,7 @@ from fedpriv.audit.text_recovery import on_message as on_texts_of
 from fedpriv.audit.text_verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import load_json
 from fedpriv.samples import Modality
 
 Say = Callable[[str], None]
@@ -199,6 +200,7 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "cost": {
             "accuracy": summary["accuracy"],
             "worst_tenth": summary["protocols"].get("worst_tenth"),
+            "probes": [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)],
             "bytes_up": summary["bytes_up"],
             "bytes_down": summary["bytes_down"],
             "seconds": summary["seconds"],

@@ -6,7 +6,7 @@ import torch
 
 from fedpriv.audit.evidence import Evidence, Message
 from fedpriv.audit.shadow_turns import ShadowTurns
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 
 def single_images(evidence: Evidence, round: int, client: int, count: int) -> list[Message]:
@@ -16,8 +16,12 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     are played here: no message of the run stands for one image.
 
     Raises:
+        UsageError: the run's loss is none of a single image.
         FedprivError: such a turn cannot be played, or diverged.
     """
+    objective = evidence.federation.method.objective
+    if objective.smallest_batch > 1:
+        raise UsageError(f"a client with a single image sends nothing new, as {objective.name} holds images against each other")
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")

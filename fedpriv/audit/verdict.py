@@ -9,6 +9,7 @@ from attacks.scores import RECOVERED
 from fedpriv.audit.text_verdict import of_texts
 
 Found = Mapping[str, Any]
+NO_RULE = "no rule applies"
 LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""
 
@@ -77,6 +78,8 @@ def _labels(messages: Sequence[Found]) -> list[str]:
         return []
     exact = sum(one["exact"] for one in messages)
     ways = sorted({one["how"] for one in messages})
+    if ways == [NO_RULE]:
+        return [f"No rule reads off these {len(messages)} messages which classes a client holds."]
     return [f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)})."]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch import nn
 from attacks.analytic import row_ratios, single_sample
 from attacks.observation import Schedule, Split
 from attacks.reconstruction import Inapplicable
+from attacks.registry import image_attack
+from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
 
 
@@ -40,6 +44,24 @@ def test_a_batch_gives_single_images_by_neurons_that_only_they_activate() -> Non
     assert (distance.min(dim=1).values < 1e-6).all()  # ... and what two neurons agree on is an image, not a mixture
     assert len(distance.argmin(dim=1).unique()) == len(sure)
     assert found.plausible[: len(sure)].all() and (found.support[: len(sure)] > 1).all()  # the sure ones come first
+
+
+def test_the_views_of_images_are_read_where_no_label_had_a_part_and_what_needs_labels_is_not_mounted() -> None:
+    net, images = mlp(hidden=400), pictures(2)
+    views = torch.cat([images, images.flip(3)])
+    with torch.no_grad():
+        net.body[1].bias -= 0.45  # type: ignore[index, union-attr, operator]
+    first, second = net.body(views).chunk(2)
+    sent = {f"body.{name}": p for name, p in net.body.named_parameters()}
+    slopes = torch.autograd.grad(nt_xent(first, second, 0.5), list(sent.values()))
+    seen = replace(observe(net, dict(zip(sent, slopes, strict=True)), num_examples=2), loss="simclr")
+    found = row_ratios(seen)[0]
+    sure = found.values[found.support > 1]
+    distance = torch.cdist(sure.flatten(1), views.flatten(1))
+    assert len(distance.argmin(dim=1).unique()) >= 3 and (distance.min(dim=1).values < 1e-6).all()
+    for name in ("dlg", "inverting-gradients", "head-free", "joint-head", "random-head", "unrolled"):
+        with pytest.raises(Inapplicable, match="made for a cross-entropy on labels, and the client minimised simclr"):
+            image_attack(name)().run([seen])
 
 
 def test_least_squares_over_all_rows_withstands_noise_better_than_one_row() -> None:

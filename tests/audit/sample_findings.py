@@ -177,7 +177,11 @@ def _local() -> dict[str, Any]:
         "git_commit": "0123456789abcdef",
         "versions": {},
         "conditions": [],
-        "cost": {**_cost(0.955, None, 0), "bytes_down": 0},
+        "cost": {
+            **_cost(0.955, None, 0),
+            "bytes_down": 0,
+            "probes": [{"fraction": 0.1, "dataset": "cifar10", "accuracy": 0.425}],
+        },
         "wire": {"tensors": tensors, "facts": [], "rounds": [], "schemas": []},
         "not_tried": {"membership": "the turn of a shadow client diverged"},
         "verdict": ["Nothing crossed the wire, so there was nothing to attack."],
@@ -264,7 +268,7 @@ def _tensor(name: str, role: str, shape: list[int], up: bool = True, down: bool 
 
 def _cost(accuracy: float | None, worst_tenth: float | None, up: int) -> dict[str, Any]:
     cost = {"accuracy": accuracy, "worst_tenth": worst_tenth, "bytes_up": up, "bytes_down": 234_800_000, "seconds": 42.2}
-    return {**cost, "against": None, "accuracy_difference": None, "bytes_up_ratio": None}
+    return {**cost, "against": None, "accuracy_difference": None, "bytes_up_ratio": None, "probes": []}
 
 
 def _attack(target: str, kind: str, images: int, attempts: list[dict[str, Any]], picture: str | None) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> No
         ):
             assert sentence in text
     assert "worst tenth of the clients not measured" in local
+    assert "A linear probe on 10.0 % of the labels of cifar10: 42.5 %." in local
+    assert "A linear probe on 10.0 % of the labels of cifar10: 42.5 %." in markdown
     assert "Not drawn: local" in page.text
     bare = {**findings(), "runs": [], "controls": [], "options": {}}
     for text in (Page(render_html(bare, {})).text, render_markdown(bare)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from fedpriv.audit.run_audit import AuditOptions, audit_run
 from fedpriv.config import load_config
 from fedpriv.simulation import run
 from fedpriv.simulation.run_folder import RunFolder
@@ -30,7 +31,7 @@ SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text
 
 @pytest.fixture(scope="module")
 def ssl_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return play(tmp_path_factory.mktemp("runs") / "ssl", **{"objective.name": "simclr"})
+    return play(tmp_path_factory.mktemp("runs") / "ssl", **{"objective.name": "simclr", "data.clients": 20})
 
 
 def play(folder: Path, **overrides: Any) -> Path:
@@ -68,9 +69,19 @@ def test_compare_says_so_too(fedpriv: Fedpriv, ssl_run: Path, tmp_path: Path) ->
     assert [row["accuracy"] is None for row in rows] == [True, False]
 
 
-def test_no_attack_says_nothing_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> None:
-    done = fedpriv("audit", ssl_run)
-    assert done.exit_code == 2 and "ssl is self-supervised (simclr): the attacks here" in done.output
+def test_an_audit_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> None:
+    """What needs no label is tried, what does says so, and features are read by a probe."""
+    assert fedpriv("probe", ssl_run, "--fraction", 1).exit_code == 0
+    options = AuditOptions(messages=1, label_shadows=6, membership_shadows=4)
+    found = audit_run(ssl_run, options, lambda text: None).findings
+    (attack,) = found["attacks"]
+    reasons = {one["attacker"]: one.get("inapplicable") for one in attack["attempts"]}
+    assert reasons.pop("analytic") is None
+    assert all(reason and ("labels" in reason or "local steps" in reason) for reason in reasons.values()), reasons
+    assert "simclr holds images against each other" in found["not_tried"]["images"]
+    assert all(one["how"] == "no rule applies" for one in found["labels"]) and found["label_shadow"]["shadows"] == 6
+    assert found["membership"] and all("linear probe" in one["attack"] for one in found["membership"])
+    assert found["cost"]["accuracy"] is None and found["cost"]["probes"][0]["accuracy"] > 0
 
 
 def test_probe_stores_its_results_and_says_the_same_again(fedpriv: Fedpriv, ssl_run: Path) -> None:
