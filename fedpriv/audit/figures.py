@@ -66,8 +66,9 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
     """Attackers, then baselines."""
     from rich.table import Table
 
-    hidden = f"the last {target.masked} fully connected layers hidden" if target.masked > 1 else "the last layer hidden"
-    title = f"{target.title}; {hidden if target.masked else 'all layers sent'}"
+    last = f"the last {target.masked} fully connected layers" if target.masked > 1 else "the last layer"
+    hidden = "taken as hidden" if target.note else "hidden"  # of pairs it may have been sent, and be of no use
+    title = f"{target.title}; {f'{last} {hidden}' if target.masked else 'all layers sent'}"
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     made.add_column("attacker", no_wrap=True)
     for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", "SSIM", "images / CPU s"):

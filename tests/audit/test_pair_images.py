@@ -140,6 +140,7 @@ def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pyte
 
     done = attack("smooth", None)
     assert done.exit_code == 0 and "Beside each image stands a text" in done.stdout and "head-free" in done.stdout
+    assert "the last layer taken as hidden" in " ".join(done.stdout.split())
     for name, lacking, why in (("smooth", "image", "has texts alone"), ("frozen", None, "the image encoder is frozen")):
         refused = attack(name, lacking)
         assert refused.exit_code == 2 and why in refused.stderr
