@@ -136,11 +136,14 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
 
 
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
-    """(round, client) of so many messages: of the kept rounds, evenly, the first kept client of each that holds such samples."""
+    """(round, client) of so many messages: of the kept rounds, evenly, the first kept client of each that holds such samples.
+
+    Of pairs, one that holds both halves comes first, so that what each gives away is seen of the same client.
+    """
     rounds, data = evidence.store.rounds(), evidence.federation.data
     spread = sorted({rounds[i * (len(rounds) - 1) // max(1, messages - 1)] for i in range(messages)})
     holders = {round: [client for client in evidence.store.clients(round) if data.lacking(client) != holding] for round in spread}
-    return [(round, clients[0]) for round, clients in holders.items() if clients]
+    return [(round, min(clients, key=lambda one: data.lacking(one) is not None)) for round, clients in holders.items() if clients]
 
 
 def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, int]:

@@ -168,7 +168,7 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run["modalities"] == ["image", "text"] and "images" not in run["not_tried"]
     message, easiest = run["attacks"]
     assert (message["kind"], easiest["kind"], easiest["images"]) == ("message", "single image", 2)
-    assert evidence.federation.data.lacking(message["client"]) != "image"
+    assert evidence.federation.data.lacking(message["client"]) is None and message["client"] == run["texts"][0]["client"]
     assert all(attack["baselines"] for attack in run["attacks"]) and page.count("data:image/png") == 2
     best = run["best"]["message"], run["best"]["single image"], *run["best_of_texts"].values()
     assert None not in best
