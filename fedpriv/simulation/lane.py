@@ -19,8 +19,8 @@ from fedpriv.simulation.learner import ModelLearner, TurnBatch
 if TYPE_CHECKING:
     from fedpriv.simulation.stack import Stack
 
-LANE_CHUNK = 32
-"""Samples per client and pass without gradient; K times as many go through together."""
+TOGETHER = 160
+"""Samples of all clients in a pass without gradient: of a net of 64 channels, more would not fit into a processor's cache."""
 
 
 class Lane(ClientModel):
@@ -67,7 +67,8 @@ class Lane(ClientModel):
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:
         self.set_trained(frozenset())
-        return torch.cat([self._ask(chunk, "encoder").features for chunk in split(inputs, LANE_CHUNK)])
+        chunk = max(1, TOGETHER // self.stack.meeting.size)
+        return torch.cat([self._ask(part, "encoder").features for part in split(inputs, chunk)])
 
     @torch.no_grad()
     def from_features(self, features: Tensor) -> Outputs:

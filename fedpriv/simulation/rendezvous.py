@@ -49,10 +49,12 @@ class Rendezvous(Generic[T]):
     def __init__(self, answers: Sequence[Answer], draws: bool) -> None:
         self._answers, self._draws = answers, draws
         self._main: greenlet | None = None
+        self.size = 0
+        """Number of the functions that run."""
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """What each function returns; what one of them raises ends all."""
-        self._main = greenlet.getcurrent()
+        self._main, self.size = greenlet.getcurrent(), len(functions)
         running = {number: greenlet(function) for number, function in enumerate(functions)}
         waiting: dict[int, tuple[Answer, Question]] = {}
         results: dict[int, T] = {}

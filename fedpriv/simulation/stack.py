@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -115,7 +116,7 @@ class Stack:
         through: Through = "rest" if first.batch.cached else "net"
         lanes = slice(first.lane.number, first.lane.number + len(asked))
         buffers = [(span, self.rows[lanes, span].clone()) for span in self._buffers]
-        draws = [question.draws for question in questions]
+        draws, shown_before = [question.draws for question in questions], replace(self.shown)
         views = []
         for shown in zip(*(batch.views for batch in batches), strict=True):
             passes = [Asked(one.lane, x, through, one.mode, one.half) for one, x in zip(asked, shown, strict=True)]
@@ -128,6 +129,8 @@ class Stack:
                 self.rows[lanes, span] = values
             for question, state in zip(questions, draws, strict=True):
                 question.draws = state
+            self.shown.take()
+            self.shown.add(shown_before)
             raise
         gradients = torch.autograd.grad(losses.sum(), [leaf for leaf, _ in leaves], allow_unused=True)
         for (_, place), gradient in zip(leaves, gradients, strict=True):
