@@ -108,13 +108,14 @@ def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Produc
     cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
-        for part in group.slices:
-            for start in range(part.start, part.stop, _PLAIN_COLUMNS):
-                where = slice(start, min(start + _PLAIN_COLUMNS, part.stop))
-                block, other = rows[:, where], reference[where]
-                cross[index] += block @ other
-                own[index] += torch.linalg.vector_norm(block, dim=1).double().square()
-                of_reference[index] += torch.linalg.vector_norm(other).double().square()
+        found = []
+        for where in group.slices:
+            parts = torch.split(rows[:, where], _PLAIN_COLUMNS, 1), torch.split(reference[where], _PLAIN_COLUMNS)
+            for block, other in zip(*parts, strict=True):
+                # Both while the block is in the cache; what they add up to, at once for all blocks.
+                found.append((block @ other, torch.linalg.vector_norm(block, dim=1), torch.linalg.vector_norm(other)))
+        dots, lengths, of_other = (torch.stack(column).double() for column in zip(*found, strict=True))
+        cross[index], own[index], of_reference[index] = dots.sum(0), lengths.square().sum(0), of_other.square().sum()
     return Products(cross, own, of_reference)
 
 
