@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 from machine import facts, spread
-from trial import NEVER, begin, find, use_noise
+from trial import NEVER, begin, find_or_noise
 
 from fedpriv.simulation.loop import Simulation
 
@@ -61,10 +61,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder that holds cifar10/*.parquet; default: FEDPRIV_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    data_dir = find("cifar10", options.data_dir)
+    data_dir = find_or_noise("cifar10", options.data_dir)
     data = "cifar10" if data_dir else "synthetic"
-    if data_dir is None:
-        use_noise("cifar10")
     seconds: dict[str, list[float]] = {who: [] for who in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         made = {who: simulation(how, 1 + options.repeats, data_dir, Path(folder) / who) for who, how in CONTENDERS.items()}

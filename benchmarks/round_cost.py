@@ -42,7 +42,7 @@ import torch
 from machine import facts, spread
 from torch import Tensor, nn
 from torch.nn import functional as F
-from trial import NEVER, begin, find, use_noise
+from trial import NEVER, begin, find_or_noise
 
 from fedpriv.config import TrainConfig
 from fedpriv.parameters import ParameterSpace
@@ -394,10 +394,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder that holds fashion_mnist/*.parquet; default: FEDPRIV_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    data_dir = find("fashion_mnist", options.data_dir)
+    data_dir = find_or_noise("fashion_mnist", options.data_dir)
     data = "fashion_mnist" if data_dir else "synthetic"
-    if data_dir is None:
-        use_noise("fashion_mnist")
 
     results: dict[str, Any] = {"benchmark": "round_cost", **facts(PACKAGES), "threads": 1, "data": data, "workloads": {}}
     missed = []

@@ -30,6 +30,14 @@ def find(name: str, given: Path | None) -> Path | None:
     return None
 
 
+def find_or_noise(name: str, given: Path | None) -> Path | None:
+    """:func:`find`, and noise for every simulation from here on where it is not there."""
+    folder = find(name, given)
+    if folder is None:
+        use_noise(name)
+    return folder
+
+
 def use_noise(name: str) -> None:
     """Every simulation from here on is of noise in the shape of that data set, however its data set is called."""
     import torch

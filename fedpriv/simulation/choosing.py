@@ -38,6 +38,12 @@ class Choice:
     form: Form | None
     why: str
 
+    @property
+    def together(self) -> tuple[Form, int] | None:
+        """The form and how many clients it is for; ``None``: one after another."""
+        size = self.config.group_size
+        return None if self.form is None or size is None else (self.form, size)
+
     def __str__(self) -> str:
         how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
         how += ", compiled" if self.config.compile != "none" else ""

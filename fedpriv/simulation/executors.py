@@ -23,7 +23,5 @@ def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
 
 def in_this_process(federation: Federation, spend: Spend, warn: Warn) -> LocalExecutor:
     """The same without workers."""
-    choice = federation.choice
-    if choice is None or choice.form is None or choice.config.group_size is None:
-        return SequentialExecutor(federation, spend)
-    return VectorizedExecutor(federation, choice.form, choice.config.group_size, spend, warn)
+    together = federation.choice and federation.choice.together
+    return VectorizedExecutor(federation, *together, spend, warn) if together else SequentialExecutor(federation, spend)

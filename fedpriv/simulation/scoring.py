@@ -105,13 +105,14 @@ class Scorer:
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
         tests = LocalTests(self.federation, server, private, round, phases, common, self.on_drop)
         tested, choice = [client for client, size in enumerate(self.sizes) if size], self.federation.choice
-        if choice is None or choice.form is None or choice.config.group_size is None:
+        if choice is None or choice.together is None:
             found = tests.one_by_one(tested)
         elif common:
-            found = tests.heads(tested, choice.form)
+            found = tests.heads(tested, choice.together[0])
         else:
             if self._stack is None:
-                self._stack = Stack(choice.form, self.resident.space, choice.config.group_size, self.resident.row)
+                form, size = choice.together
+                self._stack = Stack(form, self.resident.space, size, self.resident.row)
             found = tests.together(tested, self._stack)
         return [found.get(client) for client in range(len(self.sizes))]
 

@@ -21,15 +21,8 @@ QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4",
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     """Attacks with hardly any steps, and controls that the tests of attacks run: what is tested here is the report."""
-    few = {"steps": 1, "restarts": 0}
-    budget: dict[str, dict[str, Any]] = dict.fromkeys(("dlg", "idlg", "random-head", "known-head"), few)
-    budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
-    budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
-    monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions._SINGLE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
     passed = [Control("positive", True, "recovered 3 of 3", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
 

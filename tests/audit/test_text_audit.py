@@ -41,18 +41,11 @@ Runs = Callable[[str], Path]
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     monkeypatch.setattr("fedpriv.audit.text_recovery.EASIEST", 2)
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
     monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: pytest.fail("no images are attacked"))
-    monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
-    few = {"steps": 1, "restarts": 0}
-    budget: dict[str, dict[str, Any]] = dict.fromkeys(("dlg", "idlg", "random-head", "known-head"), few)
-    budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
-    budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
-    monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions._SINGLE_BUDGET", budget)
 
 
 @pytest.fixture(scope="module")
