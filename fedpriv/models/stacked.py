@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -66,28 +67,29 @@ _IMAGES, _VECTORS = 4, 3
 
 
 def _convolution(layer: Layer, go: Pass, x: Tensor) -> Tensor:
-    module = layer.module
-    assert isinstance(module, nn.Conv2d)
-    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
-    assert weight is not None
+    return _with_bias(layer, go, _without_bias(layer, go, x))
+
+
+def _without_bias(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    module, weight = layer.module, layer.tensor(go, "weight")
+    assert isinstance(module, nn.Conv2d) and weight is not None
     padding: Any = module.padding
-    return F.conv2d(
-        x,
-        weight.flatten(0, 1),
-        None if bias is None else bias.flatten(),
-        module.stride,
-        padding,
-        module.dilation,
-        module.groups * go.clients,
-    )
+    return F.conv2d(x, weight.flatten(0, 1), None, module.stride, padding, module.dilation, module.groups * go.clients)
+
+
+def _with_bias(layer: Layer, go: Pass, y: Tensor) -> Tensor:
+    """A convolution's bias is added by itself: the library's own gradient of it takes as long as half a convolution."""
+    bias = layer.tensor(go, "bias")
+    return y if bias is None else y + bias.flatten()[:, None, None]
 
 
 def _linear(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+    # Weights from the left: their gradient then lies in memory as they do.
     weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
     assert weight is not None
-    if bias is None:
-        return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+    columns = x.transpose(1, 2)
+    y = torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias[:, :, None], weight, columns)
+    return y.transpose(1, 2)
 
 
 def _batch_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
@@ -179,7 +181,7 @@ def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
     """K batches, of images ``(B_k, C, H, W)`` or of vectors ``(B_k, d)``, side by side; zeros after the shorter ones."""
     padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
     if samples[0].ndim == _IMAGES:
-        return torch.stack([x.permute(0, 2, 3, 1) for x in padded], 3).flatten(3).permute(0, 3, 1, 2)
+        return torch.cat(padded, 1).contiguous(memory_format=torch.channels_last)
     return torch.stack(padded)
 
 
@@ -255,6 +257,7 @@ def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
     except Exception as error:  # whatever control flow or input tracing stumbles over
         raise NotStackable(f"{role}: its forward pass cannot be traced ({str(error).splitlines()[0]})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
+    pooled: dict[fx.Node, Layer] = {}
     result: Any = None
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -262,8 +265,13 @@ def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
         if node.op == "output":
             result = node.args[0]
         elif node.op == "call_module":
-            layer = module.get_submodule(str(node.target))
-            steps.append((node, _step(Layer(f"{role}.{node.target}", layer)), node.args))
+            layer = Layer(f"{role}.{node.target}", module.get_submodule(str(node.target)))
+            step = _step(layer)
+            if (pooling := _only_pooled(node, module)) is not None:
+                pooled[pooling], step = layer, partial(_without_bias, layer)
+            elif node in pooled:
+                step = partial(_pooled, pooled[node], step)
+            steps.append((node, step, node.args))
         elif node.op == "call_function" and (inputs := _inputs(node)):
             steps.append((node, _FUNCTIONS[node.target], inputs))
         else:
@@ -278,6 +286,20 @@ def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
         return values.get(result, x)
 
     return run
+
+
+def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
+    """The maximum pooling that is all that becomes of a convolution's result."""
+    if len(node.users) != 1 or not isinstance(module.get_submodule(str(node.target)), nn.Conv2d):
+        return None
+    user = next(iter(node.users))
+    is_pooling = user.op == "call_module" and isinstance(module.get_submodule(str(user.target)), nn.MaxPool2d)
+    return user if is_pooling else None
+
+
+def _pooled(convolution: Layer, pooling: Callable[[Pass, Tensor], Tensor], go: Pass, x: Tensor) -> Tensor:
+    """The maximum of shifted values is the shifted maximum, at a quarter of the additions."""
+    return _with_bias(convolution, go, pooling(go, x))
 
 
 def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
