@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import wait
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Private
 from fedpriv.simulation.answers import Shown
 from fedpriv.simulation.executor import Executor, Orders, Spend, TurnResult, Warn
+from fedpriv.simulation.mail import Mail
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.turn import ClientDiverged
 from fedpriv.wire import Payload, Sealed, Wire, seal, unseal
@@ -58,7 +58,7 @@ class Done:
     """What came of a task.
 
     Attributes:
-        results: without what clients keep, which is in ``kept`` as bytes.
+        results: without what clients keep, which is in ``kept`` as bytes; ``None``: they keep nothing.
         diverged: clients without a result.
         spent: (client, sampling rate, steps) of the ledger.
         said: what the user should know.
@@ -67,7 +67,7 @@ class Done:
     """
 
     results: Sequence[TurnResult] = ()
-    kept: Sequence[bytes] = ()
+    kept: Sequence[bytes | None] = ()
     diverged: Sequence[int] = ()
     spent: Sequence[tuple[int, float, int]] = ()
     said: Sequence[str] = ()
@@ -110,8 +110,8 @@ class Workers(Executor):
                         kept = {client: _packed(private(client), round) for client in group}
                         worker.begin(Task(round, group, orders.download, kept))
                 busy = [worker for worker in self._workers if worker.task is not None]
-                ready = wait([worker.connection for worker in busy])
-                for worker in [worker for worker in busy if worker.connection in ready]:
+                ready = wait([worker.mail.connection for worker in busy])
+                for worker in [worker for worker in busy if worker.mail.connection in ready]:
                     assert worker.task is not None
                     group, done = worker.task.group, worker.end()
                     if done is None:
@@ -147,7 +147,7 @@ class Workers(Executor):
         for result, kept in zip(done.results, done.kept, strict=True):
             if result.upload is not None:
                 self.federation.wire.carry("up", result.upload)
-            yield replace(result, kept=unseal(kept).tensors())
+            yield replace(result, kept={} if kept is None else unseal(kept).tensors())
 
     def _mourn(self, worker: _Worker, group: Group, deaths: int, round: int) -> None:
         clients = ", ".join(map(str, sorted(group)))
@@ -160,10 +160,10 @@ class Workers(Executor):
 
 
 class _Worker:
-    """A process, and the connection to it."""
+    """A process, and the mail between it and this one."""
 
     def __init__(self, federation: Federation, make: Make) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
+        self.mail, theirs = Mail.pair()
         self.task: Task | None = None
         context = multiprocessing.get_context("fork")
         self.process = context.Process(target=_work, args=(theirs, federation, make, os.getpid()), daemon=True)
@@ -173,25 +173,25 @@ class _Worker:
     def begin(self, task: Task) -> None:
         self.task = task
         with suppress(OSError):  # it is dead already, which is found out when its answer is waited for
-            self.connection.send(task)
+            self.mail.send(task)
 
     def end(self) -> Done | None:
         """What came of the task; ``None``: the worker is dead."""
         self.task = None
         try:
-            done: Done = self.connection.recv()
+            done: Done = self.mail.receive()
             return done
         except (EOFError, OSError):
-            self.process.join()
+            self.close()
             return None
 
     def close(self) -> None:
         self.process.kill()
         self.process.join()
-        self.connection.close()
+        self.mail.close()
 
 
-def _work(connection: Connection[Any, Any], federation: Federation, make: Make, parent: int) -> None:
+def _work(mail: Mail, federation: Federation, make: Make, parent: int) -> None:
     """What a worker does, until its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform.startswith("linux"):
@@ -205,7 +205,7 @@ def _work(connection: Connection[Any, Any], federation: Federation, make: Make, 
     executor = make(alone, lambda client, rate, steps: spent.append((client, rate, steps)), said.append)
     while True:
         try:
-            task: Task = connection.recv()
+            task: Task = mail.receive()
         except EOFError:
             return
         spent.clear()
@@ -216,7 +216,7 @@ def _work(connection: Connection[Any, Any], federation: Federation, make: Make, 
             done = Done(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
         except Exception:
             done = Done(error=traceback.format_exc())
-        connection.send(done)
+        mail.send(done)
 
 
 def _played(executor: Executor, task: Task) -> Done:
@@ -227,7 +227,7 @@ def _played(executor: Executor, task: Task) -> Done:
     results, keeps = [], []
     turns = executor.run(task.round, task.group, task.download, kept.__getitem__, lambda error: diverged.append(error.client))
     for result in turns:
-        keeps.append(seal(Payload(result.kept, task.round)).data)  # now: what a client keeps is valid until the next turn
+        keeps.append(_packed(result.kept or None, task.round))  # now: what a client keeps is valid until the next turn
         results.append(replace(result, kept={}))
     return Done(results, keeps, diverged)
 
