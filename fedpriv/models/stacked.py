@@ -84,12 +84,11 @@ def _with_bias(layer: Layer, go: Pass, y: Tensor) -> Tensor:
 
 
 def _linear(layer: Layer, go: Pass, x: Tensor) -> Tensor:
-    # Weights from the left: their gradient then lies in memory as they do.
     weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
     assert weight is not None
-    columns = x.transpose(1, 2)
-    y = torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias[:, :, None], weight, columns)
-    return y.transpose(1, 2)
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
 def _batch_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
