@@ -38,7 +38,8 @@ class Mail:
         """Send what can be pickled.
 
         Raises:
-            OSError: nobody has the other end.
+            ConnectionError: nobody has the other end.
+            OSError: there is no room in memory.
         """
         pickled = io.BytesIO()
         laid: list[bytes] = []
@@ -53,7 +54,7 @@ class Mail:
         """What the other end sent; waits for it.
 
         Raises:
-            EOFError, OSError: nobody has the other end.
+            EOFError, ConnectionError: nobody has the other end.
         """
         return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self._taken).load()
 

@@ -172,7 +172,7 @@ class _Worker:
 
     def begin(self, task: Task) -> None:
         self.task = task
-        with suppress(OSError):  # it is dead already, which is found out when its answer is waited for
+        with suppress(ConnectionError):  # it is dead already, which is found out when its answer is waited for
             self.mail.send(task)
 
     def end(self) -> Done | None:
@@ -181,7 +181,7 @@ class _Worker:
         try:
             done: Done = self.mail.receive()
             return done
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             self.close()
             return None
 
