@@ -37,6 +37,8 @@ class BatchedLoss:
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
         self._wanted: list[Field] = []
+        self._may_be_plain = True
+        """As long as it was nothing but a cross-entropy, it is looked at without vmap, whose own costs are those of a small net."""
 
     @staticmethod
     def kind(loss: Loss, batch: TurnBatch) -> tuple[object, ...]:
@@ -73,13 +75,22 @@ class BatchedLoss:
         labels = torch.stack([batch.labels for batch in batches])
         shown = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
 
-        def of_one(labels: Tensor, shown: list[dict[str, Tensor]], ready: dict[Field, Tensor]) -> Tensor:
-            outputs = [Outputs(**{"prediction": None, **fields}) for fields in shown]  # type: ignore[arg-type]
+        def of_one(labels: Any, shown: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
+            outputs = [Outputs(**{"prediction": None, **fields}) for fields in shown]
             notes, received = _Names(first.memo), first.received
             return self._loss(
                 Step(labels, outputs[0], notes, received, first.trains, lambda name: _Taught(name, ready), outputs, notes)
             )
 
+        if self._may_be_plain:
+            try:
+                stands = [{name: _StandIn(tensor) for name, tensor in view.items()} for view in shown]
+                found: object = of_one(_StandIn(labels), stands, {})
+                if isinstance(found, _StandIn):
+                    return found.stacked
+            except (TypeError, AttributeError, _Missing):  # it did something else with them
+                pass
+            self._may_be_plain = False
         while True:
             try:
                 with _PlainCrossEntropy():
@@ -92,6 +103,16 @@ class BatchedLoss:
                 raise ForOneClient(str(error)) from None
 
 
+def _usual(function: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is ``F.cross_entropy`` as it is by default."""
+    return function is F.cross_entropy and all(_USUAL[name] == value for name, value in kwargs.items())
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits ``(..., B, C)`` and labels ``(..., B)`` -> means over the batches ``(...)``."""
+    return -F.log_softmax(logits, -1).gather(-1, labels[..., None]).mean((-2, -1))
+
+
 class _PlainCrossEntropy(TorchFunctionMode):
     """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)``, spelt out.
 
@@ -102,10 +123,25 @@ class _PlainCrossEntropy(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is not F.cross_entropy or any(_USUAL[name] != value for name, value in kwargs.items()):
-            return function(*args, **kwargs)
-        logits, labels = args
-        return -F.log_softmax(logits, 1).gather(1, labels[:, None]).mean()
+        return _cross_entropy(*args) if _usual(function, kwargs) else function(*args, **kwargs)
+
+
+class _StandIn:
+    """Stands for one client's tensor in a loss and holds all clients'; good for nothing but ``F.cross_entropy``."""
+
+    def __init__(self, stacked: Tensor) -> None:
+        self.stacked = stacked
+
+    __eq__ = __hash__ = __bool__ = None  # type: ignore[assignment]  # or it would be compared as an object
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        match args:
+            case (cls() as logits, cls() as labels) if _usual(function, kwargs or {}) and logits.stacked.ndim == 3:
+                return cls(_cross_entropy(logits.stacked, labels.stacked))
+        return NotImplemented
 
 
 class _Missing(Exception):
