@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import safetensors
 import torch
+from numpy.typing import NDArray
 from safetensors import TensorSpec
 from torch import Tensor
 
@@ -82,14 +84,25 @@ class Sealed:
         """What a transport carries, in bytes: header, facts and tensors."""
         return len(self.data)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """A fresh copy of the tensors; changing it changes nothing that was sent."""
-        return {name: _tensor(view) for name, view in _views(self.data)}
+    def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
+        """A fresh copy of the tensors, or of those among ``names``; changing it changes nothing that was sent."""
+        return {place.name: _tensor(self.data, place) for place in self._places if names is None or place.name in names}
 
-    @cached_property
+    def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
+        """Copy the tensors that have a span in ``row`` ``(p,)`` there, straight from the bytes."""
+        flat = row.numpy()
+        for place in self._places:
+            if (span := spans.get(place.name)) is not None:
+                flat[span] = _array(self.data, place)
+
+    @property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every tensor that left the sender."""
-        return {name: (view["dtype"], tuple(view["shape"])) for name, view in _views(self.data)}
+        return {place.name: (place.code, place.shape) for place in self._places}
+
+    @cached_property
+    def _places(self) -> list[_Place]:
+        return _places(self.data)
 
     @property
     def digest(self) -> str:
@@ -106,18 +119,47 @@ _CODES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
-def _views(data: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-    # By name: safetensors gives them in another order each time, and sums over tensors depend on it.
-    return sorted(safetensors.deserialize(data), key=lambda view: view[0])  # type: ignore[no-untyped-call]
+class _Place(NamedTuple):
+    """Where a tensor lies in sealed bytes, as the header says it."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
 
 
-def _tensor(view: Mapping[str, Any]) -> Tensor:
-    dtype, shape, data = _CODES[view["dtype"]], view["shape"], view["data"]
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).view(shape)
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """What stands before the tensors, and where they begin (safetensors: eight bytes of a length, then JSON)."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:start]), start
+
+
+def _places(data: bytes) -> list[_Place]:
+    header, start = _header(data)
+    del header["__metadata__"]
+    return [
+        _Place(name, entry["dtype"], tuple(entry["shape"]), *(start + offset for offset in entry["data_offsets"]))
+        for name, entry in sorted(header.items())  # or sums over tensors would depend on how the sender ordered them
+    ]
+
+
+def _array(data: bytes, place: _Place) -> NDArray[Any]:
+    """The flat values, as a view of the bytes where numpy has their kind of number."""
+    kind = _ARRAYS.get(place.code)
+    if kind is None:
+        return _tensor(data, place).float().reshape(-1).numpy()
+    return np.frombuffer(memoryview(data)[place.start : place.stop], kind)
+
+
+def _tensor(data: bytes, place: _Place) -> Tensor:
+    dtype = _CODES[place.code]
+    if place.start == place.stop:
+        return torch.empty(place.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.shape)
 
 
 def seal(payload: Payload) -> Sealed:
@@ -144,9 +186,8 @@ def unseal(data: bytes) -> Sealed:
         ValueError: in one line; they are not a sealed payload, or not all of one.
     """
     try:
-        _views(data)
-        length = int.from_bytes(data[:8], "little")
-        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedpriv"])
+        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        facts = json.loads(_header(data)[0]["__metadata__"]["fedpriv"])
         transforms = tuple(facts["transforms"])
         return Sealed(data, facts["round"], facts["client"], facts["kind"], facts["num_examples"], transforms)
     except safetensors.SafetensorError as error:

@@ -121,13 +121,16 @@ class Method:
         or masked on the way) keeps the server's value to the bit and is no part of the matrix; what only some hold has, in the
         others' place, the mean of those who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
         """
-        arrived = [(upload, upload.tensors()) for upload in uploads]
-        sent = {name for _, tensors in arrived for name in tensors if name in self.context.space}
-        space = self.context.space.restricted(sent)
-        previous = space.pack(self.context.space.unpack(server.row, sent), server.row.new_empty(space.size))
-        rows = previous.repeat(len(arrived), 1)
-        for row, (_, tensors) in zip(rows, arrived, strict=True):
-            space.pack(tensors, row)
+        whole = self.context.space
+        arrived = [(upload, upload.schema.keys()) for upload in uploads]
+        sent = {name for _, names in arrived for name in names if name in whole}
+        space = whole.restricted(sent)
+        previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
+        rows = previous.cpu().repeat(len(arrived), 1)
+        spans = {entry.name: slice(entry.start, entry.stop) for entry in space.entries}
+        for row, upload in zip(rows, uploads, strict=True):
+            upload.copy_into(row, spans)
+        rows = rows.to(previous.device)
         finite = torch.isfinite(rows.sum(1)).tolist()
         report = {"rejected": float(finite.count(False))} if not all(finite) else {}
         if not any(finite):
@@ -138,14 +141,14 @@ class Method:
             rows=rows if len(kept) == len(rows) else rows[torch.tensor(finite)],
             previous=previous,
             examples=[upload.num_examples or 0 for upload, _ in kept],
-            statistics=[{name: t for name, t in tensors.items() if name not in space} for _, tensors in kept],
+            statistics=[upload.tensors(names - sent) for upload, names in kept],
             clients=[-1 if upload.client is None else upload.client for upload, _ in kept],
             round=uploads[0].round,
             registered=self.context.config.data.clients,
         )
-        complete(matrix, [tensors.keys() for _, tensors in kept], self.aggregation.weigh(matrix))
+        complete(matrix, [names for _, names in kept], self.aggregation.weigh(matrix))
         merged = self.aggregation.merge(matrix, server.memory)
-        row = self.context.space.pack(space.unpack(merged.row), server.row.clone())
+        row = whole.pack(space.unpack(merged.row), server.row.clone())
         return ServerState(row, dict(merged.memory), {**report, **merged.report})
 
     # --- the client's side -------------------------------------------------------------------------------------------

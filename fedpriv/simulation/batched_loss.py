@@ -38,7 +38,7 @@ class BatchedLoss:
         self._loss = loss
         self._wanted: list[Field] = []
         self._may_be_plain = True
-        """As long as it was nothing but a cross-entropy, it is looked at without vmap, whose own costs are those of a small net."""
+        """As long as it was nothing but a cross-entropy it goes without vmap, whose costs are those of a small net's layers."""
 
     @staticmethod
     def kind(loss: Loss, batch: TurnBatch) -> tuple[object, ...]:
