@@ -96,6 +96,11 @@ class Sealed:
                 flat[span] = _array(self.data, place)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Of the tensors."""
+        return frozenset([place.name for place in self._places])
+
+    @property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every tensor that left the sender."""
         return {place.name: (place.code, place.shape) for place in self._places}
@@ -135,16 +140,17 @@ class _Place(NamedTuple):
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
     """What stands before the tensors, and where they begin (safetensors: eight bytes of a length, then JSON)."""
     start = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:start]), start
+    return json.loads(data[8:start].decode()), start
 
 
 def _places(data: bytes) -> list[_Place]:
     header, start = _header(data)
     del header["__metadata__"]
-    return [
-        _Place(name, entry["dtype"], tuple(entry["shape"]), *(start + offset for offset in entry["data_offsets"]))
-        for name, entry in sorted(header.items())  # or sums over tensors would depend on how the sender ordered them
-    ]
+    places = []
+    for name, entry in sorted(header.items()):  # or sums over tensors would depend on how the sender ordered them
+        first, last = entry["data_offsets"]
+        places.append(_Place(name, entry["dtype"], tuple(entry["shape"]), start + first, start + last))
+    return places
 
 
 def _array(data: bytes, place: _Place) -> NDArray[Any]:

@@ -122,13 +122,15 @@ class Method:
         others' place, the mean of those who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
         """
         whole = self.context.space
-        arrived = [(upload, upload.schema.keys()) for upload in uploads]
-        sent = {name for _, names in arrived for name in names if name in whole}
+        arrived = [(upload, upload.names) for upload in uploads]
+        sent = {name for name in frozenset().union(*(names for _, names in arrived)) if name in whole}
         space = whole.restricted(sent)
         previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
-        rows = previous.cpu().repeat(len(arrived), 1)
+        rows = torch.empty(len(arrived), space.size, dtype=previous.dtype)
         spans = {entry.name: slice(entry.start, entry.stop) for entry in space.entries}
-        for row, upload in zip(rows, uploads, strict=True):
+        for row, (upload, names) in zip(rows, arrived, strict=True):
+            if not names >= sent:
+                row.copy_(previous)
             upload.copy_into(row, spans)
         rows = rows.to(previous.device)
         finite = torch.isfinite(rows.sum(1)).tolist()
