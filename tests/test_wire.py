@@ -92,6 +92,21 @@ def test_every_dtype_survives_and_empty_tensors_too(dtype: torch.dtype) -> None:
     assert all(read[n].dtype == dtype and read[n].shape == tensors[n].shape and torch.equal(read[n], tensors[n]) for n in tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8])
+def test_tensors_are_copied_into_their_spans_of_a_row_and_nothing_else(dtype: torch.dtype) -> None:
+    tensors = {
+        "a": torch.tensor([[1.5, -2.25], [3.0, 0.5]]).to(dtype),
+        "b": torch.tensor([7]).to(dtype),
+        "c": torch.ones(2, dtype=dtype),
+    }
+    sealed = seal(Payload({**tensors, "none": torch.empty(0)}, round=1))
+    row = torch.full((8,), -9.0)
+    sealed.copy_into(row, {"b": slice(0, 1), "a": slice(2, 6), "absent": slice(6, 7), "none": slice(7, 7)})
+    assert row.tolist() == [7, -9, *tensors["a"].float().flatten().tolist(), -9, -9]
+    assert sealed.names == {"a", "b", "c", "none"}
+    assert sealed.tensors({"c", "absent"}).keys() == {"c"}
+
+
 def test_transforms_run_in_the_configured_order_and_are_noted() -> None:
     wire = Wire(
         build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}])
