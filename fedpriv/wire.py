@@ -89,7 +89,7 @@ class Sealed:
         return {place.name: _tensor(self.data, place) for place in self._places if names is None or place.name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
-        """Copy the tensors that have a span in ``row`` ``(p,)`` there, straight from the bytes."""
+        """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there, straight from the bytes."""
         flat = row.numpy()
         for place in self._places:
             if (span := spans.get(place.name)) is not None:
