@@ -133,7 +133,7 @@ class MpFedcon(FedRep):
         sums = torch.zeros(server.memory[CENTERS].shape, dtype=torch.float64)
         weights = torch.zeros(len(sums), dtype=torch.float64)
         for upload in uploads:
-            sent = upload.tensors()
+            sent = upload.tensors({CLASSES, CENTERS, COUNTS})
             if CLASSES not in sent or CENTERS not in sent:  # masked on the way: as if the client held no class
                 continue
             classes, centers = sent[CLASSES].long(), sent[CENTERS].double()
