@@ -165,7 +165,7 @@ def _tensor(data: bytes, place: _Place) -> Tensor:
     dtype = _CODES[place.code]
     if place.start == place.stop:
         return torch.empty(place.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.shape)
+    return torch.frombuffer(bytearray(memoryview(data)[place.start : place.stop]), dtype=dtype).view(place.shape)
 
 
 def seal(payload: Payload) -> Sealed:

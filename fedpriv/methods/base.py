@@ -123,7 +123,7 @@ class Method:
         """
         whole = self.context.space
         arrived = [(upload, upload.names) for upload in uploads]
-        sent = {name for name in frozenset().union(*(names for _, names in arrived)) if name in whole}
+        sent = {name for _, names in arrived for name in names if name in whole}
         space = whole.restricted(sent)
         previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
         rows = torch.empty(len(arrived), space.size, dtype=previous.dtype)

@@ -139,8 +139,9 @@ class _StandIn:
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         match args:
-            case (cls() as logits, cls() as labels) if _usual(function, kwargs or {}) and logits.stacked.ndim == 3:
-                return cls(_cross_entropy(logits.stacked, labels.stacked))
+            case (cls(stacked=logits), cls(stacked=labels)) if _usual(function, kwargs or {}):
+                if (logits.ndim, labels.ndim) == (3, 2):
+                    return cls(_cross_entropy(logits, labels))
         return NotImplemented
 
 

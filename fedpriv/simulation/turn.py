@@ -204,12 +204,9 @@ class Turn:
         self, columns: tuple[Tensor, Inputs, Tensor], size: int, augment: torch.Generator | None, views: int
     ) -> Iterator[tuple[Tensor, list[Inputs], Tensor]]:
         """(positions, views, labels) of one batch after another; several small ones are augmented together."""
-        if augment is None:
-            for part, shown, targets in zip(*(split(column, size) for column in columns), strict=True):
-                yield part, [shown] * views, targets
-            return
         together = size * max(1, AUGMENTED_TOGETHER // size)
-        for index, samples, labels in zip(*(split(column, together) for column in columns), strict=True):
+        stretches = [columns] if augment is None else zip(*(split(column, together) for column in columns), strict=True)
+        for index, samples, labels in stretches:
             seen = [self._augmented(samples, augment) for _ in range(views)]
             for part, targets, *shown in zip(*(split(column, size) for column in (index, labels, *seen)), strict=True):
                 yield part, shown, targets

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.models.net import Outputs
 from fedpriv.parts import Step
 from fedpriv.simulation import batched_loss
-from fedpriv.simulation.batched_loss import BatchedLoss
+from fedpriv.simulation.batched_loss import BatchedLoss, ForOneClient
 
 CLIENTS, SAMPLES, CLASSES = 3, 5, 4
 Loss = Callable[[Step], Tensor]
@@ -87,6 +87,11 @@ def test_nothing_but_a_cross_entropy_needs_no_vmap(monkeypatch: pytest.MonkeyPat
         taken.clear()
         BatchedLoss(loss)(*batches_and_views(), {})
         assert bool(taken) == by_vmap
+
+
+def test_a_cross_entropy_of_anything_but_labels_is_for_one_client_at_a_time() -> None:
+    with pytest.raises(ForOneClient):
+        BatchedLoss(lambda step: F.cross_entropy(step.outputs.logits, step.outputs.logits))(*batches_and_views(), {})
 
 
 def test_a_loss_that_gets_a_term_later_has_it() -> None:
