@@ -8,7 +8,7 @@ many local steps has the same rows once :mod:`attacks.multistep` has undone the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from attacks.linear import LayerInput, SharedLinear, fed_by_one, layer_inputs, s
 from attacks.multistep import as_gradient
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable
+
+CERTAIN = 3.0
+"""Standard deviations of its error above which a bias gradient is divided by."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,11 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
     for layer in leaky_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
-        x = fed_by_one(SharedLinear(layer.name, weight, bias))
-        left = (weight - bias[:, None] * x).square().sum() / weight.square().sum().clamp(min=1e-300)
+        x = fed_by_one(replace(layer, weight=weight, bias=bias))
+        missed = weight - bias[:, None] * x
+        if layer.kept is not None:
+            missed, weight = missed * layer.kept, weight * layer.kept
+        left = missed.square().sum() / weight.square().sum().clamp(min=1e-300)
         values, in_range = _checked(observation, x[None], fed[layer.name], 0.01)
         one = torch.ones(1, dtype=torch.long)
         plausible = torch.tensor([bool(left < 1e-3)])
@@ -111,7 +117,8 @@ def _layer(observation: Observation, layer: SharedLinear, fed: LayerInput, optio
     bias, weight = layer.bias.double().cpu(), layer.weight.double().cpu()
     strength = bias.abs() / bias.abs().max().clamp(min=1e-300)
     order = strength.argsort(descending=True)
-    order = order[strength[order] > options.weakest]
+    # Below a few standard deviations of its error a bias gradient says nothing: not even its sign.
+    order = order[(strength[order] > options.weakest) & (bias[order].abs() > CERTAIN * layer.error)]
     ratios = weight[order] / bias[order, None]
     leaders, support = _distinct(ratios, options.same)
     values, in_range = _checked(observation, ratios[leaders], fed, options.slack)

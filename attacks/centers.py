@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from attacks.linear import from_picture, known_net
-from attacks.observation import Observation
+from attacks.observation import Observation, state_names
 from attacks.reconstruction import Inapplicable
 from attacks.variables import total_variation
 
@@ -77,7 +77,7 @@ def uploaded_body(observation: Observation) -> Embed:
         weights = {name: w + observation.shared[name] if name in observation.shared else w for name, w in weights.items()}
     prefix = "body."
     body = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
-    missing = [name for name, _ in net.get_submodule("body").named_parameters() if name not in body]
+    missing = [name for name in state_names(net.get_submodule("body")) if name not in body]
     if missing:
         raise Inapplicable(f"inverting centres needs the weights of the body; {missing[0]!r} is not known")
 

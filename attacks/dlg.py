@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from attacks.altered import UNALTERED
 from attacks.distances import Distance, per_layer, relative, squared
 from attacks.lbfgs import SAFE_SCALE, LbfgsOptions
 from attacks.matching import Case, Data, Objective, case_of, gradient_by_labels
@@ -16,6 +17,9 @@ from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
 from attacks.search import Best, Found, lbfgs, search
 from attacks.variables import Layout
+
+FAILED = 3.0
+"""Times the distance at the truth above which a start has failed where the gradient has errors."""
 
 
 @register("dlg-published")
@@ -27,7 +31,7 @@ class PublishedDlg:
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
-        return _published(case_of(observations, bounded=False), False, self.steps, seed)
+        return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
 
 
 @register("idlg-published")
@@ -39,7 +43,7 @@ class PublishedIdlg:
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
-        return _published(case_of(observations, bounded=False), True, self.steps, seed)
+        return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
 
 
 @register("dlg")
@@ -122,7 +126,7 @@ def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
         inputs = case.pixels.input(unknown["image"])
         guess = gradient_by_labels(case.net, case.weights_of(data), names, inputs, target)
-        return distance(guess, {name: data[f"seen:{name}"] for name in names})
+        return case.distance(distance, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)
 
@@ -141,6 +145,11 @@ def normal(size: int) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(size, generator=generator)
 
 
+def as_published(observations: Sequence[Observation]) -> list[Observation]:
+    """The messages taken for undefended gradients, as the published attacks take them."""
+    return [replace(one, altered=UNALTERED) for one in observations]
+
+
 def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
     labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
     objective = label_matching(case, squared, labels)
@@ -153,9 +162,11 @@ def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = Fals
     objective = label_matching(case, per_layer if options.normalised else relative, labels, known_top)
     how = LbfgsOptions(history=options.history, line_search=True)
 
+    noise = FAILED * case.expected()
+
     def solve(objective: Objective, x: Tensor, last: bool) -> Found:
-        give_up = (0, 0.0) if last else options.give_up
+        give_up = (0, 0.0) if last else (options.give_up[0], max(options.give_up[1], noise))
         return lbfgs(objective, x, how, options.steps, options.enough, give_up, SAFE_SCALE)
 
-    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, options.failed)
+    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, max(options.failed, noise))
     return reconstruction(case, objective.layout, best, labels)

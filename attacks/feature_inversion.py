@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.analytic import leaky_layers
-from attacks.distances import per_layer
+from attacks.distances import per_layer, standardised, unlikeliness
 from attacks.linear import fed_by_one, from_picture, known_net, weight_dtype
+from attacks.matching import seen_alone
 from attacks.multistep import as_gradient
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable
@@ -100,6 +101,8 @@ def _before(observation: Observation, layer: str) -> list[str]:
     weights = {name: observation.weights[name].detach().clone().requires_grad_() for name in names}
     x = torch.rand(1, *observation.input_shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     fed = fed_to(observation, layer)({**observation.weights, **weights}, x).sum()
+    if not bool(fed.isfinite()):
+        raise Inapplicable(f"the weights of a layer before {layer!r} are not known")
     if not fed.requires_grad:  # the layer is fed the image
         return []
     slopes = torch.autograd.grad(fed, list(weights.values()), allow_unused=True)
@@ -117,18 +120,20 @@ def _solve(
 ) -> tuple[Tensor, float, list[float]]:
     weights = {name: w.detach() for name, w in observation.weights.items()}
     lower = {name: weights[name].clone().requires_grad_() for name in before}
-    seen = {name: observation.shared[name] for name in before}
+    seen = seen_alone(observation, before) if before else None
     drawn = torch.Generator().manual_seed(seed)
     raw = 0.5 * torch.randn(1, *observation.input_shape, generator=drawn, dtype=wanted.dtype)
     raw = raw.to(wanted.device).requires_grad_()
     curve: list[float] = []
+    distance = standardised if seen is not None and seen.variance else per_layer
 
     def residual() -> Tensor:
         h = features({**weights, **lower}, from_picture(observation, raw.sigmoid()))
         missed: Tensor = options.features * (h - wanted).square().sum() / wanted.square().sum()
-        if before and options.gradients:
+        if seen is not None and options.gradients:
             sent = torch.autograd.grad((h * signal).sum(), list(lower.values()), create_graph=True)
-            missed = missed + options.gradients * per_layer(dict(zip(lower, sent, strict=True)), seen)
+            missed = missed + options.gradients * distance(dict(zip(lower, sent, strict=True)), seen)
+            missed = missed + options.gradients * unlikeliness(raw.sigmoid(), seen)
         return missed
 
     adam = torch.optim.Adam([raw], lr=options.lr)

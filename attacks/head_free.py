@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.distances import per_layer, relative
-from attacks.dlg import reconstruction
+from attacks.dlg import FAILED, reconstruction
 from attacks.lbfgs import SAFE_SCALE, LbfgsOptions
 from attacks.matching import Case, Data, Objective, case_of, gradient_by_signal
-from attacks.observation import Observation
+from attacks.observation import Observation, state_names
 from attacks.projection import convolution_signal, determined, input_of
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
@@ -54,14 +54,15 @@ class HeadFree:
         how = LbfgsOptions(history=self.history, line_search=True)
 
         def solve(objective: Objective, x: Tensor, last: bool) -> Found:
-            if "signal" not in objective.layout.shapes:
+            if "signal" not in objective.layout.shapes or "begun" in objective.data:
                 return lbfgs(objective, x, how, self.steps, self.enough, scale=SAFE_SCALE)
             return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough)
 
         def start(generator: torch.Generator) -> Tensor:
             return torch.randn(objective.layout.size, generator=generator)
 
-        best = search(objective, start, solve, seed, self.restarts, self.failed)
+        failed = max(self.failed, FAILED * case.expected())
+        best = search(objective, start, solve, seed, self.restarts, failed)
         return reconstruction(case, objective.layout, best, None)
 
 
@@ -77,14 +78,17 @@ def adam_then_lbfgs(
 def signal_matching(case: Case, closed_form: bool = True) -> Objective:
     """Unknown images, and unknown signals unless a bias gradient gives them.
 
+    Where the bias gradient has noise, was rounded or not sent in full, it is where the search for the signal begins.
+
     Raises:
         Inapplicable: nothing of the body is shared, or its weights are not known.
     """
-    unknown_weights = [name for name, _ in case.net.body.named_parameters() if f"body.{name}" not in case.weights | case.stacked]
+    unknown_weights = [name for name in state_names(case.net.body) if f"body.{name}" not in case.weights | case.stacked]
     if unknown_weights:
         raise Inapplicable(f"the weights of shared layers are not known: {', '.join(unknown_weights)}")
     order, features, places = layer_calls(case)
-    names = [name for name in case.seen if name.startswith("body.")]
+    case = case.of_body()
+    names = list(case.seen)
     if not names:
         raise Inapplicable("none of the layers before the hidden ones is shared")
     of = {layer: name for name, layer in case.net.named_modules()}
@@ -96,12 +100,18 @@ def signal_matching(case: Case, closed_form: bool = True) -> Objective:
     data = case.data()
     if how == "unknown":
         shapes["signal"] = (case.samples, features)
+    elif how == "begun":
+        bias = f"{of[at]}.bias"
+        shapes["signal"] = (case.samples, case.seen[bias].shape[1])
+        data["begun"], data["scale"] = case.seen[bias], case.deviation(bias)
 
     def guess(unknown: Mapping[str, Tensor], data: Data) -> Data:
-        weights = {n.removeprefix("body."): w for n, w in case.weights_of(data).items() if n.startswith("body.")}
+        weights = {n.removeprefix("body."): w for n, w in case.weights_of(data).items()}
         inputs = case.pixels.input(unknown["image"])
         if how == "bias":
             signal = data[f"seen:{of[at]}.bias"][None]
+        elif how == "begun":
+            signal = data["begun"] + unknown["signal"] * data["scale"]
         elif how == "projection":
             assert isinstance(at, nn.Conv2d)
             seen = data[f"seen:{of[at]}.weight"], data.get(f"seen:{of[at]}.bias")
@@ -113,8 +123,8 @@ def signal_matching(case: Case, closed_form: bool = True) -> Objective:
         return {f"body.{n}": g for n, g in made.items()}
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
-        distance = per_layer if "signal" in shapes else relative
-        return distance(guess(unknown, data), {n: data[f"seen:{n}"] for n in names})
+        distance = per_layer if how == "unknown" else relative
+        return case.distance(distance, guess(unknown, data), unknown["image"], data)
 
     layout = Layout(shapes)
     if how == "unknown":
@@ -160,7 +170,7 @@ def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[n
     once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
     for layer, _ in reversed(once):
         if isinstance(layer, nn.Linear) and f"{of[layer]}.bias" in case.seen:
-            return layer, "bias"
-    if once and determined(*once[-1]) and f"{of[once[-1][0]]}.weight" in case.seen:
+            return layer, "bias" if case.exact else "begun"
+    if once and case.exact and determined(*once[-1]) and f"{of[once[-1][0]]}.weight" in case.seen:
         return once[-1][0], "projection"
     return None, "unknown"

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from attacks.distances import per_layer, relative, squared
-from attacks.dlg import Dlg, label_matching, normal, reconstruction, safe
+from attacks.dlg import FAILED, Dlg, as_published, label_matching, normal, reconstruction, safe
 from attacks.head_free import adam_then_lbfgs, layer_calls
 from attacks.lbfgs import SAFE_SCALE, LbfgsOptions
 from attacks.matching import Case, Data, Objective, case_of, gradient_by_labels
 from attacks.nets import WIDTHS, linear_layers, uniform_
-from attacks.observation import Observation, Split
+from attacks.observation import Observation, Split, state_names
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
 from attacks.search import lbfgs, search
@@ -52,6 +52,7 @@ class RandomHead:
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
+        observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
         how = LbfgsOptions() if self.published else LbfgsOptions(history=100, line_search=True)
@@ -107,7 +108,7 @@ class JointHead:
             lambda o, x, last: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
             seed,
             self.restarts,
-            self.failed,
+            max(self.failed, FAILED * case.expected()),
         )
         return reconstruction(case, objective.layout, best, case.labels)
 
@@ -120,14 +121,14 @@ def with_own_top(case: Case, assumed: int, seed: int) -> Case:
     """
     if assumed not in WIDTHS:
         raise Inapplicable(f"a head of {min(WIDTHS)} to {max(WIDTHS)} linear layers can be assumed, not {assumed}")
-    seen = _of_body(case.seen)
-    if not seen:
+    body = case.of_body()
+    if not body.seen:
         raise Inapplicable("none of the layers before the head is shared")
-    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(seen.values())).dtype)
+    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.seen.values())).dtype)
     uniform_(top, torch.Generator().manual_seed(seed))
     own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
     net = Split(case.net.body, top).requires_grad_(False).eval()
-    return replace(case, net=net, seen=seen, weights=_of_body(case.weights) | own, stacked=_of_body(case.stacked))
+    return replace(body, net=net, weights=body.weights | own)
 
 
 def joint_matching(case: Case) -> Objective:
@@ -136,25 +137,24 @@ def joint_matching(case: Case) -> Objective:
     Raises:
         Inapplicable: none of the layers before the head is shared.
     """
+    case = case.of_body()
     shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
-    data = {name: tensor for name, tensor in case.data().items() if not name.startswith(("seen:top.", "weight:top."))}
+    data = case.data()
     if case.labels is None:
         shapes["label"] = (case.samples, case.classes)
     else:
         data["target"] = nn.functional.one_hot(case.labels, case.classes).to(next(iter(data.values())).dtype)
     shapes |= {f"top.{name}": tuple(p.shape) for name, p in case.net.top.named_parameters()}
-    names = list(_of_body(case.seen))
+    names = list(case.seen)
     if not names:
         raise Inapplicable("none of the layers before the head is shared")
+    if buffers := [name for name in state_names(case.net.top) if f"top.{name}" not in shapes]:
+        raise Inapplicable(f"hidden layers that keep statistics ({buffers[0]}) are no unknowns of this attack")
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
-        weights = _of_body(case.weights_of(data)) | {n: w for n, w in unknown.items() if n.startswith("top.")}
+        weights = case.weights_of(data) | {n: w for n, w in unknown.items() if n.startswith("top.")}
         guess = gradient_by_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
-        return per_layer(guess, {name: data[f"seen:{name}"] for name in names})
+        return case.distance(per_layer, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)
-
-
-def _of_body(tensors: Mapping[str, Tensor]) -> Data:
-    return {name: tensor for name, tensor in tensors.items() if name.startswith("body.")}

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from attacks.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
 from attacks.multistep import as_gradient
-from attacks.observation import Observation
+from attacks.observation import Observation, state_names
 from attacks.reconstruction import Inapplicable
 
 
@@ -126,7 +126,7 @@ def guessed_probability(observation: Observation, images: int = 256, seed: int =
     (Geng et al.'s dummy data), else uniform."""
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
-    if any(name not in weights for name, _ in net.named_parameters()):
+    if any(name not in weights for name in state_names(net)):
         return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
     drawn = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
     logits: Tensor = functional_call(net, weights, (from_picture(observation, drawn),))

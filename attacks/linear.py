@@ -19,11 +19,15 @@ class SharedLinear:
 
     Attributes:
         weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` where absent or masked.
+        kept: ``(out, in)`` which entries of the weight were sent (1) or not (0); ``None``: all.
+        error: standard deviation of what noise and rounding did to an entry of the bias.
     """
 
     name: str
     weight: Tensor
     bias: Tensor | None
+    kept: Tensor | None = None
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ def shared_linears(observation: Observation) -> list[SharedLinear]:
     for name, module in observation.net.named_modules():
         weight = observation.shared.get(f"{name}.weight")
         if isinstance(module, nn.Linear) and weight is not None:
-            found.append(SharedLinear(name, weight, observation.shared.get(f"{name}.bias")))
+            bias, altered = f"{name}.bias", observation.altered
+            error = altered.variance.get(bias, 0.0) ** 0.5
+            found.append(SharedLinear(name, weight, observation.shared.get(bias), altered.kept.get(f"{name}.weight"), error))
     return found
 
 
@@ -63,9 +69,18 @@ def output_layer(observation: Observation) -> SharedLinear:
 
 
 def fed_by_one(layer: SharedLinear) -> Tensor:
-    """What the layer was fed ``(in,)``, if by one sample: the least squares of its weight by its bias gradient over all rows."""
+    """What the layer was fed ``(in,)``, if by one sample: the least squares of its weight by its bias gradient over all rows.
+
+    Of rows and entries that were sent; an input none of whose entries was sent is small beside the others, and 0 here. Noise on
+    the bias gradient makes its square too large by a known amount, which is taken off.
+    """
     assert layer.bias is not None
-    return layer.bias @ layer.weight / layer.bias.square().sum().clamp(min=torch.finfo(layer.bias.dtype).tiny)
+    bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
+    if layer.kept is None:
+        squares = bias.square().sum()
+        return bias @ layer.weight / (squares - len(bias) * layer.error**2).clamp(min=squares / 10).clamp(min=tiny)
+    kept = layer.kept.to(bias)
+    return bias @ (layer.weight * kept) / (bias.square() @ kept).clamp(min=tiny)
 
 
 def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:

@@ -42,6 +42,15 @@ def response(schedule: Schedule, weight_decay: float) -> Response:
     return Response(moved_by_w, -moved_by_g)
 
 
+def noise_gain(schedule: Schedule) -> float:
+    """What independent noise of variance 1 on the gradient of every step comes to in the change, as a variance: ``sum_k c_k^2``.
+
+    Without weight decay, which moves the ``c_k`` by a share of about ``lr K d``.
+    """
+    m = schedule.momentum
+    return sum((schedule.lr * (1 - m ** (schedule.steps - k)) / (1 - m)) ** 2 for k in range(schedule.steps))
+
+
 def first_order(schedule: Schedule, weight_decay: float) -> Response:
     """The same while the weights stay about where they were: the formula of this module's head."""
     m, steps = schedule.momentum, schedule.steps
@@ -85,12 +94,29 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
     """The same message as if it were one gradient, for attacks that want one.
 
     Without a known schedule the change is only negated: right up to a factor (and to the weight decay), which is all that
-    ratios, signs and cosines need.
+    ratios, signs and cosines need. Of a change that was clipped the weight decay stays in: by how much it shrank with the rest
+    is not known, and undoing all of it would do more harm (:func:`decay_left_in` tells what it is).
     """
     if observation.kind == "gradient":
         return observation
-    if observation.schedule is None:
+    altered, schedule = observation.altered, observation.schedule
+    if schedule is None:
         shared = {name: -tensor for name, tensor in observation.shared.items()}
-    else:
-        shared = mean_gradient(observation.shared, observation.weights, observation.schedule, undo_decay)
-    return replace(observation, kind="gradient", shared=shared)
+        return replace(observation, kind="gradient", shared=shared)
+    undo_decay = undo_decay and not altered.rescaled
+    shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
+    return replace(observation, kind="gradient", shared=shared, altered=altered.scaled(1 / response(schedule, 0.0).gain))
+
+
+def decay_left_in(observation: Observation) -> dict[str, Tensor]:
+    """What weight decay adds to the mean gradient of a clipped change, by name, before it was clipped; nothing of others."""
+    schedule = observation.schedule
+    if observation.kind == "gradient" or schedule is None or not observation.altered.rescaled:
+        return {}
+    found = {}
+    for name, tensor in observation.shared.items():
+        decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
+        shrink, gain = response(schedule, decay)
+        if shrink and name in observation.weights:
+            found[name] = observation.weights[name] * (-shrink / gain)
+    return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.observation import Observation, Split, ThreatModel
+from attacks.observation import Observation, Split, ThreatModel, blank
 
 FEATURES = 768
 """What the convolutions make of 32x32 pixels: 12 channels of 8x8."""
@@ -110,7 +110,7 @@ def observe(
         weights = {name: w for name, w in weights.items() if name.startswith("body.")}
         weights |= {f"top.{name}": w.detach().clone() for name, w in tops[threat.top].items()}
     found = Observation(
-        shared, "gradient", weights, net, tuple(images.shape[1:]), _classes(net, images), threat, mean, std, len(images)
+        shared, "gradient", weights, blank(net), tuple(images.shape[1:]), _classes(net, images), threat, mean, std, len(images)
     )
     found = replace(found, labels=labels.clone()) if threat.labels else found
     return found if threat.num_examples else replace(found, num_examples=None)

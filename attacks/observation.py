@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+from attacks.altered import UNALTERED, Altered
 
 Kind = Literal["gradient", "change"]
 Top = Literal["unknown", "initial", "current"]
@@ -83,6 +87,28 @@ class Split(nn.Module):
         return logits
 
 
+Architecture = TypeVar("Architecture", bound=nn.Module)
+
+
+@torch.no_grad()
+def blank(net: Architecture) -> Architecture:
+    """A copy of the net whose parameters, and buffers that are part of its state, are NaN: its architecture and nothing else.
+
+    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted makes NaN of
+    its images, and cannot pass for one that succeeds, or fails, by what it was told.
+    """
+    found = copy.deepcopy(net)
+    state = found.state_dict(keep_vars=True)
+    for name in state_names(found):
+        state[name].fill_(torch.nan)
+    return found
+
+
+def state_names(net: nn.Module) -> list[str]:
+    """Names of all that the net's outputs depend on besides the input: its parameters, and buffers such as running means."""
+    return [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
+
+
 @dataclass(frozen=True)
 class TextFacts:
     """What an attacker on text knows of the encoder: the architecture and the tokeniser are public.
@@ -111,7 +137,7 @@ class Observation:
         shared: by parameter name of ``net`` (``body.…``, ``top.…``): the gradient of the mean loss over the client's samples, or
             the change of the weights (after minus before). What was masked is absent.
         weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model goes.
-        net: the architecture; its own parameter values mean nothing.
+        net: the architecture, of which :func:`blank` left no parameter.
         input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the longest that is sent through.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
         num_examples: samples that the payload stands for; ``None`` where the attacker does not know.
@@ -120,6 +146,7 @@ class Observation:
         statistics: what else crossed the wire (class centres, counts), by name.
         text: of nets that read text; ``None`` for images.
         loss: what the client minimised, where that is not the mean cross-entropy of its samples' labels (and what a method adds).
+        altered: what the message's transforms did to ``shared``; every attack takes it into account.
     """
 
     shared: Mapping[str, Tensor]
@@ -137,3 +164,4 @@ class Observation:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     text: TextFacts | None = None
     loss: str | None = None
+    altered: Altered = UNALTERED

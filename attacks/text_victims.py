@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.observation import Observation, Split, TextFacts, ThreatModel
+from attacks.observation import Observation, Split, TextFacts, ThreatModel, blank
 
 PAD, FIRST, LAST = 0, 1, 2
 """Ids of the reference victim; words follow."""
@@ -95,5 +95,7 @@ def observe_text(
     weights = {name: p.detach().clone() for name, p in parameters.items()}
     threat, text = threat or ThreatModel(), text or facts()
     classes = int(net(ids[:1]).shape[1])
-    found = Observation(shared, "gradient", weights, net, (text.length,), classes, threat, num_examples=len(ids), text=text)
+    found = Observation(
+        shared, "gradient", weights, blank(net), (text.length,), classes, threat, num_examples=len(ids), text=text
+    )
     return replace(found, labels=labels.clone()) if threat.labels else found

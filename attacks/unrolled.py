@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from attacks.distances import per_layer
+from attacks.distances import per_layer, standardised, unlikeliness
 from attacks.linear import known_net, to_picture, weight_dtype
+from attacks.matching import seen_alone
 from attacks.multistep import is_bias
-from attacks.observation import Observation, Schedule
+from attacks.observation import Observation, Schedule, state_names
 from attacks.reconstruction import Inapplicable, require_labels
 from attacks.variables import total_variation
 
@@ -105,7 +106,7 @@ def unroll(
     """Dummy images (and labels, and hidden weights) whose local run changes the shared weights as observed.
 
     Labels are those of the observation, or found along; hidden weights that the attacker does not know are found along too,
-    starting from the net's own values.
+    starting from values of its own.
 
     Raises:
         Inapplicable: if the schedule or the number of samples is not known, or labels had no part in it.
@@ -119,6 +120,15 @@ def unroll(
     starts = [_one_start(observation, options, loss, start) for start in range(seed, seed + 1 + options.restarts)]
     images, labels, best, curve = min(starts, key=lambda start: start[2])
     return Recovered(images, labels, best, tuple(start[2] for start in starts), tuple(curve))
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Where the search for a hidden tensor begins: as torch draws weights, and biases at 0."""
+    if like.ndim <= 1:
+        return torch.zeros(like.shape)
+    bound = like[0].numel() ** -0.5
+    drawn: Tensor = (2 * torch.rand(like.shape, generator=generator) - 1) * bound
+    return drawn
 
 
 def _one_start(
@@ -138,10 +148,14 @@ def _one_start(
         label_logits = torch.randn(n, observation.classes, generator=drawn, dtype=dtype).to(device).requires_grad_()
         free.append(label_logits)
     net, start = known_net(observation)
-    hidden = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters() if name not in start}
-    free += hidden.values()
+    hidden = {name: _drawn(p, drawn).to(device, dtype) for name, p in net.named_parameters() if name not in start}
+    free += [weight.requires_grad_() for weight in hidden.values()]
     start |= hidden
+    if unknown := [name for name in state_names(net) if name not in start]:
+        raise Inapplicable(f"hidden layers that keep statistics ({unknown[0]}) are no unknowns of this attack")
     sent = observation.shared
+    seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
+    distance = standardised if seen.variance else per_layer
     trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
     mean, std = (
         to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
@@ -154,7 +168,7 @@ def _one_start(
     def objective() -> Tensor:
         images = raw.sigmoid()
         simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = per_layer(simulated, sent)
+        matching = distance(simulated, seen) + unlikeliness(images, seen)
         return matching + options.tv * total_variation(images) if options.tv else matching
 
     optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")

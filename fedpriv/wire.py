@@ -223,7 +223,11 @@ class TransformContext:
 
 
 class Transform(Protocol):
-    """A step between a client and the wire; ``str(transform)`` is written into the payload's history."""
+    """A step between a client and the wire; ``str(transform)`` is written into the payload's history.
+
+    What it does to the change is public, and attackers are told of it where the class declares it: ``rescales = True`` (the
+    change is multiplied by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+    """
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...
 

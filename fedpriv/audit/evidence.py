@@ -14,7 +14,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from attacks.altered import UNALTERED, Altered
+from attacks.multistep import noise_gain
 from attacks.observation import Observation, Schedule, ThreatModel
+from fedpriv.audit.alteration import alteration
 from fedpriv.audit.text_victim import text_facts
 from fedpriv.audit.victim import Victim, cut
 from fedpriv.data.dataset import Texts
@@ -25,7 +28,7 @@ from fedpriv.samples import Modality
 from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
-from fedpriv.wire import STATISTIC
+from fedpriv.wire import STATISTIC, Sealed
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Message:
         received: what the client was sent in this round, by the net's names.
         uploaded: what it sent back, compressed changes turned into whole weights.
         num_examples: what it says of the number of its samples.
+        altered: what the transforms did to the change, by the net's names.
     """
 
     round: int
@@ -43,6 +47,7 @@ class Message:
     received: Mapping[str, Tensor]
     uploaded: Mapping[str, Tensor]
     num_examples: int | None
+    altered: Altered = UNALTERED
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,12 @@ class Evidence:
         download = self.store.download(round)
         received = {} if download is None else download.tensors()
         sealed = self.store.upload(round, client)
-        return Message(round, client, received, decoded(sealed, received).tensors(), sealed.num_examples)
+        return self.read(round, client, sealed, received, sealed.num_examples)
+
+    def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
+        """An upload as the server reads it, with what it knows of the upload's transforms."""
+        altered = alteration(sealed, received, self.federation.wire.transforms)
+        return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
     def truth(self, client: int) -> Truth:
         """What the client trained on, without augmentation."""
@@ -195,6 +205,7 @@ class Evidence:
             schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
+            altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
         )
         if not threat.labels:
@@ -218,11 +229,28 @@ class Evidence:
         decay = (train.weight_decay, train.weight_decay_bias)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
 
+    def _altered(self, message: Message) -> Altered:
+        """By the net's names; DP-SGD's clipping and noise of every step included, which are part of the method's public options.
+
+        Each sample's gradient is clipped by itself. Of one sample that is an unknown factor; of several it is taken for one.
+        """
+        privacy, altered = self.config.privacy, message.altered
+        if privacy.level != "sample":
+            return altered
+        batch = self.config.train.batch_size
+        steps = self.schedule(message, message.num_examples or batch)
+        if steps is None or privacy.noise is None:
+            return replace(altered, rescaled=True)
+        of_step = (privacy.noise * privacy.clip / min(batch, message.num_examples or batch)) ** 2
+        noise = of_step * noise_gain(steps)
+        variance = {name: noise + altered.variance.get(name, 0.0) for name in message.uploaded if is_model(name)}
+        return replace(altered, rescaled=True, variance=variance)
+
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast = self.store.broadcast()
         # What never learns is no part of the net's state: it is not sent, as everybody has it.
         net, space = self.federation.resident.net, self.federation.resident.space
-        public = {name: parameter.detach() for name, parameter in net.named_parameters() if name not in space}
+        public = {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
         known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
         hidden_too = threat.top == "initial"
         found = {}

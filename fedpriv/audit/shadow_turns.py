@@ -47,10 +47,11 @@ class _Shadows:
 
 @dataclass(frozen=True)
 class Played:
-    """What a shadow uploads, by the net's names, and its whole model ``(p,)``, which the server that played it has too."""
+    """What a shadow uploads, by the net's names and sealed, and its model ``(p,)``, which the server that played it has."""
 
     uploaded: Mapping[str, Tensor]
     model: Tensor
+    sealed: Sealed
 
 
 class ShadowTurns:
@@ -87,6 +88,9 @@ class ShadowTurns:
         for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):
             while waiting.popleft() != result.client:
                 yield None
-            sent = None if result.upload is None else decoded(result.upload, self.received).tensors()
-            yield None if sent is None else Played(sent, executor.model.clone())
+            upload = result.upload
+            if upload is None:
+                yield None
+            else:
+                yield Played(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
         yield from (None for _ in waiting)

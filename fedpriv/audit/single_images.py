@@ -32,4 +32,4 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     if any(one is None for one in played):
         raise FedprivError(f"round {round}: a client with a single image diverged")
     told = None if message.num_examples is None else 1
-    return [Message(round, client, message.received, one.uploaded, told) for one in played if one is not None]
+    return [evidence.read(round, client, one.sealed, message.received, told) for one in played if one is not None]

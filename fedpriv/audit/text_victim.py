@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.observation import Observation, Split, TextFacts, ThreatModel
+from attacks.observation import Observation, Split, TextFacts, ThreatModel, blank
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
@@ -83,7 +83,7 @@ class TextVictim:
             hidden = not any(name.startswith("top.") for name in sent.tensors)
             known = {n: w for n, w in weights.items() if threat.top != "unknown" or not (hidden and n.startswith("top."))}
             yield Observation(
-                dict(sent.tensors), "gradient", known, self.net, (self.longest,), self.classes, threat,
+                dict(sent.tensors), "gradient", known, blank(self.net), (self.longest,), self.classes, threat,
                 num_examples=len(some) if threat.num_examples else None, text=self.facts,
                 labels=true if threat.labels else None,
             )  # fmt: skip

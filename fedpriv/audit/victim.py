@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attacks.observation import Split
+from attacks.observation import Split, blank
 from fedpriv.models.net import Net
 
 
@@ -17,7 +17,7 @@ class Victim:
     """A net cut where sharing ends.
 
     Attributes:
-        net: ``body`` and ``top`` (:class:`attacks.observation.Split`), sharing the modules of the net that was cut.
+        net: ``body`` and ``top`` (:class:`attacks.observation.Split`), without parameters (:func:`attacks.observation.blank`).
         names: of every parameter and buffer on the way to the logits, the net's name -> the split's
             (``encoder.conv1.weight`` -> ``body.encoder_conv1.weight``).
     """
@@ -46,7 +46,7 @@ def cut(net: Net, sent: Collection[str]) -> Victim:
         part = f"{'body' if i < at else 'top'}.{prefix.replace('.', '_')}"
         for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
             names[f"{prefix}.{name}"] = f"{part}.{name}"
-    return Victim(Split(_chain(steps[:at]), _chain(steps[at:])), names)
+    return Victim(blank(Split(_chain(steps[:at]), _chain(steps[at:]))), names)
 
 
 def _steps(role: str, module: nn.Module) -> list[tuple[str, nn.Module]]:

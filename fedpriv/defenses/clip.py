@@ -19,6 +19,7 @@ class Clip:
     """Scale the change by min(1, norm / ||change||_2), over all model tensors together (McMahan et al. 2018, flat clipping)."""
 
     stage: ClassVar[Stage] = Stage.CLIP
+    rescales: ClassVar[bool] = True
     norm: float = Field(1.0, gt=0, description="bound on the L2 norm of the change over all model tensors")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:

@@ -25,5 +25,9 @@ class Gaussian:
 
         return add_noise(payload, context, self.variance, draw, str(self))
 
+    @property
+    def noise_variance(self) -> float:
+        return self.variance
+
     def __str__(self) -> str:
         return f"gaussian({self.variance:g})"

@@ -27,5 +27,9 @@ class Laplace:
 
         return add_noise(payload, context, self.variance, draw, str(self))
 
+    @property
+    def noise_variance(self) -> float:
+        return self.variance
+
     def __str__(self) -> str:
         return f"laplace({self.variance:g})"

@@ -15,7 +15,7 @@ from attacks.text_rows import used_rows
 from attacks.text_victims import FIRST, LAST, PAD, SMALL, observe_text
 from attacks.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
 from tests.attacks.client import mlp, observe
-from tests.attacks.text_client import TEXT, message, noised, scores, trained, without
+from tests.attacks.text_client import TEXT, message, noised, scores, trained, whole, without
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -40,7 +40,7 @@ def test_counts_follow_the_estimator() -> None:
 def test_a_repeated_word_of_one_sentence_is_counted() -> None:
     observation, ids, _ = message([9])
     ids[0, 5] = ids[0, 2]
-    found = find_tokens(observe_text(observation.net, ids, torch.tensor([1])))
+    found = find_tokens(observe_text(whole(observation), ids, torch.tensor([1])))
     assert torch.equal(found.counts, counts_of(ids, SMALL.words, PAD))
 
 
@@ -94,7 +94,7 @@ def test_without_the_embedding_it_says_what_is_left() -> None:
 
 
 def test_a_frozen_embedding_sends_nothing() -> None:
-    frozen = message([8])[0].net
+    frozen = whole(message([8])[0])
     frozen.get_parameter(TEXT.words).requires_grad_(False)
     with pytest.raises(Inapplicable, match="not sent"):
         find_tokens(message([8], net=frozen)[0])

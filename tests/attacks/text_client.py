@@ -23,10 +23,17 @@ def message(lengths: list[int], seed: int = 0, net: Split | None = None) -> tupl
     return observe_text(net or small_bert(seed), ids, labels), ids, labels
 
 
+def whole(observation: Observation) -> Split:
+    """The client's own net: the architecture with the weights that the attacker knows, which are all."""
+    net = copy.deepcopy(observation.net)
+    net.load_state_dict(dict(observation.weights), strict=False)
+    return net
+
+
 def trained(lengths: list[int], schedule: Schedule, seed: int = 0) -> tuple[Observation, Tensor, Tensor]:
     """The change that ``schedule.steps`` steps on all sentences make; weight decay on every parameter, as torch has it."""
     observation, ids, labels = message(lengths, seed)
-    net = copy.deepcopy(observation.net)
+    net = whole(observation)
     optimiser = torch.optim.SGD(net.parameters(), lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
     for _ in range(schedule.steps):
         optimiser.zero_grad()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from attacks.altered import Altered
 from attacks.nets import lenet, uniform_
-from attacks.observation import Kind, Observation, Schedule, Split
+from attacks.observation import Kind, Observation, Schedule, Split, blank
+from fedpriv.audit.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
 from fedpriv.encoding import decoded
@@ -69,18 +71,18 @@ def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: 
     for number, (mine, of_mine) in enumerate(clients):
         kind: Kind = "gradient" if spec.steps == 1 else "change"
         news = _change(net, weights, mine, of_mine, spec) if kind == "change" else _gradient(net, weights, mine, of_mine)
-        arrived = carried({name: news[name] for name in sent}, kind, net, wire, (spec.seed, number), report)
+        arrived, altered = carried({name: news[name] for name in sent}, kind, net, wire, (spec.seed, number), report)
         shape, threat = tuple(mine.shape[1:]), cell.attacker.threat
-        found.append(
-            Observation(arrived, kind, known, net, shape, dealt.classes, threat, num_examples=spec.batch, schedule=schedule)
-        )
+        message = Observation(arrived, kind, known, blank(net), shape, dealt.classes, threat, altered=altered)
+        found.append(replace(message, num_examples=spec.batch, schedule=schedule))
     return found
 
 
 def carried(
     news: Mapping[str, Tensor], kind: Kind, net: nn.Module, wire: Wire, seed: tuple[int, int], report: Report
-) -> dict[str, Tensor]:
-    """A gradient, or a change of weights, as it arrives: transformed, sealed and decoded as a run's upload is."""
+) -> tuple[dict[str, Tensor], Altered]:
+    """A gradient, or a change of weights, as it arrives: transformed, sealed and decoded as a run's upload is; and what the
+    attacker knows of the transforms."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in news.items()}  # both count from zero
     linear = tuple(name for name, layer in net.named_modules() if isinstance(layer, nn.Linear))
 
@@ -88,7 +90,8 @@ def carried(
         return TransformContext(zeros, tuple(news), generator(*seed, "leakage", index), linear, report)
 
     payload = Payload(news, round=1, client=seed[1], kind="gradient" if kind == "gradient" else "delta")
-    return decoded(wire.upload(payload, context), zeros).tensors()
+    sealed = wire.upload(payload, context)
+    return decoded(sealed, zeros).tensors(), alteration(sealed, zeros, wire.transforms)
 
 
 def _gradient(net: Split, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,55 @@
+"""No attack uses a parameter that its threat model does not grant: what it gets of those is NaN."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import nn
+
+from attacks.controls import Setting
+from attacks.images import default_images
+from attacks.observation import Observation, Split, ThreatModel, blank, state_names
+from attacks.reconstruction import Inapplicable
+from attacks.registry import image_attack, image_attacks
+
+QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}
+SETTINGS = {
+    "whole": Setting(),
+    "hidden": Setting(layers=2, masked=1),
+    "hidden, initial weights known": Setting(layers=2, masked=1, threat=ThreatModel(top="initial")),
+    "first layer linear, local steps": Setting(net="perceptron", steps=2),
+}
+
+
+def of(name: str, setting: Setting) -> Observation:
+    images, labels = default_images(1)
+    return setting.observations(images, labels, 0)[0]
+
+
+@pytest.mark.parametrize("name", image_attacks())
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_attack_needs_a_value_that_it_is_not_granted(name: str, setting: str) -> None:
+    observation = of(name, SETTINGS[setting])
+    assert all(bool(tensor.isnan().all()) for tensor in observation.net.state_dict().values())
+    kind = image_attack(name)
+    options = {f.name: QUICK[f.name] for f in fields(kind) if f.name in QUICK}  # type: ignore[arg-type]
+    try:
+        found = kind(**options).run([observation], 0)
+    except Inapplicable:
+        return
+    assert bool(found.raw.isfinite().all()) or name.endswith("published")
+    # The same whatever the net's own values are: nothing but the granted weights counts.
+    filled = blank(observation.net)
+    for tensor in filled.state_dict().values():
+        tensor.fill_(0.1)
+    again = kind(**options).run([replace(observation, net=filled)], 0)
+    torch.testing.assert_close(again.raw, found.raw, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_blank_net_has_no_running_statistics_either() -> None:
+    net = blank(Split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), nn.Linear(2, 2)))
+    assert "body.1.running_mean" in state_names(net)
+    assert all(bool(net.state_dict()[name].isnan().all()) for name in state_names(net))
+    assert int(net.state_dict()["body.1.num_batches_tracked"]) == 0
