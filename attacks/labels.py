@@ -74,9 +74,9 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
         mean_probability: ``(C,)`` the attacker's estimate of the mean prediction over the batch; default
             :func:`guessed_probability`.
     """
+    guess = (guessed_probability(observation) if mean_probability is None else mean_probability).double().cpu()
     bias = _bias(observation).double().cpu()
-    guess = guessed_probability(observation) if mean_probability is None else mean_probability
-    return to_counts(guess.double().cpu() - bias, _examples(observation))
+    return to_counts(guess - bias / clipped_to(observation, bias, guess), _examples(observation))
 
 
 def embedding_counts(observation: Observation) -> Tensor:
@@ -89,8 +89,10 @@ def embedding_counts(observation: Observation) -> Tensor:
         Inapplicable: also if the attacker does not know the layer's weights.
     """
     layer = output_layer(as_gradient(observation))
-    bias = _bias(observation).double().cpu()
-    rows = layer.weight.double().cpu()
+    bias, rows = _bias(observation).double().cpu(), layer.weight.double().cpu()
+    if observation.altered.rescaled:
+        factor = clipped_to(observation, bias, guessed_probability(observation).double().cpu())
+        bias, rows = bias / factor, rows / factor
     known = [observation.weights.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
     if known[0] is None or known[1] is None:
         raise Inapplicable("class-wise embeddings need the weights of the layer that makes the logits")
@@ -103,6 +105,17 @@ def embedding_counts(observation: Observation) -> Tensor:
     )
     shares, _ = nnls(system.numpy(), torch.cat([bias, torch.tensor([10.0], dtype=torch.float64)]).numpy())
     return to_counts(torch.from_numpy(shares), _examples(observation))
+
+
+def clipped_to(observation: Observation, bias: Tensor, probability: Tensor) -> float:
+    """By what factor clipping made the bias gradient ``(C,)`` shorter, given the mean prediction ``(C,)``; 1 without clipping.
+
+    ``bias_c = factor (p_c - counts_c / n)``, so that an absent class shows the factor, and every other class less. Where no class
+    is absent the rarest counts as absent.
+    """
+    if not observation.altered.rescaled:
+        return 1.0
+    return float((bias / probability.clamp_min(1e-12)).max().clamp_min(1e-300))
 
 
 def batch_labels(observation: Observation) -> Tensor:

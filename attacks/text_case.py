@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attacks.altered import Altered
 from attacks.matching import Data
 from attacks.multistep import as_gradient
 from attacks.observation import Observation, TextFacts
@@ -30,6 +31,7 @@ class TextCase:
         seen: the gradients by name, the word embedding's among them where it was sent.
         weights: all parameters of ``net``.
         samples: ``B`` sentences; one where the attacker does not know.
+        altered: what the message's transforms did to the gradients.
     """
 
     net: nn.Module
@@ -38,6 +40,7 @@ class TextCase:
     text: TextFacts
     samples: int
     classes: int
+    altered: Altered
 
     @property
     def table(self) -> Tensor:
@@ -97,9 +100,10 @@ def text_case(observation: Observation) -> TextCase:
             derivatives.
     """
     text = facts_of(observation)
-    if observation.kind == "change" and observation.schedule is None:
+    if observation.kind == "change" and observation.schedule is None and not observation.altered.rescaled:
         raise Inapplicable("a change of the weights is a gradient only up to a factor where the schedule is not known")
-    shared = as_gradient(observation).shared
+    read = as_gradient(observation)
+    shared = read.shared
     names = [name for name, _ in observation.net.named_parameters()]
     if hidden := [name for name in names if name not in observation.weights]:
         raise Inapplicable(f"the weights of {hidden[0]!r} are not known, and every gradient depends on them")
@@ -113,6 +117,7 @@ def text_case(observation: Observation) -> TextCase:
         text,
         observation.num_examples or 1,
         observation.classes,
+        read.altered,
     )
     _twice_differentiable(case)
     return case

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from attacks.distances import sum_of
+from attacks.distances import Seen, comparable, sum_of
 from attacks.matching import Data, Objective
 from attacks.search import MEMORY, adam
 from attacks.text_case import WORDS, TextCase
@@ -73,7 +73,8 @@ class Match:
     """How far the gradient of mixtures of words ``(B, L, K)`` is from the one that was seen, as a share: 0 where they agree.
 
     The mean over the tensors of squared difference over squared norm, plus ``alpha`` times the same of absolute values; the first
-    layers count more, as in TAG, falling evenly to half the weight at the last.
+    layers count more, as in TAG, falling evenly to half the weight at the last. Where the gradient was clipped or pruned, in the
+    length and on the entries that were seen; against noise words are prior enough, as only a few can stand at a place.
     """
 
     def __init__(self, case: TextCase, where: Places, alpha: float) -> None:
@@ -86,6 +87,11 @@ class Match:
         self.seen = {name: case.seen[name] for name in case.layers}
         if case.text.words in case.seen:
             self.seen[WORDS] = case.seen[case.text.words][where.words]
+        kept = {name: mask.to(case.table) for name, mask in case.altered.kept.items()}
+        if case.text.words in kept:
+            kept[WORDS] = kept[case.text.words][where.words]
+        self.seen = {name: tensor * kept[name] if name in kept else tensor for name, tensor in self.seen.items()}
+        self.comparable = Seen(self.seen, case.altered.rescaled, kept)
         squares = {name: tensor.square().sum() for name, tensor in self.seen.items()}
         least = LEAST_SHARE * sum_of(squares.values())
         self.squares = {name: torch.maximum(square, least) for name, square in squares.items()}
@@ -99,6 +105,7 @@ class Match:
         alpha = self.alpha if alpha is None else alpha
         made = self.case.gradient(self.ids, mixture @ self.table, targets)
         made[WORDS] = torch.einsum("blk,bld->kd", mixture, made[WORDS])
+        made = comparable(made, self.comparable)
         return sum_of(weight * self._share(name, made[name], alpha) for name, weight in self.weights.items())
 
     def of_words(self, chosen: Tensor, targets: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ def total_tokens(observation: Observation) -> int | None:
     found = []
     for name, module in message.net.named_modules():
         weight = message.shared.get(f"{name}.weight")
+        if f"{name}.weight" in message.altered.kept:  # what is left of a pruned matrix has another rank
+            continue
         if isinstance(module, nn.Linear) and weight is not None and not name.startswith("top"):
             found.append(rank(weight))
     return max((each for each in found if each), default=None)
@@ -57,7 +59,8 @@ def longest(observation: Observation) -> int | None:
         return None
     rows = used_rows(observation, text.positions)
     # Counted, not numbered: some encoders leave the first rows unused (RoBERTa's places begin behind the id of padding).
-    return int(rows.used.sum()) or None if rows.exact else None
+    pruned = text.positions in observation.altered.kept  # a row of which nothing was sent would be one too few
+    return int(rows.used.sum()) or None if rows.exact or pruned else None
 
 
 def lengths(observation: Observation) -> tuple[list[int], bool] | None:

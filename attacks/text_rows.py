@@ -51,6 +51,8 @@ def used_rows(observation: Observation, name: str) -> Rows:
         start = start.double()
         idle &= start.norm(dim=1) > 0  # a row of zeros does not decay, and says nothing
     if bool(idle.any()):
+        if name in observation.altered.kept:
+            return Rows(norms > 0, norms, False, "rows of which something was sent; words whose rows are small may be missing")
         return Rows(norms > 0, norms, True, "the other rows are zero")
     if start is not None and (found := _beyond_decay(rows, start, observation.schedule) or _undecayed(rows, start)):
         return found

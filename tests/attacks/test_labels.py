@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from attacks.altered import Altered
 from attacks.label_search import try_labels, try_labels_at_layer
 from attacks.labels import (
     bias_counts,
@@ -90,6 +92,15 @@ def test_counts_of_a_batch_at_the_first_round(rule: Callable[[Observation], Tens
         assert int(counts.sum()) == len(labels)
         scores.append(count_accuracy(counts, truth(labels, classes)))
     assert sum(scores) / len(scores) >= 0.9
+
+
+@pytest.mark.parametrize("rule", [embedding_counts, bias_counts])
+def test_clipping_does_not_hide_counts(rule: Callable[[Observation], Tensor]) -> None:
+    """An absent class shows by how much; taken for its length the gradient gives hardly more than one class."""
+    clipped = message(LABELS)
+    clipped = replace(clipped, shared={name: 1e-3 * tensor for name, tensor in clipped.shared.items()})
+    adapted = count_accuracy(rule(replace(clipped, altered=Altered(rescaled=True))), truth())
+    assert adapted >= 0.9 and count_accuracy(rule(clipped), truth()) < 0.6
 
 
 @pytest.mark.parametrize("rule", [llg_counts, bias_counts, embedding_counts])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from attacks.altered import Altered
 from attacks.observation import Schedule, ThreatModel
 from attacks.reconstruction import Inapplicable
 from attacks.tag import Tag
@@ -65,6 +66,23 @@ def test_an_unknown_length_is_tried() -> None:
     observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(7,))
     made = Tag(probe=20, steps=100).run([observation])
     assert made.ids is not None and made.ids.shape == (1, 5) and "matched best" in made.notes[0]
+
+
+@pytest.mark.parametrize("defence", ["clipped", "pruned"])
+def test_what_a_message_went_through_is_known(defence: str) -> None:
+    observation, ids, labels = message([7])
+    if defence == "clipped":
+        sent = {name: 1e-3 * tensor for name, tensor in observation.shared.items()}
+        altered = Altered(rescaled=True)
+    else:
+        least = torch.cat([tensor.abs().flatten() for tensor in observation.shared.values()]).quantile(0.8)
+        kept = {name: tensor.abs() >= least for name, tensor in observation.shared.items()}
+        sent = {name: tensor * kept[name] for name, tensor in observation.shared.items()}
+        altered = Altered(kept=kept)
+    found = scores(Tag(), replace(observation, shared=sent, altered=altered), ids, labels)
+    assert found.exact.share == 1
+    plain = scores(Tag(), replace(observation, shared=sent), ids, labels)
+    assert plain.exact.share == 0
 
 
 def test_noise_leaves_nothing() -> None:
