@@ -1,0 +1,66 @@
+"""What an upload shows of each candidate, as a number that is higher for members: what membership attacks compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from attacks.membership import Array, Use, confidence
+from attacks.membership_controls import Kind
+from attacks.observation import ThreatModel
+from attacks.row_distance import RowDistance
+from fedpriv.audit.evidence import Evidence, Message
+from fedpriv.audit.readings import Reading
+from fedpriv.samples import Inputs, each, split
+from fedpriv.simulation.client_model import CHUNK
+
+Uploaded = Mapping[str, Tensor]
+LOSS, LIRA, OFFLINE, ROWS = "loss threshold", "LiRA", "LiRA offline", "row distance"
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """
+    Attributes:
+        kind: what is compared; its positive control is that of the attacks which use it.
+        way: how the upload is read, where that is not as it stands.
+        of: uploaded tensors, by the net's names -> a number per candidate ``(n,)``.
+    """
+
+    kind: Kind
+    way: str
+    of: Callable[[Uploaded], Array]
+
+    def attack(self, use: Use) -> str:
+        """What the attack is called that uses the statistic so."""
+        if self.kind == "row distance":
+            return ROWS if use == "alone" else f"{use}, {ROWS}"
+        name = LOSS if use == "alone" else use
+        return f"{name}, {self.way}" if self.way else name
+
+
+def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
+    """The confidence of the candidates' labels ``(n,)``, by each way to read an upload. (Less loss is more of it.)"""
+
+    def by(read: Reading) -> Callable[[Uploaded], Array]:
+        return lambda uploaded: confidence(read(uploaded).cpu(), labels.cpu())
+
+    return [Statistic("confidence", way, by(read)) for way, read in ways.items()]
+
+
+def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statistic:
+    """How near the rows of the first shared linear layer with a bias come to the candidates.
+
+    Raises:
+        Inapplicable: see :meth:`attacks.row_distance.RowDistance.of`.
+    """
+
+    def seen(uploaded: Uploaded) -> Array:
+        return rows(evidence.observation(replace(message, uploaded=uploaded), ThreatModel()))
+
+    first = evidence.observation(message, ThreatModel())
+    device = next(iter(first.shared.values())).device if first.shared else None
+    rows = RowDistance.of(first, [each(part, lambda tensor: tensor.to(device)) for part in split(inputs, CHUNK)])
+    return Statistic("row distance", "", seen)
