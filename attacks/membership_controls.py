@@ -1,9 +1,9 @@
 """The positive control of the membership attacks: clients that learned a few samples by heart, whose members must be told.
 
-Eight clients train the linear-first reference net (:func:`attacks.nets.perceptron`) on eight small images each, with labels drawn
-at random, so that nothing can be known of a label but by having seen it; 50 full-batch steps of plain SGD with a learning rate of 1.
-The attacks are asked of these images and as many others, pooled, with as many shadows as where they are used in earnest. The
-negative control needs the run itself: an upload that saw no candidate (:mod:`fedpriv.audit.membership`).
+Eight clients train the linear-first reference net (:func:`attacks.nets.perceptron`) on eight small images each, by 50 full-batch
+steps of plain SGD. Labels are drawn at random, so that a net can know them only from having seen them. The attacks are asked
+about these images and as many others, with as many shadows as where they are used in earnest. The negative control, an upload
+that saw no candidate, is the caller's: it needs the messages that are attacked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from attacks.controls import Control
@@ -90,16 +90,19 @@ def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int) -> tuple[Obse
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(net, weights, (x,)), y)
 
-    weights = {name: tensor.expand(len(who), *tensor.shape) for name, tensor in start.items()}
+    weights = {name: tensor.repeat(len(who), *[1] * tensor.ndim).requires_grad_() for name, tensor in start.items()}
     for _ in range(_SCHEDULE.steps):
-        gradients = vmap(grad(loss))(weights, inputs, targets)
-        weights = {name: tensor - _SCHEDULE.lr * gradients[name] for name, tensor in weights.items()}
+        # The gradient of a sum, as each net is in one term only; `torch.func.grad` imports modules for seconds.
+        gradients = torch.autograd.grad(vmap(loss)(weights, inputs, targets).sum(), list(weights.values()))
+        with torch.no_grad():
+            for tensor, gradient in zip(weights.values(), gradients, strict=True):
+                tensor -= _SCHEDULE.lr * gradient
     still = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
     before = Observation(
         still, "change", start, net, tuple(images.shape[1:]), _CLASSES, ThreatModel(), (0.5,), (0.5,),
         num_examples=_SCHEDULE.batch_size, schedule=_SCHEDULE,
     )  # fmt: skip
-    changes = [{name: tensor[i] - start[name] for name, tensor in weights.items()} for i in range(len(who))]
+    changes = [{name: tensor[i].detach() - start[name] for name, tensor in weights.items()} for i in range(len(who))]
     return before, [replace(before, shared=change) for change in changes]
 
 

@@ -13,9 +13,8 @@ import torch
 from attacks.controls import Control
 from attacks.membership import Array, Mask, Use, halves, in_every_use
 from attacks.membership_controls import SURE, Kind, positive_controls
-from attacks.operating_points import Area, OperatingPoints, area, operating_points
+from attacks.operating_points import Area, OperatingPoints, Point, area, operating_points
 from attacks.reconstruction import Inapplicable
-from attacks.scores import Rate
 from fedpriv.audit.candidates import Candidates, candidates
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.membership_epsilon import EpsilonBounds, epsilon_bounds
@@ -37,11 +36,13 @@ _THREAT = (
     "further samples of the same classes. Non-members and its own samples are some that nobody trained on up to this round.",
 )
 _ROWS = (
-    "For the row distance it takes the gradient that the upload shows of the first linear layer with a bias, weight over bias, and "
-    "looks how near the nearest row comes to what that layer would be fed for a candidate at the weights that were sent. That takes "
-    "no label."
+    "For the row distance it takes the gradient that the upload shows of the first linear layer with a bias, weight over bias, "
+    "and looks how near the nearest row comes to what that layer would be fed for a candidate at the weights that were sent."
 )
-_HIDDEN = "The last layers did not cross the wire: it reads the encoder with layers that it trained itself, in the ways listed."
+_HIDDEN = (
+    "The last layers did not cross the wire: it reads the encoder with layers that it trained itself, in the ways listed. The "
+    "positive controls of these attacks read a whole model; none says that such layers must do."
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class Membership:
         attacks: by attack, and by how the upload was read where that is not as it stands.
         together: their areas, with intervals that hold for all of them at once (Bonferroni), as whoever picks the best needs.
         not_tried: why others were not, by attack: they could not be mounted, or their positive control failed.
-        controls: areas that attacks have on the upload of a turn that saw none of the candidates. By chance one of them fails once
-            in a thousand times. The loss threshold has none: in later rounds the model that the server sent knows a client's samples
-            from its earlier turns, which comparing candidates shows and comparing with shadows does not.
-        positive: what each attack told where it must (:mod:`attacks.membership_controls`), with as many shadows.
-        epsilon: the lower bound that LiRA shows, by whichever statistic, beside what the run's ledger says; ``None`` where LiRA was
-            not tried.
+        controls: areas that attacks have on the upload of a turn that saw none of the candidates. By chance one of them fails
+            once in a thousand times. The loss threshold has none: in later rounds the model that the server sent knows a client's
+            samples from its earlier turns, which comparing candidates shows and comparing with shadows does not.
+        positive: what each attack told where it must (:mod:`attacks.membership_controls`), with as many shadows. Whatever the way
+            to read an upload whose last layers are hidden, it is that of the attack on a whole model.
+        epsilon: the lower bound that LiRA shows, beside what the run's ledger says; ``None`` where LiRA was not tried.
+        likelihoods: the attacks that it was taken from, LiRA on each statistic, of which the best bound is taken.
         shadows: shadow turns a client; of all of them ``diverged`` were left out.
         threat: what the attacker is and knows, in sentences.
     """
@@ -70,6 +72,7 @@ class Membership:
     controls: dict[str, Area]
     positive: dict[str, Control]
     epsilon: EpsilonBounds | None
+    likelihoods: tuple[str, ...]
     shadows: int
     diverged: int
     cpu_seconds: float
@@ -80,14 +83,22 @@ class Membership:
         """Whether the attacks find nothing where there is nothing to find."""
         return all(one.low <= 0.5 <= one.high for one in self.controls.values())
 
+    def described_controls(self) -> list[dict[str, Any]]:
+        """As JSON, in the form of the controls of the attacks on images: first those that must tell members, then the others."""
+        shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
+        for name, one in self.controls.items():
+            told = f"an upload of a turn that saw no candidate (AUC {one.value:.2f}, interval {one.low:.2f} to {one.high:.2f})"
+            about = {"name": "negative", "passed": one.low <= 0.5 <= one.high, "cpu_seconds": None}
+            shown.append({"attacker": name, **about, "sentence": f"{told}; it must hold 0.5"})
+        return shown
+
     def to_json(self) -> dict[str, Any]:
         """As plain lists, numbers and strings."""
         attacks = {
             name: {
                 **asdict(found),
                 "at": [
-                    {"false_positive_rate": rate, **({} if point is None else {k: _rate(v) for k, v in vars(point).items()})}
-                    for rate, point in found.at.items()
+                    {"false_positive_rate": rate} if point is None else _point(rate, point) for rate, point in found.at.items()
                 ],
             }
             for name, found in self.attacks.items()
@@ -113,15 +124,17 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
     not_tried = _refused(found)
     must = positive_controls(shadows, seed)
-    positive = {name: must[which] for name, which in kinds.items()}
-    not_tried |= {name: f"its control failed: {one.sentence}" for name, one in positive.items() if not one.passed}
+    failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
+    not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
         reasons = "; ".join(dict.fromkeys(not_tried.values()))
         raise FedprivError(f"round {round}: no membership attack could be tried ({reasons})")
     scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
-    control = {name: np.concatenate([one.control[name] for one in found]) for name in tried if kinds[name] != ("confidence", "alone")}
-    likelihoods = [scores[name] for name in tried if kinds[name][1] == "LiRA"]
+    control = {
+        name: np.concatenate([one.control[name] for one in found]) for name in tried if kinds[name] != ("confidence", "alone")
+    }
+    likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     threat = (*_THREAT, *([_ROWS] if ROWS in kinds else []), *([] if LIRA in kinds else [_HIDDEN]))
     return Membership(
         round=round,
@@ -130,13 +143,20 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
         not_tried=not_tried,
         controls={name: area(values, members, 1 - (1 - SURE) / len(control)) for name, values in control.items()},
-        positive=positive,
-        epsilon=epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed) if likelihoods else None,
+        positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
+        epsilon=_epsilon(evidence, round, clients, list(likelihoods.values()), members, seed),
+        likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(one.diverged for one in found),
         cpu_seconds=time.process_time() - began,
         threat=threat,
     )
+
+
+def _epsilon(
+    evidence: Evidence, round: int, clients: Sequence[int], likelihoods: Sequence[Array], members: Mask, seed: int
+) -> EpsilonBounds | None:
+    return epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed) if likelihoods else None
 
 
 @dataclass(frozen=True)
@@ -238,9 +258,11 @@ def _is_finite(uploaded: Uploaded) -> bool:
 def _refused(found: Sequence[_Found]) -> dict[str, str]:
     """Why attacks were not mounted, by attack: on some client's upload there was no way to."""
     said = {name: reason for one in found for name, reason in one.not_tried.items()}
-    partly = {name for one in found for name in one.kinds if not all(name in other.kinds for other in found)}
-    return said | {name: "not every client's upload can be read so" for name in sorted(partly - said.keys())}
+    partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
+    return dict.fromkeys(partly, "not every client's upload can be read so") | said
 
 
-def _rate(rate: Rate) -> dict[str, float]:
-    return {"share": rate.share, **asdict(rate)}
+def _point(allowed: float, point: Point) -> dict[str, Any]:
+    rates = {"found": point.found, "false_alarms": point.false_alarms}
+    shares = {name: {"share": one.share, **asdict(one)} for name, one in rates.items()}
+    return {"false_positive_rate": allowed, **shares, "by_chance": point.by_chance}

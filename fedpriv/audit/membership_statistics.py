@@ -33,12 +33,16 @@ class Statistic:
     way: str
     of: Callable[[Uploaded], Array]
 
+    @staticmethod
+    def named(kind: Kind, use: Use, way: str = "") -> str:
+        """What the attack is called that compares this in that way."""
+        name = {"confidence": LOSS, "row distance": ROWS}[kind] if use == "alone" else use
+        beside = ROWS if kind == "row distance" and use != "alone" else way
+        return f"{name}, {beside}" if beside else name
+
     def attack(self, use: Use) -> str:
         """What the attack is called that uses the statistic so."""
-        if self.kind == "row distance":
-            return ROWS if use == "alone" else f"{use}, {ROWS}"
-        name = LOSS if use == "alone" else use
-        return f"{name}, {self.way}" if self.way else name
+        return self.named(self.kind, use, self.way)
 
 
 def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
