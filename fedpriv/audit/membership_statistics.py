@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from attacks.membership import Array, Use, confidence
 from attacks.membership_controls import Kind
-from attacks.observation import ThreatModel
+from attacks.observation import Observation, ThreatModel
 from attacks.row_distance import RowDistance
 from fedpriv.audit.evidence import Evidence, Message
 from fedpriv.audit.readings import Reading
@@ -65,6 +66,11 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
         return rows(evidence.observation(replace(message, uploaded=uploaded), ThreatModel()))
 
     first = evidence.observation(message, ThreatModel())
-    device = next(iter(first.shared.values())).device if first.shared else None
-    rows = RowDistance.of(first, [each(part, lambda tensor: tensor.to(device)) for part in split(inputs, CHUNK)])
+    rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
     return Statistic("row distance", "", seen)
+
+
+def _as(seen: Observation, inputs: Inputs) -> Inputs:
+    """The candidates where the message lies, and in its precision; token ids stay whole numbers."""
+    like = next(iter(seen.shared.values()), torch.empty(0))
+    return each(inputs, lambda part: part.to(like) if part.is_floating_point() else part.to(like.device))

@@ -40,8 +40,8 @@ GLOSSARY = {
     "Wilson interval": "A range for the true share, given that so many of so few cases succeeded; where 0 of 72 did, "
     "up to 5 % remains compatible with it.",
     "membership inference": "Telling whether a given sample was among those a client trained on.",
-    "row distance": "How near the nearest row of a linear layer's weight gradient, divided by its bias gradient, comes to what the "
-    "layer would be fed for a given sample; rows are means of what it was fed in training.",
+    "row distance": "How near the nearest row of a linear layer's weight gradient, divided by its bias gradient, comes to what "
+    "the layer would be fed for a given sample; rows are means of what it was fed in training.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the chance that a member looks more like a member than a non-member does; 0.5 is guessing.",
