@@ -83,11 +83,12 @@ def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monk
 
 def test_rows_tell_members_that_losses_do_not(tmp_path: Path) -> None:
     """The fault of an audit that asked losses alone: one epoch teaches nothing by heart, and the rows show who was there."""
-    few = {"train.local_epochs": 1, "train.lr": 0.01, "data.clients": 180, "train.participation": 0.05}
-    run = evidence(tmp_path / "run", "fedavg", **few)
-    found = membership(run, 1, run.store.clients(1), shadows=4)
-    assert found.attacks[LOSS].auc.low < 0.5 and found.attacks[LIRA].auc.low < 0.5
-    assert found.attacks[ROWS].auc.low > 0.55 and found.together[ROWS].low > 0.5 and found.controls_passed
+    run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1})
+    found = membership(run, 1, run.store.clients(1)[:4], shadows=4)
+    assert found.attacks[LOSS].auc.low < 0.5 and found.controls_passed
+    losses, rows = ([f"{use}{suffix}" for use in (LIRA, OFFLINE)] for suffix in ("", f", {ROWS}"))
+    best_of_losses = max(found.attacks[name].auc.high for name in (LOSS, *losses))
+    assert all(found.attacks[name].auc.low > best_of_losses for name in (ROWS, *rows))
 
 
 def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
