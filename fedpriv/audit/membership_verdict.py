@@ -63,10 +63,13 @@ def _attacks(attacks: Sequence[Found], besides: bool) -> str:
     if best["together"]["low"] > 0.5:
         tells = f"The best of {count} membership attacks, {best['attack']}, tells whether a sample was trained on"
         return f"{tells}, asked of {asked} ({area}){f'; {few}' if few else ''}."
+    if besides and not few:
+        which = f"the best of {count}, {best['attack']}, asked of {asked}: {area}"
+        return f"Membership attacks, which score given samples, showed nothing beyond that ({which})."
     cannot = f"the best of {count} membership attacks, {best['attack']}, cannot be told from guessing with these {asked} ({area})"
     if few:
         return f"At few false alarms, members are found: {few}. Over all thresholds, {cannot}."
-    return f"{'By score alone' if besides else 'As to who was trained on'}, {cannot}."
+    return f"As to who was trained on, {cannot}."
 
 
 def _at_few_false_alarms(attacks: Sequence[Found]) -> str | None:
