@@ -111,21 +111,34 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
     return found
 
 
-def _layer(observation: Observation, layer: SharedLinear, fed: LayerInput, options: AnalyticOptions) -> Candidates:
+def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight over bias gradient of a layer with a bias, the neuron with the largest bias gradient first.
+
+    Args:
+        weakest: see :class:`AnalyticOptions`.
+
+    Returns:
+        the ratios ``(m, in)`` in double precision, their neurons ``(m,)``, and each one's bias gradient as a share of the largest
+        ``(m,)``; m is 0 where no bias has a gradient.
+    """
     assert layer.bias is not None
     # Double, because near-equality of candidates is decided by differences of ratios of small numbers.
     bias, weight = layer.bias.double().cpu(), layer.weight.double().cpu()
     strength = bias.abs() / bias.abs().max().clamp(min=1e-300)
     order = strength.argsort(descending=True)
     # Below a few standard deviations of its error a bias gradient says nothing: not even its sign.
-    order = order[(strength[order] > options.weakest) & (bias[order].abs() > CERTAIN * layer.error)]
-    ratios = weight[order] / bias[order, None]
+    order = order[(strength[order] > weakest) & (bias[order].abs() > CERTAIN * layer.error)]
+    return weight[order] / bias[order, None], order, strength[order]
+
+
+def _layer(observation: Observation, layer: SharedLinear, fed: LayerInput, options: AnalyticOptions) -> Candidates:
+    ratios, order, strength = quotients(layer, options.weakest)
     leaders, support = _distinct(ratios, options.same)
     values, in_range = _checked(observation, ratios[leaders], fed, options.slack)
     plausible = support > 1
     if fed.is_image:
         plausible = plausible | (in_range >= options.in_range)
-    neurons, strong = order[leaders], strength[order][leaders]
+    neurons, strong = order[leaders], strength[leaders]
     # Plausible first, then those that several neurons gave, then the weakest: a neuron that few samples activate has a small bias
     # gradient. (The strongest are mixtures of all; of the first n by contrast or variation fewer are images.)
     # Stable sorts from the least to the most important key.

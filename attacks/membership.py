@@ -1,7 +1,9 @@
 """Membership inference (A11): was a sample among those that a model was trained on? A score per sample, higher is likelier.
 
 The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the likelihood-ratio attack LiRA (Carlini et al.,
-S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it.
+S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it. Both take any
+number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
+(:mod:`attacks.row_distance`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+
+Use = Literal["alone", "LiRA", "LiRA offline"]
+"""How an attack uses a statistic: candidates beside each other, or each beside what shadows with and without it show of it."""
 
 _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a width
 
@@ -84,6 +89,19 @@ def lira(
     in_mean, in_spread = _gaussians(shadows, inside, variance, "with")
     ratio: Array = norm.logpdf(observed, in_mean, in_spread) - norm.logpdf(observed, out_mean, out_spread)
     return ratio
+
+
+def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Array]:
+    """The scores ``(n,)`` of all attacks that one statistic makes; arguments as of :func:`lira`.
+
+    Raises:
+        ValueError: see :func:`lira`.
+    """
+    return {
+        "alone": observed,
+        "LiRA": lira(observed, shadows, inside),
+        "LiRA offline": lira(observed, shadows, inside, "offline"),
+    }
 
 
 def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import nhypergeom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from attacks.scores import Rate, wilson
@@ -43,10 +43,13 @@ class Point:
     Attributes:
         found: the true-positive rate. The threshold looks at non-members only: for its interval, members are fresh trials.
         false_alarms: the false-positive rate that this threshold had; its interval says how well so many non-members resolve it.
+        by_chance: how likely guessing is to find as many. Exact: it orders all samples at random, so that the members above the
+            first non-member that is one too many follow a negative hypergeometric law.
     """
 
     found: Rate
     false_alarms: Rate
+    by_chance: float
 
 
 @dataclass(frozen=True)
@@ -114,4 +117,6 @@ def _point(scores: Array, members: Mask, rate: float) -> Point | None:
         return None
     # Above the first non-member that is one too many; ties with it are not said to be members.
     above = scores > outside[allowed]
-    return Point(wilson(int(above[members].sum()), int(members.sum())), wilson(int(above[~members].sum()), len(outside)))
+    inside, found = int(members.sum()), int(above[members].sum())
+    by_chance = float(nhypergeom.sf(found - 1, inside + len(outside), inside, allowed + 1))
+    return Point(wilson(found, inside), wilson(int(above[~members].sum()), len(outside)), by_chance)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from attacks.membership import Array, Mask, confidence, halves, lira, loss_threshold
-from attacks.operating_points import Area, OperatingPoints, area, operating_points
-from attacks.scores import Rate
+from attacks.controls import Control
+from attacks.membership import Array, Mask, Use, halves, in_every_use
+from attacks.membership_controls import SURE, Kind, positive_controls
+from attacks.operating_points import Area, OperatingPoints, Point, area, operating_points
+from attacks.reconstruction import Inapplicable
 from fedpriv.audit.candidates import Candidates, candidates
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.membership_epsilon import EpsilonBounds, epsilon_bounds
-from fedpriv.audit.readings import Reading, readings
+from fedpriv.audit.membership_statistics import LIRA, LOSS, OFFLINE, ROWS, Statistic, Uploaded, confidences, row_distance
+from fedpriv.audit.readings import readings
 from fedpriv.audit.shadow_turns import ShadowTurns
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
-LOSS, LIRA, OFFLINE = "loss threshold", "LiRA", "LiRA offline"
-SURE = 0.999
-"""Confidence of the control's interval: it fails by chance once in two thousand times."""
-
-Uploaded = Mapping[str, Tensor]
+__all__ = ["LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
+CONFIDENCE = 0.95
+"""Of the intervals that are reported."""
 
 _THREAT = (
     "The server follows the protocol and looks at one upload of each client. It knows what it sent in this round and in round 0, "
@@ -35,7 +35,14 @@ _THREAT = (
     "It is asked about candidates of known labels, half of them members, and trains its shadows on random halves of them; it has "
     "further samples of the same classes. Non-members and its own samples are some that nobody trained on up to this round.",
 )
-_HIDDEN = "The last layers did not cross the wire: it reads the encoder with layers that it trained itself, in the ways listed."
+_ROWS = (
+    "For the row distance it takes the gradient that the upload shows of the first linear layer with a bias, weight over bias, "
+    "and looks how near the nearest row comes to what that layer would be fed for a candidate at the weights that were sent."
+)
+_HIDDEN = (
+    "The last layers did not cross the wire: it reads the encoder with layers that it trained itself, in the ways listed. The "
+    "positive controls of these attacks read a whole model; none says that such layers must do."
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,15 @@ class Membership:
 
     Attributes:
         attacks: by attack, and by how the upload was read where that is not as it stands.
-        controls: areas (with their 99.9 % intervals) that LiRA has on the upload of a turn that saw none of the candidates.
-        epsilon: the lower bound that LiRA shows, beside what the run's ledger says.
+        together: their areas, with intervals that hold for all of them at once (Bonferroni), as whoever picks the best needs.
+        not_tried: why others were not, by attack: they could not be mounted, or their positive control failed.
+        controls: areas that attacks have on the upload of a turn that saw none of the candidates. By chance one of them fails
+            once in a thousand times. The loss threshold has none: in later rounds the model that the server sent knows a client's
+            samples from its earlier turns, which comparing candidates shows and comparing with shadows does not.
+        positive: what each attack told where it must (:mod:`attacks.membership_controls`), with as many shadows. Whatever the way
+            to read an upload whose last layers are hidden, it is that of the attack on a whole model.
+        epsilon: the lower bound that LiRA shows, beside what the run's ledger says; ``None`` where LiRA was not tried.
+        likelihoods: the attacks that it was taken from, LiRA on each statistic, of which the best bound is taken.
         shadows: shadow turns a client; of all of them ``diverged`` were left out.
         threat: what the attacker is and knows, in sentences.
     """
@@ -53,8 +67,12 @@ class Membership:
     round: int
     clients: tuple[int, ...]
     attacks: dict[str, OperatingPoints]
+    together: dict[str, Area]
+    not_tried: dict[str, str]
     controls: dict[str, Area]
-    epsilon: EpsilonBounds
+    positive: dict[str, Control]
+    epsilon: EpsilonBounds | None
+    likelihoods: tuple[str, ...]
     shadows: int
     diverged: int
     cpu_seconds: float
@@ -62,8 +80,17 @@ class Membership:
 
     @property
     def controls_passed(self) -> bool:
-        """Whether the attack finds nothing where there is nothing to find."""
+        """Whether the attacks find nothing where there is nothing to find."""
         return all(one.low <= 0.5 <= one.high for one in self.controls.values())
+
+    def described_controls(self) -> list[dict[str, Any]]:
+        """As JSON, in the form of the controls of the attacks on images: first those that must tell members, then the others."""
+        shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
+        for name, one in self.controls.items():
+            told = f"an upload of a turn that saw no candidate (AUC {one.value:.2f}, interval {one.low:.2f} to {one.high:.2f})"
+            about = {"name": "negative", "passed": one.low <= 0.5 <= one.high, "cpu_seconds": None}
+            shown.append({"attacker": name, **about, "sentence": f"{told}; it must hold 0.5"})
+        return shown
 
     def to_json(self) -> dict[str, Any]:
         """As plain lists, numbers and strings."""
@@ -71,8 +98,7 @@ class Membership:
             name: {
                 **asdict(found),
                 "at": [
-                    {"false_positive_rate": rate, **({} if point is None else {k: _rate(v) for k, v in vars(point).items()})}
-                    for rate, point in found.at.items()
+                    {"false_positive_rate": rate} if point is None else _point(rate, point) for rate, point in found.at.items()
                 ],
             }
             for name, found in self.attacks.items()
@@ -95,27 +121,57 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     began = time.process_time()
     found = [_client(evidence, round, client, shadows, seed) for client in clients]
     members = np.concatenate([one.members for one in found])
-    scores = {name: np.concatenate([one.scores[name] for one in found]) for name in found[0].scores}
-    control = {name: np.concatenate([one.control[name] for one in found]) for name in found[0].control if _is_lira(name)}
-    likelihoods = [values for name, values in scores.items() if _is_lira(name)]
+    kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
+    not_tried = _refused(found)
+    must = positive_controls(shadows, seed)
+    failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
+    not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
+    tried = [name for name in kinds if name not in not_tried]
+    if not tried:
+        reasons = "; ".join(dict.fromkeys(not_tried.values()))
+        raise FedprivError(f"round {round}: no membership attack could be tried ({reasons})")
+    scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
+    control = {
+        name: np.concatenate([one.control[name] for one in found]) for name in tried if kinds[name] != ("confidence", "alone")
+    }
+    likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
+    threat = (*_THREAT, *([_ROWS] if ROWS in kinds else []), *([] if LIRA in kinds else [_HIDDEN]))
     return Membership(
         round=round,
         clients=tuple(clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
-        controls={name: area(values, members, SURE) for name, values in control.items()},
-        epsilon=epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed),
+        together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
+        not_tried=not_tried,
+        controls={name: area(values, members, 1 - (1 - SURE) / len(control)) for name, values in control.items()},
+        positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
+        epsilon=_epsilon(evidence, round, clients, list(likelihoods.values()), members, seed),
+        likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(one.diverged for one in found),
         cpu_seconds=time.process_time() - began,
-        threat=_THREAT if LIRA in scores else (*_THREAT, _HIDDEN),
+        threat=threat,
     )
+
+
+def _epsilon(
+    evidence: Evidence, round: int, clients: Sequence[int], likelihoods: Sequence[Array], members: Mask, seed: int
+) -> EpsilonBounds | None:
+    return epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed) if likelihoods else None
 
 
 @dataclass(frozen=True)
 class _Found:
+    """Of one client.
+
+    Attributes:
+        kinds: by attack, what it compares and how.
+    """
+
     scores: dict[str, Array]
     control: dict[str, Array]
     members: Mask
+    kinds: dict[str, tuple[Kind, Use]]
+    not_tried: dict[str, str]
     diverged: int
 
 
@@ -144,26 +200,28 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
     ways = readings(federation.resident, own, asked.spare, asked.data.inputs, federation.method.objective.labels)
+    statistics, not_tried = confidences(ways, asked.data.labels), dict[str, str]()
     if not ways:
-        raise FedprivError(f"round {round}: client {client} holds one class, and a probe of features without a head needs two")
+        not_tried[LOSS] = not_tried[LIRA] = f"client {client} holds one class, and a probe of features without a head needs two"
+    try:
+        statistics.append(row_distance(evidence, message, asked.data.inputs))
+    except Inapplicable as error:
+        not_tried[ROWS] = str(error)
     uploads = (None if one is None else one.uploaded for one in played)
     try:
-        (scores, control), diverged = infer(asked.data.labels, [message.uploaded, own.uploaded], inside, uploads, ways)
-    except ValueError as error:
+        (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
+    except (ValueError, Inapplicable) as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
-    return _Found(scores, control, asked.members, diverged)
+    kinds = {one.attack(use): (one.kind, use) for one in statistics for use in get_args(Use)}
+    return _Found(scores, control, asked.members, kinds, not_tried, diverged)
 
 
 def infer(
-    labels: Tensor,
-    uploads: Sequence[Uploaded],
-    inside: Mask,
-    shadows: Iterable[Uploaded | None],
-    ways: Mapping[str, Reading],
+    uploads: Sequence[Uploaded], inside: Mask, shadows: Iterable[Uploaded | None], statistics: Sequence[Statistic]
 ) -> tuple[list[dict[str, Array]], int]:
-    """Scores of candidates with these labels ``(n,)`` for each upload, by attack and reading, and how many shadows diverged.
+    """Scores of the candidates ``(n,)`` for each upload, by attack, and how many shadows diverged.
 
-    The same shadows serve all uploads.
+    The same shadows serve all uploads and all statistics.
 
     Args:
         inside: which candidates each shadow was trained on ``(s, n)``.
@@ -172,33 +230,39 @@ def infer(
     Raises:
         ValueError: an upload is not finite, or too few shadows are left.
     """
-    seen: dict[str, list[Array]] = {way: [] for way in ways}
+    seen: list[list[Array]] = [[] for _ in statistics]
     kept = []
-    for number, uploaded in zip(range(len(inside)), shadows, strict=True):
-        if uploaded is None or not all(bool(tensor.isfinite().all()) for tensor in uploaded.values()):
+    for number, shadow in zip(range(len(inside)), shadows, strict=True):
+        if shadow is None or not _is_finite(shadow):
             continue
         kept.append(number)
-        for way, read in ways.items():
-            seen[way].append(confidence(read(uploaded).cpu(), labels.cpu()))
+        for values, statistic in zip(seen, statistics, strict=True):
+            values.append(statistic.of(shadow))
     if len(kept) < 4:
         raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow turns diverged")
-    found: list[dict[str, Array]] = []
-    for uploaded in uploads:
-        found.append({})
-        for way, read in ways.items():
-            observed, beside = confidence(read(uploaded).cpu(), labels.cpu()), np.stack(seen[way])
-            suffix = f", {way}" if way else ""
-            found[-1] |= {
-                LOSS + suffix: loss_threshold(observed),
-                LIRA + suffix: lira(observed, beside, inside[kept]),
-                OFFLINE + suffix: lira(observed, beside, inside[kept], "offline"),
-            }
+    if not all(map(_is_finite, uploads)):
+        raise ValueError("an upload that is not finite")
+    found: list[dict[str, Array]] = [{} for _ in uploads]
+    for values, statistic in zip(seen, statistics, strict=True):
+        beside = np.stack(values)
+        for scores, uploaded in zip(found, uploads, strict=True):
+            used = in_every_use(statistic.of(uploaded), beside, inside[kept])
+            scores |= {statistic.attack(use): score for use, score in used.items()}
     return found, len(inside) - len(kept)
 
 
-def _is_lira(name: str) -> bool:
-    return name.split(",")[0] == LIRA
+def _is_finite(uploaded: Uploaded) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in uploaded.values())
 
 
-def _rate(rate: Rate) -> dict[str, float]:
-    return {"share": rate.share, **asdict(rate)}
+def _refused(found: Sequence[_Found]) -> dict[str, str]:
+    """Why attacks were not mounted, by attack: on some client's upload there was no way to."""
+    said = {name: reason for one in found for name, reason in one.not_tried.items()}
+    partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
+    return dict.fromkeys(partly, "not every client's upload can be read so") | said
+
+
+def _point(allowed: float, point: Point) -> dict[str, Any]:
+    rates = {"found": point.found, "false_alarms": point.false_alarms}
+    shares = {name: {"share": one.share, **asdict(one)} for name, one in rates.items()}
+    return {"false_positive_rate": allowed, **shares, "by_chance": point.by_chance}

@@ -26,7 +26,8 @@ class EpsilonBounds:
     """Of the attacked clients' turns, at ``delta``.
 
     Attributes:
-        lower: not below, with that confidence (one training, many samples: Steinke et al. 2023).
+        lower: not below, with that confidence (one training, many samples: Steinke et al. 2023); the best of ``each``.
+        each: the same by each of the scores; all hold together.
         lower_by_rates: by Clopper-Pearson bounds of true and false positives, as if samples were independent trials.
         counted: samples that the bounds were counted on.
         upper_turn: what the accountant gives for the attacked turn alone, of the client that spends most; ``None`` without
@@ -37,6 +38,7 @@ class EpsilonBounds:
     """
 
     lower: float
+    each: tuple[float, ...]
     lower_by_rates: float
     delta: float
     confidence: float
@@ -68,6 +70,7 @@ def epsilon_bounds(
 
     return EpsilonBounds(
         lower=max(bound.epsilon for bound in one_run),
+        each=tuple(bound.epsilon for bound in one_run),
         lower_by_rates=max(by_rates),
         delta=privacy.delta,
         confidence=CONFIDENCE,

@@ -13,7 +13,8 @@ from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.figures import rate
 from fedpriv.audit.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.leaving import conditions, crossed, knowledge
-from fedpriv.audit.membership import Membership, membership
+from fedpriv.audit.membership import LIRA, Membership, membership
+from fedpriv.audit.membership_verdict import known_members
 from fedpriv.audit.pictures import grid
 from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.statistics import exposed, listed
@@ -118,7 +119,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
             picture = f"{name}-centers-round-{round}-client-{client}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})
-    findings["membership"], lower = [], None
+    findings["known_members"] = known_members(attacks, findings["texts"])
+    findings |= {"membership": [], "membership_not_tried": {}, "membership_controls": []}
+    lower = None
     if options.membership_shadows:
         try:
             clients = evidence.whole_clients(last)
@@ -128,8 +131,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
             findings["not_tried"]["membership"] = str(error)
         else:
             if not found.controls_passed:
-                raise FedprivError(f"{run_dir}: the membership attack finds members where there are none; nothing can be said")
-            findings["membership"], lower = _membership(found), asdict(found.epsilon)
+                raise FedprivError(f"{run_dir}: a membership attack finds members where there are none; nothing can be said")
+            findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
+            findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
     findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
     findings["verdict"] = verdict(findings)
     return Audited(findings, pictures)
@@ -237,19 +241,21 @@ def _best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | N
 
 def _membership(found: Membership) -> list[dict[str, Any]]:
     clients = ", ".join(map(str, found.clients))
+    lower = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
     return [
         {
             "round": found.round,
             "client": clients,
-            "attack": name if name.startswith("loss") else f"{name} ({found.shadows} shadow turns a client)",
+            "attack": f"{name} ({found.shadows} shadow turns a client)" if name.startswith(LIRA) else name,
             "auc": points.auc.value,
             "auc_low": points.auc.low,
             "auc_high": points.auc.high,
+            "together": {"low": found.together[name].low, "high": found.together[name].high, "of": len(found.attacks)},
             "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
             "members": points.members,
             "non_members": points.non_members,
             "roc": [list(pair) for pair in points.roc],
-            "epsilon_lower": found.epsilon.lower if name.startswith("LiRA") and "offline" not in name else None,
+            "epsilon_lower": lower.get(name),
             "note": _notes(points),
             "knows": list(found.threat),
         }
@@ -258,7 +264,7 @@ def _membership(found: Membership) -> list[dict[str, Any]]:
 
 
 def _point(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else rate(point.found)
+    return None if point is None else rate(point.found) | {"by_chance": point.by_chance}
 
 
 def _notes(points: OperatingPoints) -> str | None:

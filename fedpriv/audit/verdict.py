@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.scores import RECOVERED
+from fedpriv.audit.membership_verdict import of_membership
 from fedpriv.audit.text_verdict import of_texts
 
 Found = Mapping[str, Any]
@@ -26,7 +27,7 @@ def verdict(run: Found) -> list[str]:
         *said,
         *_exposed(run.get("statistics")),
         *_labels(run["labels"]),
-        *_membership(run["membership"]),
+        *of_membership(run),
         *_epsilon(run["epsilon"]),
     ]
 
@@ -90,17 +91,6 @@ def _exposed(statistics: Found | None) -> list[str]:
     return [
         f"The defences alter the model and not the statistics sent beside it ({names}): these crossed as the client made them."
     ]
-
-
-def _membership(attacks: Sequence[Found]) -> list[str]:
-    if not attacks:
-        return []
-    best = max(attacks, key=lambda one: one["auc"])
-    area = f"AUC {best['auc']:.2f}, 95 % interval {best['auc_low']:.2f} to {best['auc_high']:.2f}; 0.5 is guessing"
-    who = f"whether a sample was trained on, asked of {best['members']} members and {best['non_members']} others"
-    if best["auc_low"] <= 0.5:
-        return [f"No membership attack tried told {who} better than guessing does (best: {best['attack']}, {area})."]
-    return [f"{best['attack']}, the best of {len(attacks)} attacks, tells {who} ({area})."]
 
 
 def _epsilon(epsilon: Found | None) -> list[str]:

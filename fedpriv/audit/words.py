@@ -16,7 +16,8 @@ READING = (
     "better prior knowledge may find what these did not.",
     "Only messages that the run kept were attacked, and not always all of them; shares are of the samples behind them, not of "
     "all samples of all clients.",
-    "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run.",
+    "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run. "
+    "Where the best of several membership attacks is named, its interval holds for all of them at once (Bonferroni).",
     "The easiest case (clients with a single sample, played by the audit with the run's own turn and defences) shows what the "
     "same attackers reach where it suits them; it is not what crossed the wire.",
 )
@@ -39,6 +40,8 @@ GLOSSARY = {
     "Wilson interval": "A range for the true share, given that so many of so few cases succeeded; where 0 of 72 did, "
     "up to 5 % remains compatible with it.",
     "membership inference": "Telling whether a given sample was among those a client trained on.",
+    "row distance": "How near the nearest row of a linear layer's weight gradient, divided by its bias gradient, comes to what "
+    "the layer would be fed for a given sample; rows are means of what it was fed in training.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the chance that a member looks more like a member than a non-member does; 0.5 is guessing.",

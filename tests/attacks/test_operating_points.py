@@ -55,6 +55,21 @@ def test_monotone_maps_and_order_change_nothing() -> None:
     assert mirrored.auc.value == pytest.approx(expected.auc.value)
 
 
+def test_how_likely_guessing_finds_as_many_is_exact() -> None:
+    """Against scores drawn at random, and by hand: one member above all of 100 others, of whom one may be accused."""
+    members = np.arange(101) < 1
+    scores = np.where(members, 200.0, np.arange(101.0))
+    point = operating_points(scores, members).at[0.01]
+    assert point is not None and point.by_chance == pytest.approx(2 / 101)
+    assert point.found.successes == 1 and point.false_alarms.successes == 1
+    draw = np.random.default_rng(0)
+    found = [operating_points(draw.normal(size=160), np.arange(160) < 60).at[0.01] for _ in range(400)]
+    for level in (0.02, 0.05, 0.2):
+        assert np.mean([one is not None and one.by_chance <= level for one in found]) <= level + 0.03
+    sure = operating_points(*gaussians(2.0, 60, 100)).at[0.01]
+    assert sure is not None and sure.by_chance < 1e-4
+
+
 def test_too_few_non_members_are_said_and_not_counted() -> None:
     found = operating_points(*gaussians(5.0, 50, 50))
     assert found.at == {0.01: None, 0.001: None}

@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.membership import Mask, halves
+from attacks import membership_controls
+from attacks.controls import Control
+from attacks.membership import Array, Mask, halves
 from fedpriv.audit.candidates import candidates
 from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.membership import LIRA, LOSS, infer, membership
+from fedpriv.audit.membership import LIRA, LOSS, OFFLINE, ROWS, infer, membership
+from fedpriv.audit.membership_statistics import Statistic
 from fedpriv.audit.readings import PROBE, STAND_IN
 from fedpriv.audit.shadow_turns import ShadowTurns
 from fedpriv.errors import FedprivError, UsageError
@@ -51,14 +54,20 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     found = membership(overfit, 1, overfit.store.clients(1)[:3], shadows=8)
     assert found.attacks[LIRA].auc.low > 0.55 and found.controls_passed
     assert found.attacks[LIRA].auc.value > found.attacks[LOSS].auc.value
+    assert all(control.passed for control in found.positive.values()) and found.not_tried == {}
+    assert found.positive.keys() == found.attacks.keys() == {LOSS, LIRA, OFFLINE, ROWS, f"{LIRA}, {ROWS}", f"{OFFLINE}, {ROWS}"}
+    assert found.controls.keys() == found.attacks.keys() - {LOSS}
+    for name, one in found.attacks.items():  # of the best of six no more can be said than of one chosen beforehand
+        assert found.together[name].low < one.auc.low and found.together[name].high > one.auc.high
     assert (
         found.attacks[LIRA].members
         == found.attacks[LIRA].non_members
         == sum(overfit.federation.data.size(client) for client in found.clients)
     )
-    assert found.epsilon.upper_run is None and found.epsilon.lower >= 0
+    assert found.epsilon is not None and found.epsilon.upper_run is None and found.epsilon.lower >= 0
+    assert found.likelihoods == (LIRA, f"{LIRA}, {ROWS}") and found.epsilon.lower == max(found.epsilon.each)
     written = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert written["attacks"][LIRA]["auc"]["value"] == found.attacks[LIRA].auc.value and len(written["threat"]) == 3
+    assert written["attacks"][LIRA]["auc"]["value"] == found.attacks[LIRA].auc.value and len(written["threat"]) == 4
     assert written["attacks"][LIRA]["at"][1] == {"false_positive_rate": 0.001}  # too few non-members, so no number
     assert contents(overfit.folder.path) == before
 
@@ -68,8 +77,43 @@ def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monk
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = overfit.message
     monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others[client]))
-    auc = membership(overfit, 1, clients, shadows=8).attacks[LIRA].auc
-    assert auc.low < 0.5 < auc.high
+    found = membership(overfit, 1, clients, shadows=8)
+    assert all(found.attacks[name].auc.low < 0.5 < found.attacks[name].auc.high for name in (LIRA, f"{LIRA}, {ROWS}"))
+
+
+def test_rows_tell_members_that_losses_do_not(tmp_path: Path) -> None:
+    """The fault of an audit that asked losses alone: one epoch teaches nothing by heart, and the rows show who was there."""
+    run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1})
+    found = membership(run, 1, run.store.clients(1)[:4], shadows=4)
+    assert found.attacks[LOSS].auc.low < 0.5 and found.controls_passed
+    losses, rows = ([f"{use}{suffix}" for use in (LIRA, OFFLINE)] for suffix in ("", f", {ROWS}"))
+    best_of_losses = max(found.attacks[name].auc.high for name in (LOSS, *losses))
+    assert all(found.attacks[name].auc.low > best_of_losses for name in (ROWS, *rows))
+
+
+def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(logits: Tensor, labels: Tensor) -> Array:
+        return np.zeros(len(labels))
+
+    monkeypatch.setattr(membership_controls, "confidence", broken)
+    found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
+    assert set(found.attacks) == {ROWS, f"{LIRA}, {ROWS}", f"{OFFLINE}, {ROWS}"} == set(found.together) == set(found.controls)
+    assert set(found.not_tried) == {LOSS, LIRA, OFFLINE}
+    assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
+    assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
+    assert found.likelihoods == (f"{LIRA}, {ROWS}",)
+    failed = {key: Control("positive", False, "none told", 0.0) for key in membership_controls.positive_controls(4)}
+    monkeypatch.setattr("fedpriv.audit.membership.positive_controls", lambda shadows, seed: failed)
+    with pytest.raises(FedprivError, match=r"no membership attack could be tried \(its control failed: none told\)"):
+        membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
+
+
+def test_without_a_shared_linear_layer_rows_are_not_tried(tmp_path: Path) -> None:
+    options = {"model.name": "lenet_sigmoid", "wire.transforms": [{"name": "mask", "last": 1}], "train.local_epochs": 1}
+    run = evidence(tmp_path / "run", "fedavg", **{"model.projection": "none", **options})
+    found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
+    assert "no linear layer with a bias was shared" in found.not_tried[ROWS]
+    assert not any(ROWS in name for name in found.attacks) and not any("row distance" in said for said in found.threat)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
@@ -109,7 +153,8 @@ def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
     assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"} <= set(found.attacks) and LIRA not in found.attacks
     assert "did not cross the wire" in found.threat[-1]
-    assert set(found.controls) == {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"}
+    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}", f"{LIRA}, {ROWS}"} <= set(found.controls)
+    assert {LIRA, LOSS, ROWS} <= set(found.positive)
 
 
 def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
@@ -124,7 +169,7 @@ def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
     clients = run.store.clients(2)[:2]
     found = membership(run, 2, clients, shadows=4).epsilon
     summary = run.folder.summary()
-    assert summary is not None
+    assert summary is not None and found is not None
     booked = max(summary["privacy"]["epsilon_per_client"][client] for client in clients)
     assert found.upper_run == found.upper_so_far == pytest.approx(booked)
     assert found.upper_turn is not None and found.upper_so_far is not None
@@ -134,7 +179,7 @@ def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
 def test_client_level_dp_is_not_compared(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"privacy.level": "client", "privacy.noise": 1.0, "train.local_epochs": 1})
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
-    assert found.upper_turn is found.upper_so_far is found.upper_run is None
+    assert found is not None and found.upper_turn is found.upper_so_far is found.upper_run is None
     assert "no bound of the run's epsilon" in found.about
 
 
@@ -144,20 +189,19 @@ def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
     return {"logits": torch.stack([2.0 * torch.from_numpy(inside) + noise, torch.zeros(40)], 1)}
 
 
-def test_the_attack_gets_labels_and_shadows_and_no_membership() -> None:
-    labels, members, inside = torch.zeros(40, dtype=torch.long), np.arange(40) < 20, halves(20, 40, seed=0)
+def test_the_attack_gets_statistics_and_shadows_and_no_membership() -> None:
+    members, inside = np.arange(40) < 20, halves(20, 40, seed=0)
     (scores, none), diverged = infer(
-        labels,
         [table(members, 99), table(np.zeros(40, dtype=bool), 98)],
         inside,
         (None if number == 3 else table(who, number) for number, who in enumerate(inside)),
-        {"": lambda uploaded: uploaded["logits"]},
+        [Statistic("confidence", "", lambda uploaded: (uploaded["logits"][:, 0] - uploaded["logits"][:, 1]).numpy())],
     )
     assert diverged == 1
     assert scores[LIRA][members].mean() - scores[LIRA][~members].mean() > 2
     assert abs(none[LIRA][members].mean() - none[LIRA][~members].mean()) < 2
     with pytest.raises(ValueError, match="20 of 20 shadow turns diverged"):
-        infer(labels, [], inside, [None] * 20, {})
+        infer([], inside, [None] * 20, [])
 
 
 def test_what_cannot_be_attacked_is_said(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:

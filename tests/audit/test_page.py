@@ -101,6 +101,14 @@ def test_every_verdict_and_every_attempt_appears(page: Page, markdown: str) -> N
                     assert all(sentence in text for sentence in attempt["knows"])
                     assert (attempt["inapplicable"] or "") in text
         assert all(control["sentence"] in text for control in findings()["controls"])
+        assert all(control["sentence"] in text for control in findings()["runs"][0]["membership_controls"])
+
+
+def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page, markdown: str) -> None:
+    for text in (page.text, unescaped(markdown)):
+        assert "Known from reconstructions:" in text and "13 of 72 training images behind client 0" in text
+        assert "Not tried: row distance, as no linear layer with a bias was shared." in text
+    assert "0.60 to 0.81, best of 2 reconstructed samples are known members" in page.text
 
 
 def test_figures_are_written_as_they_were_found(page: Page, markdown: str) -> None:

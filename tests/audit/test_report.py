@@ -77,6 +77,12 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         page = (first / "audit" / "audit.html").read_text()
         assert all(run[key] in page for key in ("run_id", "partition_hash"))
         assert {attack["kind"] for attack in run["attacks"]} == {"message", "single image"}
+        assert {one["name"] for one in run["membership_controls"]} == {"positive", "negative"}
+        assert all(one["passed"] and one["sentence"] in page for one in run["membership_controls"])
+        assert any("row distance" in one["attack"] for one in run["membership"]) and run["membership_not_tried"] == {}
+        assert all(
+            one["together"]["low"] < one["auc_low"] <= one["auc_high"] < one["together"]["high"] for one in run["membership"]
+        )
         assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
         values = audit_values(found, run["run_id"])
         assert values.keys() >= {"audit/recovered_from_message", "audit/labels_exact", "audit/membership_auc"}
@@ -91,6 +97,11 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
     assert analytic["success"]["0.01"]["share"] == 1 and analytic["mse_median"] < 1e-9
     assert run["labels"] and all(one["exact"] and "in clear" in one["how"] for one in run["labels"])
     assert run["centers"] and run["membership"] == []
+    message = next(attack for attack in run["attacks"] if attack["kind"] == "message")
+    hits = max(one["success"]["0.01"]["successes"] for one in message["attempts"] if not one["inapplicable"])
+    assert hits and [one["known"]["successes"] for one in run["known_members"]] == [hits]
+    assert any(f"known to have been trained on: {hits} of" in sentence for sentence in run["verdict"])
+    assert not any("told from guessing" in sentence for sentence in run["verdict"])
 
 
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:

@@ -120,7 +120,10 @@ def test_a_run_on_texts(runs: Runs) -> None:
     tokens = message["attempts"][0]
     assert tokens["recall"] == tokens["precision"] == 1.0 > message["baseline"]["recall"]
     assert run["best_of_texts"]["message"]["attacker"] == "tokens"
-    assert run["labels"] and run["membership"]
+    assert run["labels"] and {"loss threshold", "row distance"} <= {one["attack"] for one in run["membership"]}
+    assert [one["what"] for one in run["known_members"]] == ["texts"] * any(
+        one["exact"] and one["exact"]["successes"] for one in message["attempts"] if not one["inapplicable"]
+    )
     said = " ".join(run["verdict"])
     assert "tokens read off client" in said and "100% of the tokens" in said and "random words" in said
     for shown in (page, text):
@@ -139,6 +142,7 @@ def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     for read in run["texts"]:
         assert all("nothing of the encoder was sent" in one["inapplicable"] for one in read["attempts"])
     assert run["best_of_texts"] == {"message": None, "single text": None}
+    assert "row distance" in {one["attack"] for one in run["membership"]}, "what learns on the features is linear"
     assert "nothing of the encoder was sent" in page
     assert any("no attack on texts could be mounted" in sentence for sentence in run["verdict"])
     easiest = run["texts"][-1]["attempts"][0]
@@ -158,6 +162,7 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
+    assert "row distance" in {one["attack"] for one in run["membership"]} and run["membership_not_tried"] == {}
     assert run["modalities"] == ["image", "text"] and "images" not in run["not_tried"]
     message, easiest = run["attacks"]
     assert (message["kind"], easiest["kind"], easiest["images"]) == ("message", "single image", 2)

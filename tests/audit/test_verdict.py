@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedpriv.audit.membership_verdict import known_members
 from fedpriv.audit.verdict import verdict
 
 
@@ -15,6 +16,17 @@ def attempt(name: str, hits: int, n: int = 50, median: float = 0.05, **more: Any
 def run(*attempts: dict[str, Any], kind: str = "message", **more: Any) -> dict[str, Any]:
     attack = {"kind": kind, "round": 3, "client": 7, "attempts": list(attempts), "baselines": {}}
     return {"attacks": [attack], "labels": [], "membership": [], "epsilon": None, **more}
+
+
+def member(auc: float, low: float, high: float) -> dict[str, Any]:
+    """A membership attack, alone in the audit."""
+    counts = {"members": 70, "non_members": 70, "tpr": {"0.01": None}}
+    return {"attack": "LiRA", "auc": auc, "together": {"low": low, "high": high, "of": 1}, **counts}
+
+
+def on_members(*attacks: dict[str, Any], **more: Any) -> list[str]:
+    """The sentences on membership alone: between those on images and on epsilon."""
+    return verdict(run(attempt("dlg", 0), membership=list(attacks), **more))[1:-1]
 
 
 def test_nothing_found_is_about_the_attacks_and_their_budgets() -> None:
@@ -43,11 +55,55 @@ def test_images_that_were_not_attacked_are_named_only_where_none_was() -> None:
 
 
 def test_membership_that_guessing_equals_is_not_called_found() -> None:
-    one = {"attack": "LiRA", "auc": 0.55, "auc_low": 0.48, "auc_high": 0.61, "members": 70, "non_members": 70}
-    sentences = verdict(run(attempt("dlg", 0), membership=[one]))
-    assert any("No membership attack tried told" in said and "0.48 to 0.61" in said for said in sentences)
-    sentences = verdict(run(attempt("dlg", 0), membership=[one | {"auc": 0.8, "auc_low": 0.7}]))
-    assert any(said.startswith("LiRA, the best of 1 attacks, tells") for said in sentences)
+    (said,) = on_members(member(0.55, 0.48, 0.61))
+    assert "cannot be told from guessing with these 70 members and 70 others" in said and "0.48 to 0.61" in said
+    (said,) = on_members(member(0.8, 0.7, 0.9))
+    assert said.startswith("The best of 1 membership attacks, LiRA, tells") and "0.70 to 0.90" in said
+
+
+def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
+    """Its own 95 % interval lies above guessing, and the one that allows for the choice among two does not."""
+    chosen = member(0.58, 0.51, 0.65) | {"together": {"low": 0.49, "high": 0.67, "of": 2}}
+    (said,) = on_members(chosen, member(0.5, 0.43, 0.57))
+    assert "cannot be told from guessing" in said and "0.49 to 0.67, which holds for the best of 2" in said
+
+
+def test_reconstructed_images_are_known_members() -> None:
+    """Whatever the attacks on membership say: the verdict must not deny what the same messages show."""
+    known = known_members(run(attempt("dlg", 2), attempt("analytic", 9))["attacks"], [])
+    (found,) = known
+    assert (found["attacker"], found["known"]["successes"], found["client"], found["what"]) == ("analytic", 9, 7, "images")
+    first, second = on_members(member(0.5, 0.43, 0.57), known_members=known)
+    assert "known to have been trained on: 9 of 50 training images behind client 7's message of round 3, by analytic" in first
+    assert second.startswith("Membership attacks") and "nothing beyond that" in second and "0.43 to 0.57" in second
+    assert "told from guessing" not in second
+    assert on_members(known_members=known) == [first]
+    assert known_members(run(attempt("dlg", 0))["attacks"], []) == []
+    assert known_members(run(attempt("dlg", 9), kind="single image")["attacks"], []) == []  # played by the audit
+    assert known_members(run({"attacker": "dlg", "inapplicable": "no layer"})["attacks"], []) == []
+
+
+def test_texts_that_were_read_word_for_word_are_known_members() -> None:
+    exact = {"successes": 2, "n": 8, "share": 0.25, "low": 0.07, "high": 0.6}
+    read = {"attacker": "span", "inapplicable": None, "exact": exact, "recall": 1.0, "precision": 1.0, "rouge_l": 0.9}
+    (found,) = known_members([], [{"kind": "message", "round": 1, "client": 2, "attempts": [read]}])
+    assert found["what"] == "texts" and found["known"]["successes"] == 2
+    tokens_alone = read | {"exact": None, "rouge_l": None}
+    assert known_members([], [{"kind": "message", "round": 1, "client": 2, "attempts": [tokens_alone]}]) == []
+
+
+def test_a_few_sure_members_are_not_passed_over_for_an_area_at_chance() -> None:
+    found = {"successes": 12, "n": 70, "low": 0.1, "high": 0.28, "share": 12 / 70}
+    few = member(0.52, 0.43, 0.6) | {"tpr": {"0.01": found | {"by_chance": 1e-4}, "0.001": None}}
+    (said,) = on_members(few)
+    assert said.startswith("At few false alarms, members are found: LiRA finds 17% of the members at 1% false alarms")
+    (said,) = on_members(few | {"tpr": {"0.01": found | {"by_chance": 0.2}, "0.001": None}})
+    assert "At few" not in said and "cannot be told from guessing" in said
+
+
+def test_an_attack_on_membership_that_was_not_tried_is_said() -> None:
+    (said,) = on_members(membership_not_tried={"LiRA": "its control failed: AUC 0.5"})
+    assert "not tried, which says nothing" in said and "LiRA (its control failed: AUC 0.5)" in said
 
 
 def test_a_run_without_differential_privacy_has_no_guarantee() -> None:

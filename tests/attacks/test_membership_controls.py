@@ -1,0 +1,53 @@
+"""The positive control of the membership attacks: passed at any budget of shadows, and failed by an attack that is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from attacks import membership, membership_controls
+from attacks.membership import Array
+from attacks.membership_controls import positive_controls
+
+
+@pytest.mark.parametrize("shadows", [4, 32])
+def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
+    found = positive_controls(shadows, seed=1)
+    uses = ("alone", "LiRA", "LiRA offline")
+    assert list(found) == [(kind, use) for kind in ("confidence", "row distance") for use in uses]
+    assert all(one.passed and "it must lie above 0.5" in one.sentence for one in found.values())
+
+
+def noise(*_: object) -> Array:
+    return np.random.default_rng(0).normal(size=16)
+
+
+BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]] = {
+    "confidences": (membership_controls, "confidence", noise, {("confidence", use) for use in ("alone", "LiRA", "LiRA offline")}),
+    "rows": (
+        membership_controls.RowDistance,
+        "__call__",
+        noise,
+        {("row distance", use) for use in ("alone", "LiRA", "LiRA offline")},
+    ),
+    "likelihoods": (
+        membership,
+        "lira",
+        lambda observed, *_: -observed,
+        {(kind, use) for kind in ("confidence", "row distance") for use in ("LiRA", "LiRA offline")},
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_what_is_broken_fails_and_nothing_else(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, instead, expected = BREAKS[broken]
+    monkeypatch.setattr(where, name, instead)
+    assert {key for key, one in positive_controls(4).items() if not one.passed} == expected
+
+
+def test_the_outcome_is_a_function_of_budget_and_seed() -> None:
+    first, again = positive_controls(4, seed=3), positive_controls(4, seed=3)
+    assert [one.sentence for one in first.values()] == [one.sentence for one in again.values()]
