@@ -68,7 +68,7 @@ def epsilon_from_one_run(
 
     Whoever scores above one threshold is said to be a member, whoever scores below another is said not to be, of the rest nothing
     is said; epsilon bounds how many of these guesses can be right. A sample must have been as likely to be a member as not, so as
-    many of both are taken (by ``seed``), and neighbours differ by one sample more or less.
+    many of both are taken (by ``seed``), and neighbours differ in whether one sample is used.
 
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.

@@ -247,7 +247,7 @@ class PrivacyConfig(_Section):
 
     level: Literal["none", "client", "sample"] = Field(
         "none",
-        description="what one neighbour has more: a client (the server adds noise) or a training sample (DP-SGD at clients)",
+        description="what is a blank in a neighbour: a client (the server adds noise) or a training sample (DP-SGD at clients)",
     )
     noise: PositiveFloat | None = Field(
         None, description="noise multiplier: standard deviation of the noise over `clip`; null: found for target_epsilon"

@@ -95,6 +95,11 @@ class Sealed:
             if (span := spans.get(place.name)) is not None:
                 flat[span] = _array(self.data, place)
 
+    def not_finite(self) -> str | None:
+        """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
+        floats = (place for place in self._places if place.code in _FLOATS and place.start < place.stop)
+        return next((place.name for place in floats if not np.isfinite(_array(self.data, place)).all()), None)
+
     @property
     def names(self) -> frozenset[str]:
         """Of the tensors."""
@@ -124,6 +129,7 @@ _CODES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_FLOATS = frozenset(code for code, dtype in _CODES.items() if dtype.is_floating_point)
 _ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 

@@ -16,7 +16,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Uploads:
-    """The finite uploads of a round as a matrix.
+    """The uploads of a round, all finite, as a matrix.
 
     Attributes:
         space: the layout of what was sent; a part of the net's where some of it stays with the clients or is masked.
@@ -50,6 +50,12 @@ class Merged:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
+def not_one_number(statistics: Mapping[str, Tensor], *names: str) -> str | None:
+    """An objection to those of ``names`` that hold more or less than one number."""
+    spoiled = (name for name in names if name in statistics and statistics[name].numel() != 1)
+    return next((f"{name} has shape {list(statistics[name].shape)}, not one number" for name in spoiled), None)
+
+
 class Aggregation(Part):
     """How the server merges; a subclass says :meth:`merge`."""
 
@@ -68,6 +74,10 @@ class Aggregation(Part):
     def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
         """On the client, those of the shared tensors that it uploads in this round."""
         return names
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        """As :meth:`fedpriv.methods.base.Method.objection`, of the statistics that this half reads."""
+        return None
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """What the clients ``(K,)`` weigh, not normalised, in the mean that stands for what one of them did not send."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -9,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter_groups, products
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
@@ -21,6 +24,8 @@ Variant = Literal["paper_exact", "authors_code", "normalised", "shrink_control"]
 LOSS = statistic("loss")
 BASE_TEXT = "q_k: 1/K, n_k/sum n, or softmax(-L_k) of the clients' losses, which they then send (eqs. 4-6)"
 DIVERGENCE_TEXT = "d_k: none (1), the cosine of the whole model (M-DAWA, eq. 2), or of each layer (L-DAWA, eq. 4)"
+NO_LOSS = 65504.0
+"""Nats that a client sends that took no step: it then weighs nothing, unless all did so. The largest number in half precision."""
 _AUTHORS_WARMUP = 3
 _NOTHING_LEFT = 1e-6
 
@@ -50,11 +55,8 @@ class DawaParams:
 
 
 def loss_weights(losses: Tensor) -> Tensor:
-    """``softmax(-L)`` of ``(K,)`` losses in nats; a client without one (NaN: it took no step) weighs nothing, unless all are."""
-    known = torch.isfinite(losses)
-    if not known.any():
-        return torch.full_like(losses, 1 / len(losses))
-    return torch.softmax(torch.where(known, -losses, -torch.inf), 0)
+    """``softmax(-L)`` of ``(K,)`` losses in nats."""
+    return torch.softmax(-losses, 0)
 
 
 def base_weights(base: Base, uploads: Uploads) -> Tensor:
@@ -91,7 +93,11 @@ class LDawa(Aggregation):
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         if self.params.base != "loss":
             return {}
-        return {**super().statistics(turn), LOSS: torch.tensor(turn.mean_loss, dtype=torch.float64)}
+        loss = turn.mean_loss if math.isfinite(turn.mean_loss) else NO_LOSS
+        return {**super().statistics(turn), LOSS: torch.tensor(loss, dtype=torch.float64)}
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        return not_one_number(statistics, LOSS)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options, rows, space = self.params, uploads.rows, uploads.space

@@ -7,11 +7,14 @@ With ``D_k = x_g - x_k``, weights ``p_k`` and step weights ``a_k``:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.parts import PROXIMAL, ClientTurn, params
@@ -100,6 +103,9 @@ class FedNova(Mean):
                 f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, and it knows one count a client"
             )
         return next(iter(reach.values()), 0.0)
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        return not_one_number(statistics, STEP_WEIGHT)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         if not all(STEP_WEIGHT in sent for sent in uploads.statistics):

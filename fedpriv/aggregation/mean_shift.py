@@ -136,14 +136,7 @@ class MeanShift(Aggregation):
             vectors = self._gradients(name, uploads).to(previous)
         else:
             vectors = sent if what == "weights" else previous - sent
-        usable = torch.isfinite(vectors).all(1).cpu()  # a loss may be infinite where the model is not
-        if not usable.all():
-            report[f"mean_shift/{name}/left_out"] = float((~usable).sum())
-            if not usable.any():
-                row[part] = previous
-                return
-            vectors, base = vectors[usable.to(vectors.device)], base[usable] / base[usable].sum()
-        center = self._center(name, vectors, base, [n for n, good in zip(uploads.examples, usable, strict=True) if good], report)
+        center = self._center(name, vectors, base, uploads.examples, report)
         target = center if what == "weights" else previous.double() - center
         if self.params.dyn_lr != 1:
             target = previous.double() + self.params.dyn_lr * (target - previous.double())

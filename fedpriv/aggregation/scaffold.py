@@ -86,13 +86,10 @@ class Scaffold(Mean):
         for name in variates:
             if not any(name in sent for sent in uploads.statistics):
                 raise UsageError(f"aggregation scaffold needs {name} of every client; a mask keeps it back")
-        sound = [sent for sent in uploads.statistics if all(bool(torch.isfinite(sent[n]).all()) for n in variates if n in sent)]
         changed = dict(variates)
         for name, c in variates.items():
-            if changes := [sent[name].to(c) for sent in sound if name in sent]:
-                changed[name] = c + torch.stack(changes).sum(0) * (len(sound) / len(changes)) / uploads.registered
+            if changes := [sent[name].to(c) for sent in uploads.statistics if name in sent]:
+                changed[name] = c + torch.stack(changes).sum(0) * (len(uploads) / len(changes)) / uploads.registered
         # fsum: a resumed run has the tensors in another order.
         report = {"scaffold/variate_norm": math.sqrt(math.fsum(float(c.double().square().sum()) for c in changed.values()))}
-        if len(sound) < len(uploads):
-            report["scaffold/rejected"] = float(len(uploads) - len(sound))
         return Merged(row, changed, report if changed else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import blocks
 from fedpriv.errors import UsageError
 from fedpriv.parts import ClientTurn, params
@@ -160,6 +161,9 @@ class SimProx(Aggregation):
     def _shared_parameters(self, turn: ClientTurn) -> list[slice]:
         entries = (entry for entry in self.context.space.entries if entry.kind != "buffer" and entry.name in turn.received)
         return [slice(entry.start, entry.stop) for entry in entries]
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        return not_one_number(statistics, STEPS, MOVED)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options = self.params

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from attacks.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
 from attacks.membership import Array, Mask
-from fedpriv.privacy.accountant import epsilon
-from fedpriv.simulation.sampling import participants
-from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.turn import schedule
+from fedpriv.privacy.accountant import dearest, history_of
+from fedpriv.simulation.setup import Federation, plans
 
 _ABOUT = {
     "none": "The run has no differential privacy. Had it, its epsilon of a training sample could not be below `lower`.",
-    "sample": "Both bounds are about one training sample more or less, against who sees the uploads. The upload shows what the "
-    "client's turns up to this round made of its data: `lower` is to be held against `upper_so_far`; above it, one is wrong.",
+    "sample": "Both bounds are about whether a training sample was used or a blank in its place, against observers of the "
+    "uploads. The upload and what the server sent before show what the turns up to this round made of it: `lower` is to be held "
+    "against `upper_so_far`; above it, one is wrong.",
     "client": "The run's epsilon is about a whole client, against who sees the models that the server sends. Here the server is "
     "the attacker, which sees uploads before the noise: `lower` is about a training sample and no bound of the run's epsilon.",
 }
@@ -30,9 +29,9 @@ class EpsilonBounds:
         each: the same by each of the scores; all hold together.
         lower_by_rates: by Clopper-Pearson bounds of true and false positives, as if samples were independent trials.
         counted: samples that the bounds were counted on.
-        upper_turn: what the accountant gives for the attacked turn alone, of the client that spends most; ``None`` without
-            sample-level DP.
-        upper_so_far: for the client's turns up to this round.
+        upper_turn: what the accountant gives for the attacked round alone, of the clients' dearest sample; ``None`` without
+            sample-level DP. Of a sample that several clients hold, the turns of all of them count.
+        upper_so_far: for the turns up to this round.
         upper_run: for those of the whole run.
         about: what the bounds may be compared with.
     """
@@ -66,7 +65,8 @@ def epsilon_bounds(
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":
             return None
-        return max(_spent(federation, client, range(first, final + 1)) for client in clients)
+        planned = plans(federation.config, federation.method, federation.data, range(first, final + 1), clients)
+        return dearest((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return EpsilonBounds(
         lower=max(bound.epsilon for bound in one_run),
@@ -80,13 +80,3 @@ def epsilon_bounds(
         upper_run=upper(1, last),
         about=_ABOUT[privacy.level],
     )
-
-
-def _spent(federation: Federation, client: int, rounds: range) -> float:
-    """Epsilon of a client's turns in some rounds, without touching the run's ledger."""
-    config, method, data = federation.config, federation.method, federation.data
-    rate, steps = schedule(data.size(client), config.train.batch_size)
-    turns = [round for round in rounds if client in participants(config, method, data.nonempty, round)]
-    epochs = sum(phase.epochs for round in turns for phase in method.phases(round))
-    history = [(config.privacy.noise or 0.0, rate, epochs * steps)] if epochs else []
-    return epsilon(history, config.privacy.delta, config.privacy.accountant)

@@ -124,6 +124,8 @@ class Reporter:
             rows.append(("signal to noise of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())))
         if summary["turns_dropped"]:
             rows.append(("turns left out, since they diverged", f"[bold]{summary['turns_dropped']} of {summary['turns']}[/]"))
+        if summary["uploads_rejected"]:
+            rows.append(("uploads left out, since they cannot be merged", f"[bold]{summary['uploads_rejected']}[/]"))
         rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
@@ -154,9 +156,10 @@ class Reporter:
         prv = f"{said['epsilon_prv']:.3g} by PRV" if said["epsilon_prv"] is not None else "too large for PRV"
         epsilon = f"epsilon [bold]{said['epsilon']:.3g}[/] at delta {said['delta']:g}"
         how = f"{said['epsilon_rdp']:.3g} by RDP, {prv}; noise {said['noise']:.3g}, clip {said['clip']:g}"
+        replaced = f"{said['epsilon_replace_one']:.3g} for one replaced by another"
         return [
             (f"{said['level']}-level DP", f"{epsilon} ({how})"),
-            ("  neighbours", escape(said["adjacency"])),
+            ("  neighbours", f"{escape(said['adjacency'])}; epsilon {replaced}"),
             ("  holds if", escape(said["holds_if"])),
             ("  not covered", escape("; ".join(said["not_covered"]))),
         ]

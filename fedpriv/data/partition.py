@@ -54,6 +54,19 @@ class Partition:
                 digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def holders(self) -> list[tuple[int, ...]]:
+        """The sets of clients that train on a sample in common, each set once; of disjoint clients, every one by itself.
+
+        A client that was dealt a sample several times is as often in its set.
+        """
+        owner = np.repeat(np.arange(self.clients), [len(held) for held in self.train])
+        sample = _flat(self.train)
+        order = np.lexsort((owner, sample))
+        owner, (_, first, copies) = owner[order], np.unique(sample[order], return_index=True, return_counts=True)
+        alone = {(int(client),) for client in np.unique(owner[first[copies == 1]])}
+        shared = zip(first[copies > 1], copies[copies > 1], strict=True)
+        return sorted(alone | {tuple(owner[start : start + count].tolist()) for start, count in shared})
+
     def counts(self, labels: NDArray[Any], classes: int, split: Split = "train") -> Indices:
         """``(n, C)``: how many images of each class each client holds in ``split``; ``labels`` are those of the split indexed."""
         return class_counts(getattr(self, split), labels, classes)

@@ -114,12 +114,20 @@ class Method:
         names = self.aggregation.sent(self.shared_names, server.memory, round)
         return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
 
-    def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
-        """The round's uploads, ordered by client -> the new server state.
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        """Why an upload with these statistics, by full name, cannot be merged, in a few words; ``None``: it can.
 
-        Uploads that are not finite are left out; without any other the model stays as it is. What no upload holds (private,
-        or masked on the way) keeps the server's value to the bit and is no part of the matrix; what only some hold has, in the
-        others' place, the mean of those who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
+        They are finite, and what one says of a tensor of the net has its shape. An upload that is objected to is left out of
+        the round before :meth:`aggregate`. By default what the aggregation says.
+        """
+        return self.aggregation.objection(statistics)
+
+    def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
+        """The round's uploads, ordered by client, one at least -> the new server state.
+
+        All of them are finite and passed :meth:`objection`. What no upload holds (private, or masked on the way) keeps the
+        server's value to the bit and is no part of the matrix; what only some hold has, in the others' place, the mean of those
+        who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
         """
         whole = self.context.space
         arrived = [(upload, upload.names) for upload in uploads]
@@ -132,26 +140,20 @@ class Method:
             if not names >= sent:
                 row.copy_(previous)
             upload.copy_into(row, spans)
-        rows = rows.to(previous.device)
-        finite = torch.isfinite(rows.sum(1)).tolist()
-        report = {"rejected": float(finite.count(False))} if not all(finite) else {}
-        if not any(finite):
-            return ServerState(server.row, server.memory, report)
-        kept = [one for one, good in zip(arrived, finite, strict=True) if good]
         matrix = Uploads(
             space=space,
-            rows=rows if len(kept) == len(rows) else rows[torch.tensor(finite)],
+            rows=rows.to(previous.device),
             previous=previous,
-            examples=[upload.num_examples or 0 for upload, _ in kept],
-            statistics=[upload.tensors(names - sent) for upload, names in kept],
-            clients=[-1 if upload.client is None else upload.client for upload, _ in kept],
+            examples=[upload.num_examples or 0 for upload in uploads],
+            statistics=[upload.tensors(names - sent) for upload, names in arrived],
+            clients=[-1 if upload.client is None else upload.client for upload in uploads],
             round=uploads[0].round,
             registered=self.context.config.data.clients,
         )
-        complete(matrix, [names for _, names in kept], self.aggregation.weigh(matrix))
+        complete(matrix, [names for _, names in arrived], self.aggregation.weigh(matrix))
         merged = self.aggregation.merge(matrix, server.memory)
         row = whole.pack(space.unpack(merged.row), server.row.clone())
-        return ServerState(row, dict(merged.memory), {**report, **merged.report})
+        return ServerState(row, dict(merged.memory), merged.report)
 
     # --- the client's side -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -127,6 +127,20 @@ class MpFedcon(FedRep):
         if self.params.center_weighting == "counts":
             centers[COUNTS] = counts.cpu()[held].to(torch.int32)
         return {**super().statistics(turn), **centers}
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        if CLASSES in statistics and CENTERS in statistics:
+            classes, count = statistics[CLASSES], self.context.classes
+            whole = classes.dim() == 1 and bool((classes == classes.long()).all())
+            if not whole or len(set(classes.tolist()) & set(range(count))) < len(classes):
+                return f"{CLASSES} are not different classes of 0..{count - 1}"
+            expected = (len(classes), self.context.projection_dim)
+            if statistics[CENTERS].shape != expected:
+                return f"{CENTERS} has shape {list(statistics[CENTERS].shape)}, not {list(expected)}"
+            counts = statistics.get(COUNTS)
+            if counts is not None and (counts.shape != classes.shape or bool((counts <= 0).any())):
+                return f"{COUNTS} are not {len(classes)} positive numbers"
+        return super().objection(statistics)
 
     def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
         merged = super().aggregate(server, uploads)

@@ -1,28 +1,36 @@
 """Epsilon of a history of Poisson-subsampled Gaussian mechanisms, and the noise for a wanted epsilon. Opacus computes both.
 
-A history is a sequence of (noise, rate, steps): so many times, everybody is drawn with probability ``rate``,
-independently, and a sum with sensitivity C gets N(0, (noise C)^2). It is (epsilon, delta)-DP for adding or removing one of
-those who are drawn. RDP (Mironov et al. 2019, conversion of Balle et al. 2020) is an upper bound; PRV (Gopi et al. 2021)
-composes numerically and is tighter by what RDP gives away.
+A history is a sequence of (noise, rate, steps): so many times, each sample (or client) is drawn with probability ``rate``,
+independently, and a sum to which each adds at most C in L2 norm gets N(0, (noise C)^2). It is (epsilon, delta)-DP for one of
+them that counts as zero instead (:mod:`fedpriv.privacy.ledger` says why that is the neighbour). RDP (Mironov et al. 2019,
+conversion of Balle et al. 2020) is an upper bound; PRV (Gopi et al. 2021) composes numerically and is tighter by what RDP
+gives away.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.errors import UsageError
 
 Accountant = Literal["rdp", "prv"]
 Spending = tuple[float, float, int]
 """(noise, rate, steps)"""
+History = tuple[Spending, ...]
+Plan = tuple[tuple[float, int], ...]
+"""(rate, steps) of all that is to be spent together, at a noise that is still to be found."""
 
 _TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and no such guarantee is worth them
+_PRV_AT_MOST = 8  # histories that PRV looks at in search of the dearest; each takes a second where rates are mixed
+_MOST_NOISE = 1e6
+_TOLERANCE = 0.01  # in epsilon, of the noise that is found
 
 
 def _orders() -> list[float]:
@@ -32,27 +40,75 @@ def _orders() -> list[float]:
     return [*RDPAccountant.DEFAULT_ALPHAS, 64, 80, 96, 128, 192, 256, 512]
 
 
+_WHOLE = tuple(range(2, 130))
+"""Whole orders, whose RDP is cheap."""
+
+
+def composed(*histories: Sequence[Spending]) -> History:
+    """One history of several, in an order that does not depend on theirs."""
+    total: dict[tuple[float, float], int] = {}
+    for noise, rate, steps in (spending for history in histories for spending in history):
+        total[noise, rate] = total.get((noise, rate), 0) + steps
+    return tuple((noise, rate, steps) for (noise, rate), steps in sorted(total.items()) if steps)
+
+
+def history_of(noise: float, plan: Plan) -> History:
+    """What a plan comes to with a noise."""
+    return composed([(noise, rate, steps) for rate, steps in plan])
+
+
 @lru_cache(maxsize=4096)
-def _step_rdp(noise: float, rate: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _step_rdp(noise: float, rate: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """RDP of one step, per order."""
     from opacus.accountants.analysis import rdp  # type: ignore[import-untyped]
 
-    return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=_orders()), dtype=np.float64)
+    return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders), dtype=np.float64)
 
 
-def epsilon_rdp(history: Sequence[Spending], delta: float) -> float:
-    """Epsilon at ``delta`` by Renyi DP; 0 for an empty history.
+def _rdp(history: Sequence[Spending], orders: tuple[float, ...]) -> NDArray[np.float64]:
+    total = np.zeros(len(orders))
+    for noise, rate, steps in history:
+        total += steps * _step_rdp(noise, rate, orders)
+    return total
+
+
+def _converted(rdp: NDArray[np.float64], orders: Sequence[float], delta: float) -> NDArray[np.float64]:
+    """RDP ``(..., A)`` -> epsilon ``(...)`` at ``delta`` (Balle et al. 2020, theorem 21), as Opacus for one of them."""
+    a = np.asarray(orders, dtype=np.float64)
+    epsilons = rdp + np.log((a - 1) / a) - (np.log(delta) + np.log(a)) / (a - 1)
+    best: NDArray[np.float64] = np.where(np.isnan(epsilons), np.inf, epsilons).min(-1)
+    return best
+
+
+def epsilons_rdp(histories: Sequence[Sequence[Spending]], delta: float) -> NDArray[np.float64]:
+    """Epsilon of each of G histories at ``delta`` by Renyi DP, ``(G,)``; 0 for an empty one.
 
     What :class:`opacus.accountants.RDPAccountant` gives, with a step's part remembered: a ledger asks after every round.
     """
-    from opacus.accountants.analysis import rdp
+    if not histories:
+        return np.zeros(0)
+    orders = tuple(_orders())
+    spent = _converted(np.stack([_rdp(history, orders) for history in histories]), orders, delta)
+    return np.where([len(history) > 0 for history in histories], spent, 0.0)
 
-    if not history:
-        return 0.0
-    total = np.sum([steps * _step_rdp(noise, rate) for noise, rate, steps in history], axis=0)
-    with _quiet():
-        epsilon, _ = rdp.get_privacy_spent(orders=_orders(), rdp=total, delta=delta)
-    return float(epsilon)
+
+def epsilon_rdp(history: Sequence[Spending], delta: float) -> float:
+    """Epsilon of one history at ``delta`` by Renyi DP."""
+    return float(epsilons_rdp([history], delta)[0])
+
+
+@lru_cache(maxsize=1024)
+def _prv(history: History, delta: float) -> float | None:
+    from opacus.accountants import PRVAccountant
+
+    engine = PRVAccountant()
+    engine.history = list(history)
+    try:
+        with _quiet():
+            found = float(engine.get_epsilon(delta))
+    except (RuntimeError, ValueError, ArithmeticError, MemoryError):
+        return None
+    return found if np.isfinite(found) else None
 
 
 def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
@@ -60,59 +116,114 @@ def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
 
     ``None`` where it cannot be computed: for epsilons of no use (over 100), and where Opacus' quadrature fails.
     """
-    from opacus.accountants import PRVAccountant
-
     if not history:
         return 0.0
-    if epsilon_rdp(history, delta) > _TABLE:
-        return None
-    engine = PRVAccountant()
-    engine.history = list(history)
-    try:
-        with _quiet():
-            epsilon = float(engine.get_epsilon(delta))
-    except (RuntimeError, ValueError, ArithmeticError, MemoryError):
-        return None
-    return epsilon if np.isfinite(epsilon) else None
+    return None if epsilon_rdp(history, delta) > _TABLE else _prv(tuple(history), delta)
 
 
 def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -> float:
-    """Epsilon at ``delta``. Where PRV cannot tell, RDP's bound."""
+    """Epsilon at ``delta``: RDP's bound, or PRV's where that is asked for, can be had and is tighter."""
+    bound = epsilon_rdp(history, delta)
     tighter = epsilon_prv(history, delta) if accountant == "prv" else None
-    return epsilon_rdp(history, delta) if tighter is None else tighter
+    return bound if tighter is None else min(tighter, bound)
 
 
-def noise_for(target: float, delta: float, plans: Sequence[tuple[float, int]], accountant: Accountant) -> float:
-    """The least noise with which no (rate, steps) of ``plans`` spends more than ``target``, to 0.01 in epsilon.
+def dearest(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
+    """The most that any of the histories spends at ``delta``, and the history that does; (0, ()) of none.
+
+    PRV is asked in the order of RDP's bounds, until what is left cannot spend more; after some, RDP's bound is taken for the
+    rest. Either way none spends more than what is returned.
+    """
+    distinct = sorted(set(histories))
+    bounds = epsilons_rdp(distinct, delta)
+    best: tuple[float, History] = (0.0, ())
+    asked: list[History] = []
+    for index in np.argsort(-bounds, kind="stable").tolist():
+        history, bound = distinct[index], float(bounds[index])
+        if bound <= best[0]:
+            break
+        if accountant == "rdp" or len(asked) == _PRV_AT_MOST:
+            return bound, history
+        if not any(_includes(one, history) for one in asked):
+            best = max(best, (epsilon(history, delta, accountant), history))
+            asked.append(history)
+    return best
+
+
+def _includes(history: History, other: History) -> bool:
+    """Whether every step of the other goes with a step of its own that has the same noise and at least the rate."""
+
+    def steps(of: History, noise: float, rate: float) -> int:
+        return sum(steps for one, at, steps in of if one == noise and at >= rate)
+
+    return all(steps(history, noise, rate) >= steps(other, noise, rate) for noise, rate, _ in other)
+
+
+def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
+    """Epsilon at ``delta`` if a sample (or client) is replaced by any other, not by zero; by Renyi DP.
+
+    From one to zero and from zero to the other (Mironov 2017, proposition 11 with p = q = 2):
+    ``D_a(P || R) <= (a - 1/2) / (a - 1) D_2a(P || Q) + D_(2a - 1)(Q || R)``.
+    """
+    if not history:
+        return 0.0
+    at, doubled = _rdp(history, _WHOLE), np.array(_WHOLE[1:], dtype=np.float64)
+    a = doubled / 2
+    return float(_converted((a - 0.5) / (a - 1) * at[1:] + at[:-1], a.tolist(), delta))
+
+
+def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Accountant) -> float:
+    """The least noise with which none of ``plans`` spends more than ``target``, to 0.01 in epsilon.
+
+    It is found for the hardest plan; where another then turns out to spend more, for both, and so on.
 
     Raises:
         UsageError: no noise does.
     """
-    from opacus.accountants.utils import get_noise_multiplier  # type: ignore[import-untyped]
+    asked = _hardest(plans)
+    if not asked:
+        raise UsageError("no client trains in this run, so no noise spends target_epsilon")
+    tried = [max(asked, key=lambda plan: sum(steps * rate**2 for rate, steps in plan))]
+    while True:
+        noise = _least_noise(target, delta, tried, accountant)
+        spent, history = dearest((history_of(noise, plan) for plan in asked), delta, accountant)
+        if spent <= target:
+            return noise
+        worst = tuple((rate, steps) for _, rate, steps in history)
+        tried = asked if worst in tried else [*tried, worst]
 
-    hardest = [
-        plan
-        for plan in set(plans)
-        # A plan without steps spends nothing at any noise: Opacus would look for the least one for ever.
-        if plan[1] and not any(other != plan and other[0] >= plan[0] and other[1] >= plan[1] for other in plans)
-    ]
-    if not hardest:
-        raise UsageError("nobody trains in this run, so no noise spends target_epsilon")
-    if target > _TABLE / 2:  # where the ledger would count by RDP, see epsilon_prv
-        accountant = "rdp"
-    options = {"alphas": _orders()} if accountant == "rdp" else {}
-    found = 0.0
-    for rate, steps in hardest:
-        try:
-            with _quiet():
-                noise = get_noise_multiplier(
-                    target_epsilon=target, target_delta=delta, sample_rate=rate, steps=steps, accountant=accountant, **options
-                )
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
-            hint = "; privacy.accountant: rdp is sturdier" if accountant == "prv" else ""
-            raise UsageError(f"no noise was found for target_epsilon {target:g} at delta {delta:g}: {error}{hint}") from None
-        found = max(found, float(noise))
-    return found
+
+def _hardest(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans in which anything is spent, each once, without those of one rate that another of one rate includes."""
+    distinct = {tuple((rate, steps) for _, rate, steps in history_of(0.0, plan)) for plan in plans}
+    kept, most = [], 0
+    for plan in sorted(distinct - {()}, reverse=True):  # of those of one rate, the highest rate first
+        if len(plan) > 1:
+            kept.append(plan)
+        elif plan[0][1] > most:
+            kept.append(plan)
+            most = plan[0][1]
+    return kept
+
+
+def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant) -> float:
+    """By bisection, as Opacus' ``get_noise_multiplier`` does for one rate."""
+
+    def spent(noise: float) -> float:
+        return dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
+
+    low, high = 0.0, 20.0
+    while (spends := spent(high)) > target:
+        high *= 2
+        if high > _MOST_NOISE:
+            raise UsageError(f"no noise was found for target_epsilon {target:g} at delta {delta:g}")
+    while target - spends > _TOLERANCE and high - low > 1e-6:
+        middle = (low + high) / 2
+        if (now := spent(middle)) <= target:
+            high, spends = middle, now
+        else:
+            low = middle
+    return high
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,8 @@ from fedpriv.wire import Sealed
 class NoisyMean:
     """``x <- x + (sum_k min(1, C / ||d_k||) d_k + N(0, (Z C)^2 I)) / m``, ``d_k`` the change of client k over ``names``.
 
-    Adding or removing a client moves the sum by at most C: every weight is 1, ``m`` is a constant and not the number of uploads,
-    and a round in which nobody was drawn gets its noise too.
+    A client moves the sum by at most C against a blank, which changes nothing: every weight is 1, ``m`` is a constant and not
+    the number of uploads, and a round in which no client was drawn gets its noise too.
 
     Attributes:
         names: the tensors that clients send; what an upload lacks counts as no change.
@@ -50,8 +49,6 @@ class NoisyMean:
                 name: arrived[name].double() - sent.get(name, old[name]).double().cpu() for name in self.names if name in arrived
             }
             length = float(torch.stack([part.square().sum() for part in change.values()]).sum().sqrt()) if change else 0.0
-            if not math.isfinite(length):  # rounded to infinity on its way; no factor would bound it
-                continue
             for name, part in change.items():
                 total[name] += part * (min(1.0, self.clip / length) if length else 1.0)
         row = server.row.clone()

@@ -1,12 +1,28 @@
-"""The one ledger of epsilon of a run: what was spent, on whose account."""
+"""The one ledger of epsilon of a run: what was spent, on whose account.
+
+Neighbours are federations in which one training sample (level ``client``: one client) counts as a blank: it is still there and
+is drawn, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021, definition 1.1;
+Ponomareva et al., JAIR 2023, section 2.1). Not "one sample more": a client's number n of samples crosses the wire with its
+upload, and sets the rate batch_size / n, the number of steps and so the mechanism itself; with n secret, neighbours would train
+at different rates, for which no accountant here speaks. With a blank n is the same on both sides and may be public, a draw of
+the sample moves the clipped sum by at most C, and each step is exactly the Poisson-subsampled Gaussian mechanism that the
+accountants know. Likewise the server's denominator, the expected number of participants, is the same for clients and blanks.
+
+A sample may be with several clients. It is then a blank with all of them, and its epsilon is that of their histories composed;
+samples that no client holds in common compose in parallel. To replace a sample by another is a larger step, from one to a blank
+and from the blank to the other, of which the statement gives an epsilon of its own (``epsilon_replace_one``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError
-from fedpriv.privacy.accountant import Spending, epsilon, epsilon_prv, epsilon_rdp
+from fedpriv.privacy.accountant import History, composed, dearest, epsilon_prv, epsilon_replace_one, epsilons_rdp
 
 EVERYBODY = "everybody"
 """The account of client-level DP: a round is spent by all, whether they were drawn or not."""
@@ -15,19 +31,27 @@ Accounts = dict[str, list[list[float]]]
 """Account -> [[noise, rate, steps], ...]; JSON, part of a run's checkpoint."""
 
 _ADJACENCY = {
-    "client": "two federations are neighbours if one has one client more than the other",
-    "sample": "two federations are neighbours if one client has one training sample more",
+    "client": "two federations are neighbours if one client of the first is a blank in the second: registered and drawn, "
+    "but its change counts as zero",
+    "sample": "two federations are neighbours if one training sample of the first is a blank in the second, with every client "
+    "that holds it: counted in n and drawn, but its gradient counts as zero",
 }
 _NEEDS = {
     "client": "the server draws each client with probability {rate:g} a round, independently, keeps who was drawn to itself, "
-    "and is trusted: it sees the clipped changes without noise; epsilon holds against whoever sees the models it sends",
-    "sample": "each client draws each of its samples with probability batch_size / n in every step, independently; "
-    "epsilon holds against whoever sees the uploads, the server included",
+    "and is trusted: it sees the clipped changes without noise; epsilon holds against observers of the models it sends",
+    "sample": "each client draws each of its n samples with probability batch_size / n in every step, independently; "
+    "epsilon holds against observers of the uploads, the server included",
 }
 _UNCOVERED = {
-    "client": ("who and how many take part in a round", "the uploads as the server sees them"),
+    "client": (
+        "how many clients there are, and who and how many take part in a round",
+        "the uploads as the server sees them",
+        "a client replaced by another: for that, epsilon_replace_one",
+    ),
     "sample": (
-        "each client's number of samples (public: it is sent with the upload and sets the sampling rate)",
+        "each client's number n of samples (public: it is sent with the upload and sets the sampling rate and the steps), and so "
+        "whether a client has one sample more or less",
+        "a sample replaced by another: for that, epsilon_replace_one",
         "who takes part in a round",
         "people with several samples: k samples have k times the epsilon, at a larger delta",
     ),
@@ -35,6 +59,7 @@ _UNCOVERED = {
 _NEVER_COVERED = (
     "accuracy, loss and the other metrics of this record, which are computed on the raw data",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
+    "the mean and deviation that images are normalised by, where they are measured on the training images",
     "the run's seed: the noise is drawn from it, and who knows it can take the noise away (a deployment draws afresh)",
     "floating-point noise (Mironov 2012)",
 )
@@ -45,10 +70,15 @@ class Ledger:
 
     Args:
         accounts: the state, changed in place; ``progress.privacy`` of a run, so that it is stored with every checkpoint.
+        holders: at sample level, the sets of clients that hold a sample in common (``Partition.holders``); it is charged with
+            what all of them spend.
     """
 
-    def __init__(self, privacy: PrivacyConfig, accounts: Accounts) -> None:
+    def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
         self.privacy, self.accounts = privacy, accounts
+        clients = privacy.level == "client"
+        self._together = [(EVERYBODY,)] if clients else [tuple(str(client) for client in held) for held in holders]
+        self._known = frozenset(account for accounts in self._together for account in accounts)
 
     def spend(self, account: str, rate: float, steps: int) -> None:
         """Book ``steps`` Gaussian mechanisms at sampling ``rate``, before they are played.
@@ -59,6 +89,8 @@ class Ledger:
         noise, target = self.privacy.noise, self.privacy.target_epsilon
         if noise is None:
             raise ValueError("the noise has not been found yet")
+        if account not in self._known:
+            raise ValueError(f"account {account} holds no sample that the ledger knows of")
         if not steps:
             return
         history = self.accounts.setdefault(account, [])
@@ -69,36 +101,44 @@ class Ledger:
         if target is not None and self.spent(account) > target * (1 + 1e-9):
             raise FedprivError(f"{account} would spend epsilon {self.spent(account):.3f}, over target_epsilon {target:g}")
 
-    def history(self, account: str) -> list[Spending]:
-        return [(noise, rate, int(steps)) for noise, rate, steps in self.accounts.get(account, [])]
+    def histories(self, account: str | None = None) -> list[History]:
+        """What every sample (or client) was charged so far, once for each set of holders; of an account, those it is part of."""
+        return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
+
+    def _history(self, accounts: Sequence[str]) -> History:
+        booked = [[(noise, rate, int(steps)) for noise, rate, steps in self.accounts.get(one, [])] for one in accounts]
+        return composed(*booked)
 
     def spent(self, account: str) -> float:
-        """Epsilon of one account so far."""
-        return epsilon(self.history(account), self.privacy.delta, self.privacy.accountant)
-
-    @property
-    def dearest(self) -> str:
-        """The account that spent most by RDP (ties: the first by name)."""
-        return max(sorted(self.accounts), key=lambda a: epsilon_rdp(self.history(a), self.privacy.delta), default=EVERYBODY)
+        """Epsilon so far of the dearest sample of an account (of a client at client level)."""
+        return dearest(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the run so far: the largest of any account (clients hold different samples, so they compose in parallel)."""
-        return self.spent(self.dearest)
+        """Epsilon of the run so far: that of the dearest sample (or client) of all."""
+        return dearest(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
 
     def per_client(self, clients: int) -> list[float]:
-        """Each client's epsilon (client level: the same for all) by RDP, whose sums are cheap."""
-        common = self.privacy.level == "client"
-        return [epsilon_rdp(self.history(EVERYBODY if common else str(c)), self.privacy.delta) for c in range(clients)]
+        """Epsilon of each client's dearest sample (client level: the same for all) by RDP, whose sums are cheap."""
+        each = epsilons_rdp(self.histories(), self.privacy.delta)
+        if self.privacy.level == "client":
+            return [float(each[0])] * clients
+        most = np.zeros(clients)
+        for holders, spent in zip(self._together, each, strict=True):
+            for client in map(int, holders):
+                most[client] = max(most[client], spent)
+        return [float(one) for one in most]
 
     def statement(self, clients: int, participation: float) -> dict[str, Any]:
         """What may be said of the run: the guarantee, against whom, on which conditions, and what it does not cover."""
-        privacy, history = self.privacy, self.history(self.dearest)
+        privacy, histories = self.privacy, self.histories()
+        by_prv, history = dearest(histories, privacy.delta, "prv")
         return {
             "level": privacy.level,
             "epsilon": self.epsilon,
-            "epsilon_rdp": epsilon_rdp(history, privacy.delta),
-            "epsilon_prv": epsilon_prv(history, privacy.delta),
+            "epsilon_rdp": dearest(histories, privacy.delta, "rdp")[0],
+            "epsilon_prv": None if epsilon_prv(history, privacy.delta) is None else by_prv,
+            "epsilon_replace_one": max((epsilon_replace_one(one, privacy.delta) for one in set(histories)), default=0.0),
             "delta": privacy.delta,
             "noise": privacy.noise,
             "clip": privacy.clip,

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.aggregation.mean import Mean
 from fedpriv.config import PrivacyConfig, RunConfig
+from fedpriv.data.partition import Partition
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.models.text import TextEncoder
-from fedpriv.privacy.accountant import epsilon, noise_for
+from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
 from fedpriv.wire import STATISTIC, Sealed, Transform
 
 
-def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module, transforms: Sequence[Transform]) -> None:
+def check(
+    config: RunConfig,
+    method: Method,
+    server: ServerState,
+    net: nn.Module,
+    transforms: Sequence[Transform],
+    partition: Partition,
+) -> None:
     """Refuse what the ledger's epsilon would not be true of.
 
     Args:
         server: the state that the method starts with; its tables are what clients upload statistics for.
+        partition: who holds what. Delta is held against the number of those who are protected, by anything the run publishes:
+            the clients, or the distinct training samples of all clients together. Less than one over a single client's samples
+            would not do: each client might give samples away, and of the federation's one at random would pass.
 
     Raises:
         UsageError: with what to change.
@@ -54,14 +66,18 @@ def check(config: RunConfig, method: Method, server: ServerState, net: nn.Module
             f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
             """with --defense 'mask:names=["statistic.*"]', or use fedrep"""
         )
-    if level == "sample" and config.data.partition.reuse:
+    if level == "sample" and (twice := next((held for held in partition.holders() if len(set(held)) < len(held)), None)):
         raise UsageError(
-            "privacy.level sample: with data.partition.reuse clients hold the same samples, which epsilon leaves out"
+            f"privacy.level sample: partition {config.data.partition.name} deals client {max(twice, key=twice.count)} a sample "
+            "several times, which would then count as several samples; use a partition that does not"
         )
-    if config.privacy.delta >= 1 / config.data.clients:
+    protected, what = config.data.clients, "clients"
+    if level == "sample":
+        protected, what = len(np.unique(np.concatenate(partition.train))), "training samples"
+    if config.privacy.delta >= 1 / protected:
         raise UsageError(
-            f"privacy.delta {config.privacy.delta:g} for {config.data.clients} clients: giving one away at random would pass; "
-            f"it must be below {1 / config.data.clients:g}"
+            f"privacy.delta {config.privacy.delta:g} for {protected} {what}: giving one away at random would pass; "
+            f"it must be below {1 / protected:g}"
         )
 
 
@@ -87,11 +103,11 @@ def check_upload(upload: Sealed) -> None:
         raise UsageError(f"{names[0]} would be sent, which no noise covers; mask 'statistic.*'")
 
 
-def with_noise(privacy: PrivacyConfig, plans: Sequence[tuple[float, int]]) -> PrivacyConfig:
+def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig:
     """The config with the noise filled in where only an epsilon was given.
 
     Args:
-        plans: (sampling rate, steps over the whole run) of every account.
+        planned: what each sample (or client) will be charged in the whole run.
 
     Raises:
         UsageError: no noise reaches the epsilon, or the given noise spends more.
@@ -100,9 +116,9 @@ def with_noise(privacy: PrivacyConfig, plans: Sequence[tuple[float, int]]) -> Pr
     if privacy.noise is None:
         if target is None:
             raise ValueError("neither a noise nor an epsilon")
-        return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, plans, privacy.accountant)})
+        return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, planned, privacy.accountant)})
     if target is not None:
-        spends = max(epsilon([(privacy.noise, *plan)], privacy.delta, privacy.accountant) for plan in set(plans) if plan[1])
+        spends = dearest((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
         if spends > target * (1 + 1e-9):
             raise UsageError(
                 f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedpriv.config import RunConfig
-from fedpriv.encoding import decoded
 from fedpriv.methods.base import Private, ServerState
 from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
+from fedpriv.simulation.arrivals import sift
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import TurnResult
 from fedpriv.simulation.executors import executor_of
@@ -56,6 +56,7 @@ class Simulation:
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint())
         self.progress = Progress()
         self.private = self.config.privacy.level != "none"
+        self._holders = federation.data.partition.holders() if self.config.privacy.level == "sample" else []
         self.server = ServerState(federation.initial)
         self.stop_requested = False
 
@@ -116,9 +117,12 @@ class Simulation:
             ended[result.client] = replace(result, kept={})
         results = [ended[client] for client in chosen if client in ended]  # sums do not depend on who ended first
         with profile("serialisation"):
-            uploads = [decoded(result.upload, sent) for result in results if result.upload is not None]
+            arrivals = sift(results, sent, method)
+        for client, reason in arrivals.rejected.items():
+            self.warn(f"round {round}: the upload of client {client} is left out: {reason}")
+        uploads = arrivals.uploads
         reported: dict[str, list[float]] = {}
-        for result in results:
+        for result in arrivals.results:
             for name, value in result.reported.items():
                 reported.setdefault(name, []).append(value)
         with profile("aggregation"):
@@ -128,9 +132,11 @@ class Simulation:
             elif uploads:
                 self.server = method.aggregate(self.server, uploads)
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
+        if arrivals.rejected:
+            metrics["rejected"] = len(arrivals.rejected)
         if uploads:
             metrics |= self.server.report
-        losses = [(result.mean_loss, result.num_examples) for result in results if math.isfinite(result.mean_loss)]
+        losses = [(result.mean_loss, result.num_examples) for result in arrivals.results if math.isfinite(result.mean_loss)]
         if samples := sum(number for _, number in losses):
             metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
@@ -146,7 +152,7 @@ class Simulation:
                     metrics |= scores
                 if self.prober is not None:
                     metrics |= self.prober(self.server.row)
-        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began)
+        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.rejected)
 
     def trained_clients(self) -> set[int]:
         """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
@@ -155,7 +161,7 @@ class Simulation:
     @property
     def ledger(self) -> Ledger:
         """What the run has spent so far."""
-        return Ledger(self.config.privacy, self.progress.privacy)
+        return Ledger(self.config.privacy, self.progress.privacy, self._holders)
 
     def statement(self) -> dict[str, Any]:
         """What may be said of the run's privacy."""
@@ -190,7 +196,12 @@ class Simulation:
         return self.federation.method.first_private(client, self.federation.initial) if stored is None else stored
 
     def _finish_round(
-        self, round: int, metrics: Mapping[str, Any], accuracies: list[float | None] | None, seconds: float
+        self,
+        round: int,
+        metrics: Mapping[str, Any],
+        accuracies: list[float | None] | None,
+        seconds: float,
+        rejected: Mapping[int, str] | None = None,
     ) -> dict[str, Any]:
         progress = self.progress
         up, down = self.meter.read()
@@ -206,6 +217,8 @@ class Simulation:
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
         }
+        if rejected:
+            progress.record["rejected"] = [{"client": client, "reason": reason} for client, reason in rejected.items()]
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             self.checkpoints.commit(progress, self._server_tensors())
             self.folder.append(progress.record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method, with_options
 from fedpriv.models.net import Net
 from fedpriv.parameters import ParameterSpace
+from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
@@ -125,8 +126,8 @@ def build(config: RunConfig) -> Federation:
     sent = sent_names(method.shared_names, transforms, linear)  # refuses a mask that cannot be right
     noisy_mean = None
     if config.privacy.level != "none":
-        check(config, method, method.start(resident.row.clone()), net, transforms)
-        privacy = with_noise(config.privacy, _plans(config, method, data))
+        check(config, method, method.start(resident.row.clone()), net, transforms, partition)
+        privacy = with_noise(config.privacy, plans(config, method, data, range(1, config.train.rounds + 1)))
         config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":
             transforms = _clipped(transforms, privacy.clip)
@@ -145,18 +146,26 @@ def build(config: RunConfig) -> Federation:
     )
 
 
-def _plans(config: RunConfig, method: Method, data: FederatedData) -> list[tuple[float, int]]:
-    """(sampling rate, steps over the whole run) of every account of the ledger."""
-    rounds = range(1, config.train.rounds + 1)
+def plans(
+    config: RunConfig, method: Method, data: FederatedData, rounds: Iterable[int], clients: Iterable[int] | None = None
+) -> list[Plan]:
+    """What each sample (level ``client``: each client) will be charged in some rounds, in (sampling rate, steps): a list of
+    several where several clients hold it.
+
+    Args:
+        clients: only the samples that one of them holds; ``None``: all.
+    """
     if config.privacy.level == "client":
-        return [(config.train.participation or 0.0, config.train.rounds)]
+        return [((config.train.participation or 0.0, len(list(rounds))),)]
     epochs = dict.fromkeys(data.nonempty, 0)
     for round in rounds:
         a_turn = sum(phase.epochs for phase in method.phases(round))
         for client in participants(config, method, data.nonempty, round):
             epochs[client] += a_turn
     schedules = {client: schedule(data.size(client), config.train.batch_size) for client in epochs}
-    return [(rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()]
+    spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()}
+    asked = set(data.nonempty if clients is None else clients)
+    return [tuple(spends[client] for client in held) for held in data.partition.holders() if not asked.isdisjoint(held)]
 
 
 def _clipped(transforms: list[Transform], bound: float) -> list[Transform]:

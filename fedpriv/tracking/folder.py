@@ -10,7 +10,8 @@ from typing import Any
 from fedpriv.errors import UnknownName, UsageError
 
 Record = dict[str, Any]
-"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics`` and, where evaluated, ``per_client``."""
+"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, where evaluated ``per_client``, and ``rejected``: which
+clients' uploads were left out, and why, if there were any."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Merged
 from fedpriv.aggregation.columns import exact_products, parameter_groups, products
-from fedpriv.aggregation.dawa import coefficients, loss_weights
+from fedpriv.aggregation.dawa import NO_LOSS, coefficients, loss_weights
 from fedpriv.errors import UsageError
 from fedpriv.simulation.loop import Simulation
 from fedpriv.wire import Sealed
@@ -212,8 +212,8 @@ def test_an_idle_client_has_a_cosine_of_one_and_one_near_zero_a_right_one() -> N
 
 
 def test_weights_by_loss() -> None:
-    close(loss_weights(doubles([800, 805, math.nan])), [1 / (1 + math.exp(-5)), 1 / (1 + math.exp(5)), 0])
-    close(loss_weights(doubles([math.nan, math.nan])), [0.5, 0.5])
+    close(loss_weights(doubles([800, 805, NO_LOSS])), [1 / (1 + math.exp(-5)), 1 / (1 + math.exp(5)), 0])
+    close(loss_weights(doubles([NO_LOSS, NO_LOSS])), [0.5, 0.5])
     with pytest.raises(UsageError, match=r"statistic\.loss"):
         merge("loss", uploads(W, ROWS))
 

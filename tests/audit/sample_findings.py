@@ -160,7 +160,7 @@ def _defended() -> dict[str, Any]:
             "accountant": "rdp",
             "lower": 0.0,
             "sentences": [
-                "two federations are neighbours if one has one client more than the other",
+                "two federations are neighbours if one client of the first is a blank in the second",
                 "not covered: the uploads as the server sees them",
             ],
         },

@@ -642,26 +642,6 @@ def test_every_center_leaves_identical_clients_alone(simulate: Simulate, barycen
     torch.testing.assert_close(merged.row, rows[0], rtol=1e-5, atol=1e-7)
 
 
-def test_a_gradient_that_is_not_finite_leaves_its_client_out(simulate: Simulate) -> None:
-    simulation = simulate(
-        "feddual", play=False, **{"method.server_object": "lossgrad_mean", "method.dyn_layers": ["head.weight"]}
-    )
-    fed = simulation.federation
-    shape = fed.resident.space["head.weight"].shape
-    gradients = [drawn(*shape, seed=i).float() for i in range(3)]
-    spoiled = torch.full(shape, float("inf"))
-    rows = fed.initial.repeat(4, 1)
-    merge = fed.method.aggregation.merge
-    sent = [{"statistic.gradient/head.weight": g} for g in (*gradients, spoiled)]
-    with_it = merge(uploads_of(simulation, rows, statistics=sent), {})
-    without = merge(uploads_of(simulation, rows[:3], statistics=sent[:3]), {})
-    heads = [fed.resident.space.view(row, "head.weight") for row in (with_it.row, without.row, fed.initial)]
-    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
-    assert with_it.report["mean_shift/head.weight/left_out"] == 1
-    alone = merge(uploads_of(simulation, rows[:1] + 1, statistics=sent[3:]), {})
-    assert torch.equal(fed.resident.space.view(alone.row, "head.weight"), heads[2])
-
-
 def test_a_part_of_the_step(simulate: Simulate) -> None:
     whole, part, nothing = (simulate("feddual", play=False, **{"method.dyn_lr": lr}) for lr in (1.0, 0.5, 0.0))
     space = whole.federation.resident.space

@@ -67,17 +67,6 @@ def test_one_client_alone(name: str) -> None:
         torch.testing.assert_close(SPACE.view(merged.row, tensor), moved * SPACE.view(rows[0], tensor))
 
 
-def test_a_variate_that_is_not_finite_does_not_spoil_the_servers() -> None:
-    aggregation = make("scaffold")
-    rows = torch.ones(2, SPACE.size)
-    good = {statistic("variate", name): torch.ones(SPACE[name].shape) for name in PARAMETERS}
-    bad = {**good, statistic("variate", PARAMETERS[0]): torch.full(SPACE[PARAMETERS[0]].shape, float("nan"))}
-    previous = torch.zeros(SPACE.size)
-    merged = aggregation.merge(Uploads(SPACE, rows, previous, [1, 1], [good, bad], [0, 1], 1, 4), aggregation.start(previous))
-    assert merged.report["scaffold/rejected"] == 1.0
-    assert all(torch.equal(c, torch.full_like(c, 0.25)) for c in merged.memory.values())
-
-
 def test_what_is_reported_does_not_depend_on_the_order_of_the_memory() -> None:
     """A checkpoint gives the tensors back in another order than they were made in."""
     aggregation, rows = make("scaffold"), torch.ones(3, SPACE.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.optimize import brentq
@@ -12,7 +13,7 @@ from scipy.stats import norm
 
 from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.privacy.accountant import epsilon, epsilon_prv, epsilon_rdp, noise_for
+from fedpriv.privacy.accountant import epsilon, epsilon_prv, epsilon_rdp, epsilon_replace_one, noise_for
 from fedpriv.privacy.ledger import EVERYBODY, Ledger
 
 HISTORY = [(1.0, 0.1, 30), (1.5, 0.25, 7), (1.0, 0.1, 2)]
@@ -70,18 +71,18 @@ def test_where_prv_cannot_tell_rdp_does() -> None:
 @pytest.mark.parametrize(("accountant", "target"), [("rdp", 8.0), ("rdp", 1.0), ("prv", 3.0)])
 def test_the_noise_for_an_epsilon(accountant: str, target: float) -> None:
     """Of the plan that needs most; a plan without steps needs none."""
-    plans = [(0.1, 40), (0.1, 20), (0.05, 30), (0.9, 0)]
+    plans = [((rate, steps),) for rate, steps in ((0.1, 40), (0.1, 20), (0.05, 30), (0.9, 0))]
     noise = noise_for(target, DELTA, plans, accountant)  # type: ignore[arg-type]
     assert target - 0.011 <= epsilon([(noise, 0.1, 40)], DELTA, accountant) <= target  # type: ignore[arg-type]
 
 
 def test_no_noise_for_nothing() -> None:
-    with pytest.raises(UsageError, match="nobody trains"):
-        noise_for(1.0, DELTA, [(0.1, 0)], "rdp")
+    with pytest.raises(UsageError, match="no client trains"):
+        noise_for(1.0, DELTA, [((0.1, 0),)], "rdp")
 
 
 def ledger(level: str = "sample", **facts: object) -> Ledger:
-    return Ledger(PrivacyConfig(level=level, noise=1.0, **facts), {})  # type: ignore[arg-type]
+    return Ledger(PrivacyConfig(level=level, noise=1.0, **facts), {}, [(c,) for c in range(13)])  # type: ignore[arg-type]
 
 
 def test_accounts_compose_over_rounds_and_in_parallel() -> None:
@@ -95,10 +96,46 @@ def test_accounts_compose_over_rounds_and_in_parallel() -> None:
     assert book.epsilon == max(each)
 
 
+def test_a_sample_of_several_clients_is_charged_with_what_all_of_them_spend() -> None:
+    book = Ledger(PrivacyConfig(level="sample", noise=1.0), {}, [(0,), (0, 1), (2,)])
+    for account, steps in (("0", 10), ("1", 7), ("2", 12)):
+        book.spend(account, 0.1, steps)
+    both = epsilon_rdp([(1.0, 0.1, 17)], DELTA)
+    assert book.epsilon == book.spent("0") == book.spent("1") == both > book.spent("2")
+    assert book.per_client(4) == [both, both, epsilon_rdp([(1.0, 0.1, 12)], DELTA), 0.0]
+    with pytest.raises(ValueError, match="account 3"):
+        book.spend("3", 0.1, 1)
+
+
+def excess(epsilon: float, one: list[tuple[float, float]], other: list[tuple[float, float]], sigma: float) -> float:
+    """What delta must be at least for epsilon, of two mixtures of normal distributions given as (weight, mean)."""
+    x = np.linspace(-40, 40, 400_001)
+    p, q = (sum(weight * norm.pdf(x, mean, sigma) for weight, mean in mixture) for mixture in (one, other))
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * (x[1] - x[0]))
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.3), (0.8, 0.05), (2.0, 1.0), (3.0, 0.9)])
+def test_one_for_a_blank_and_one_for_another(noise: float, rate: float) -> None:
+    """In one step, a blank adds nothing, a sample at most C, its replacement C on the other side; both bounds hold."""
+    blank, sample, other = ([(1 - rate, 0.0), (rate, mean)] for mean in (0.0, 1.0, -1.0))
+    history = [(noise, rate, 1)]
+    zero_out, replaced = epsilon_rdp(history, DELTA), epsilon_replace_one(history, DELTA)
+    assert excess(zero_out, sample, blank, noise) <= DELTA and excess(zero_out, blank, sample, noise) <= DELTA
+    assert excess(replaced, sample, other, noise) <= DELTA
+    if rate > 0.5:  # of a rare sample, what RDP gives away is more than what a replacement adds to one step
+        assert excess(zero_out, sample, other, noise) > DELTA
+    assert zero_out < replaced < 3 * zero_out
+
+
+def test_replaced_in_every_step_is_the_gaussian_mechanism_with_twice_the_sensitivity() -> None:
+    exact = gaussian_epsilon(4.0 / math.sqrt(16) / 2, DELTA)
+    assert exact <= epsilon_replace_one([(4.0, 1.0, 16)], DELTA) < exact * 1.15
+
+
 def test_its_state_is_json() -> None:
     book = ledger(delta=1e-6)
     book.spend("4", 10 / 71, 8)
-    again = Ledger(book.privacy, json.loads(json.dumps(book.accounts)))
+    again = Ledger(book.privacy, json.loads(json.dumps(book.accounts)), [(4,)])
     again.spend("4", 10 / 71, 8)
     book.spend("4", 10 / 71, 8)
     assert again.accounts == book.accounts and again.epsilon == book.epsilon
@@ -121,8 +158,10 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)
         book.spend(EVERYBODY if level == "client" else "0", 0.3, 2)
-        said = book.statement(3, 0.3)
+        said = book.statement(13, 0.3)
         assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
         assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]
-        assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 3
+        assert "blank" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
+        assert any("number n of samples" in one for one in said["not_covered"]) == (level == "sample")
+        assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 13
         json.dumps(said)

@@ -58,14 +58,6 @@ def test_a_client_more_moves_the_mean_by_at_most_c_over_m() -> None:
         assert float((whole - without).norm()) <= C / M + 1e-5
 
 
-def test_what_no_factor_bounds_is_left_out() -> None:
-    space, row = net()
-    sent = uploads(space, row, 3)
-    broken = seal(Payload({**sent[2].tensors(), "head.bias": torch.tensor([float("inf"), 0.0])}, round=1))
-    new = merge(space.names, space, row, [*sent[:2], broken], noise=0.0)
-    assert torch.equal(new, merge(space.names, space, row, sent[:2], noise=0.0))
-
-
 def test_the_noise_has_the_standard_deviation_z_c_over_m_also_when_nobody_came() -> None:
     space, row = net(150)
     for sent in ([], uploads(space, row, 3)):
