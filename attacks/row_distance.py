@@ -23,6 +23,10 @@ from attacks.multistep import as_gradient
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable
 
+ENOUGH = 0.1
+"""Share of a pruned row's entries that must have been sent for it to be compared: a few numbers are near to anything."""
+_TINY = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class RowDistance:
@@ -69,10 +73,24 @@ class RowDistance:
         layers = leaky_layers(as_gradient(replace(observation, shared=tensors)))
         if not layers:
             raise Inapplicable(f"{self.layer} was not shared with its bias")
-        rows, _, _ = quotients(layers[0], AnalyticOptions.weakest)
-        rows = rows if len(rows) else torch.zeros(1, self.fed.shape[1], dtype=torch.float64)
-        size = self.fed.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        rows, neurons, _ = quotients(layers[0], AnalyticOptions.weakest)
+        if not len(rows):
+            rows, neurons = torch.zeros(1, self.fed.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+        if observation.altered.kept:
+            return self._of_what_was_sent(rows, observation.shared[_tensors(self.layer)[0]].cpu()[neurons] != 0)
+        size = self.fed.norm(dim=1).clamp(min=_TINY)
         score: Array = (-torch.cdist(self.fed, rows).amin(dim=1) / size).numpy()
+        return score
+
+    def _of_what_was_sent(self, rows: Tensor, sent: Tensor) -> Array:
+        """The same on the entries of each row that were ``sent`` ``(m, in)``, of rows of which there are enough to compare."""
+        enough = sent.double().mean(dim=1) >= ENOUGH
+        if not bool(enough.any()):
+            return -torch.ones(len(self.fed), dtype=torch.float64).numpy()
+        rows, kept = rows[enough] * sent[enough], sent[enough].double()
+        sizes = self.fed.square() @ kept.T
+        squares = (sizes - 2 * self.fed @ rows.T + rows.square().sum(dim=1)).clamp(min=0)
+        score: Array = -(squares / sizes.clamp(min=_TINY)).amin(dim=1).sqrt().numpy()
         return score
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacks.altered import Altered
 from attacks.nets import observe, perceptron, reference_victim
 from attacks.observation import Observation, Schedule, Split, ThreatModel
 from attacks.operating_points import area
@@ -53,6 +54,17 @@ def test_a_layer_above_others_is_fed_what_these_make_at_the_received_weights() -
     assert rows.layer == next(name.removesuffix(".weight") for name, p in message.shared.items() if p.ndim == 2)
     assert rows(message)[0] == pytest.approx(0, abs=1e-4) and (rows(message)[1:] < -1e-3).all()
     assert torch.isfinite(rows.fed).all() and body.shape[0] == 5
+
+
+def test_a_pruned_row_is_compared_where_it_was_sent() -> None:
+    candidates = images(6)
+    message = one_step(1, candidates)
+    kept = {name: tensor.abs() >= tensor.abs().quantile(0.7) for name, tensor in message.shared.items()}
+    pruned = replace(message, shared={name: tensor * kept[name] for name, tensor in message.shared.items()})
+    rows = RowDistance.of(message, [candidates])
+    told = rows(replace(pruned, altered=Altered(kept=kept)))
+    assert told[0] == pytest.approx(0, abs=1e-4) and (told[1:] < -0.1).all()
+    assert rows(pruned)[0] < -0.1  # what was not sent, taken for zeros
 
 
 def test_weight_decay_and_momentum_are_undone() -> None:

@@ -132,6 +132,7 @@ def test_a_net_is_cut_where_sharing_ends(model: str, shape: tuple[int, ...], sen
     victim = cut(net, [name for name, _ in net.named_parameters() if name.startswith(sent)])
     assert [name for name, _ in victim.net.top.named_children()][: len(top)] == top
     images = torch.rand(2, *shape)
+    assert bool(victim.net.eval()(images).isnan().all()), "an attacker is granted no parameter by the net itself"
+    victim.net.load_state_dict({victim.names[name]: tensor for name, tensor in net.state_dict().items() if name in victim.names})
     torch.testing.assert_close(victim.net(images), net(images).logits, rtol=0, atol=0)
-    mapped = dict(victim.net.named_parameters())
-    assert all(mapped[victim.names[name]] is parameter for name, parameter in net.named_parameters())
+    assert {victim.names[name] for name, _ in net.named_parameters()} == {name for name, _ in victim.net.named_parameters()}
