@@ -90,7 +90,7 @@ class Unrolled(UnrolledOptions):
     """Dummy images whose simulated local training changes the weights as observed; for a few local steps."""
 
     control: ClassVar = Setting(net="perceptron", steps=2, images=2)
-    usual: ClassVar = {"iterations": 40}
+    usual: ClassVar = {"iterations": 20, "restarts": 0}
     at_once: ClassVar = 4
     most_steps: ClassVar = 8
 

@@ -108,38 +108,39 @@ def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
     return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
 
 
-def run_controls(
-    attacker: Attacker, seed: int, at_once: int = 1, side: int = LARGEST, steps: int | None = None
-) -> tuple[Control, ...]:
+def run_controls(attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None) -> tuple[Control, ...]:
     """The controls of an attack at its very budget; none where it declares no setting for them.
 
     Args:
-        at_once: images behind one message, as behind the one that is to be attacked; at most as many as the attack declares.
-        side: of the images, likewise.
-        steps: local steps behind it, for attacks that simulate them.
+        observed: the messages that are to be attacked: the victim of the controls hides the last layer where they do, and takes
+            as many local steps if the attack simulates them.
+        images: what they stand for together ``(n, C, H, W)``: as many are behind each message of the controls, up to what the
+            attack declares, and as large, up to :data:`LARGEST`.
     """
     says = declared(attacker.attack)
-    if (control := says.control) is None:
+    if (setting := says.control) is None:
         return ()
-    steps = steps or control.steps if control.steps else 0
-    setting = replace(control, at_once=min(at_once, says.at_once), side=min(side, LARGEST), steps=steps)
+    if observed:
+        hides, schedule = not any(name.startswith("top.") for name in observed[0].shared), observed[0].schedule
+        setting = replace(setting, masked=max(setting.masked, int(hides)))
+        if setting.steps and schedule is not None:
+            setting = replace(setting, steps=schedule.steps)
+    if observed and images is not None:
+        at_once, side = len(images) // len(observed), max(images.shape[2:])
+        setting = replace(setting, at_once=min(at_once, says.at_once), side=min(side, LARGEST))
     return controls(attacker.attack, setting, seed)
 
 
-def not_tried(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
-    """Why an audit leaves the attacker out: what it is asked is more than its control shows that it can do."""
+def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
+    """Why a failure of the attacker would say nothing here: it is asked for more than its control shows that it can do."""
     says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
     if says.optimises and each > says.at_once:
         reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
             f"nothing is promised of it, and it is tried on up to {says.at_once}"
         )  # fmt: skip
-        return f"not tried: {each} images behind one message; {reach}"
+        return f"{each} images behind one message; {reach}"
     if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
-        return f"not tried: {schedule.steps} local steps are more than the {says.most_steps} of this budget"
-    try:
-        says.check(observed[0])
-    except Inapplicable as error:
-        return str(error)
+        return f"{schedule.steps} local steps are more than the {says.most_steps} of this budget"
     return None
 
 
@@ -150,11 +151,11 @@ def controlled(
 
     An attacker that fails them is not run.
     """
-    if reason := not_tried(attacker, observed, len(images)):
-        return Attempt(attacker, inapplicable=reason)
-    schedule = observed[0].schedule
-    steps = None if schedule is None else schedule.steps
-    passed = run_controls(attacker, seed, len(images) // len(observed), max(images.shape[2:]), steps)
+    try:
+        declared(attacker.attack).check(observed[0])
+    except Inapplicable as error:
+        return Attempt(attacker, inapplicable=str(error))
+    passed = run_controls(attacker, seed, observed, images)
     if failed := [control.sentence for control in passed if not control.passed]:
         return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
     return replace(attempt(attacker, observed, images, labels, seed), controls=passed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.lab import Attacker, Attempt, controlled, joined, suited
+from attacks.lab import Attacker, Attempt, controlled, joined, out_of_reach, suited
 from attacks.observation import Observation, ThreatModel
 from attacks.scores import RECOVERED, wilson
 from attacks.setting import declared
@@ -197,6 +197,8 @@ def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, sa
         observed = observe(attacker.threat)
     except UsageError as error:
         return Attempt(attacker, inapplicable=str(error))
+    if reason := out_of_reach(attacker, observed, len(target.images)):
+        return Attempt(attacker, inapplicable=f"not tried: {reason}")
     return controlled(attacker, observed, target.images, target.labels, seed)
 
 
