@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from attacks.scores import RECOVERED
-from fedpriv.audit import charts, formats, words
+from fedpriv.audit import charts, cost, formats, words
 from fedpriv.audit.text_verdict import best_reading
 from fedpriv.errors import FedprivError
 
@@ -74,7 +74,7 @@ def _environment(**settings: Any) -> Environment:
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {"labels_found": _labels_found, "best_membership": _best_membership, "is_best": _is_best}
     made.globals |= {"keys_of": _keys_of, "because": _because, "best_reading": best_reading}
-    made.globals |= {"holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
+    made.globals |= {"cost_told": cost.told, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
 

@@ -140,6 +140,7 @@ def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
             mine, theirs = run["cost"], other["cost"]
             run["cost"] |= {
                 "against": other["name"],
+                "against_at_chance": theirs["at_chance"],
                 "accuracy_difference": None if mine["accuracy"] is None else mine["accuracy"] - theirs["accuracy"],
                 "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
             }

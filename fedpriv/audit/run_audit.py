@@ -10,6 +10,7 @@ from typing import Any
 
 from attacks.operating_points import OperatingPoints, Point
 from fedpriv.audit.center_leaks import inverted_centers
+from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.figures import rate
 from fedpriv.audit.label_leaks import labels_of, shadow_labels
@@ -23,7 +24,6 @@ from fedpriv.audit.text_recovery import on_message as on_texts_of
 from fedpriv.audit.text_verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.files import load_json
 from fedpriv.samples import Modality
 
 Say = Callable[[str], None]
@@ -211,17 +211,8 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "versions": facts.get("versions") or {},
         "partition_hash": facts["partition_hash"],
         "config_yaml": config.to_yaml(),
-        "cost": {
-            "accuracy": summary["accuracy"],
-            "worst_tenth": summary["protocols"].get("worst_tenth"),
-            "probes": [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)],
-            "bytes_up": summary["bytes_up"],
-            "bytes_down": summary["bytes_down"],
-            "seconds": summary["seconds"],
-            "against": None,
-            "accuracy_difference": None,
-            "bytes_up_ratio": None,
-        },
+        "cost": cost(evidence, summary),
+        "snr": signal_to_noise(evidence.folder.records()),
         "wire": crossed(evidence),
         "knowledge": knowledge(evidence),
         "conditions": conditions(evidence),

@@ -10,6 +10,11 @@ READ = (
     "has do not count. ROUGE-L is the share of a sentence that was found in the right order. The random words beside each attack "
     "have the true lengths and the frequencies of public texts: an attack that does no better has found nothing."
 )
+SNR = (
+    "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, per round and as a mean "
+    "over its participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It tells of one "
+    "message; who averages over messages, parameters or clients sees more, and no ratio is a guarantee."
+)
 READING = (
     "The attacks read the sealed messages of these runs, byte for byte as they crossed the wire, and what the threat model adds.",
     "A failure is a statement about an attack and its budget, not about the data: another attacker, more steps, more messages or "
