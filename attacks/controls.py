@@ -50,8 +50,8 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     needed = f"MSE below {RECOVERED:g}; at least {setting.least:.0%} needed"
     try:
         made = _run(attack, setting.observations(images, labels, seed), images, setting.at_once, seed)
-    except Inapplicable as error:
-        return Control("positive", False, f"{attack.name} refused undefended images ({error})", time.process_time() - began)
+    except Inapplicable as refusal:
+        return Control("positive", False, f"{attack.name} refused undefended images ({refusal})", time.process_time() - began)
     recovered = int((mse(made, images) < RECOVERED).sum())
     sentence = f"{attack.name} recovered {recovered} of {n} undefended images{_shown(setting)} ({needed})"
     return Control("positive", recovered >= setting.least * n, sentence, time.process_time() - began)
@@ -68,8 +68,8 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     observations = [replace(o, shared=_noise_like(o, draw)) for o in setting.observations(images, labels, seed)]
     try:
         made = _run(attack, observations, images, setting.at_once, seed)
-    except Inapplicable as error:
-        return Control("negative", True, f"{attack.name} refused random gradients ({error})", time.process_time() - began)
+    except Inapplicable as refusal:
+        return Control("negative", True, f"{attack.name} refused random gradients ({refusal})", time.process_time() - began)
     error, blank = mse(made, images), mse(flat(images), images)
     recovered = int((error < RECOVERED).sum())
     passed = recovered == 0 and bool(error.median() >= blank.median())

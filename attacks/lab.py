@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attacks.by_name import nearest
 from attacks.controls import Control, controls
@@ -108,7 +109,9 @@ def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
     return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
 
 
-def run_controls(attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None) -> tuple[Control, ...]:
+def run_controls(
+    attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None
+) -> tuple[Control, ...]:
     """The controls of an attack at its very budget; none where it declares no setting for them.
 
     Args:
@@ -144,9 +147,7 @@ def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: in
     return None
 
 
-def controlled(
-    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int
-) -> Attempt:
+def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
     """:func:`attempt` behind its controls: with as many images of that size behind a message, at the same budget.
 
     An attacker that fails them is not run.
@@ -163,11 +164,17 @@ def controlled(
 
 def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
     """One attempt of several by the same attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
-    found, made = [one.found for one in attempts if one.found], torch.cat([one.images for one in attempts if one.images is not None])
-    longest = max(len(one.curve) for one in found)
-    curves = [torch.cat([one.curve, one.curve.new_full((longest - len(one.curve), one.curve.shape[1]), torch.nan)]) for one in found]
-    parts = {name: torch.cat([getattr(one, name) for one in found]) for name in ("raw", "labels", "loss", "iterations", "restart")}
-    whole = Reconstruction(**parts, curve=torch.cat(curves, 1), cpu_seconds=sum(one.cpu_seconds for one in found))
+    found = [one.found for one in attempts if one.found is not None]
+    made = torch.cat([one.images for one in attempts if one.images is not None])
+    whole = Reconstruction(
+        raw=torch.cat([one.raw for one in found]),
+        labels=torch.cat([one.labels for one in found]),
+        loss=torch.cat([one.loss for one in found]),
+        curve=pad_sequence([curve for one in found for curve in one.curve.T], padding_value=torch.nan),
+        iterations=torch.cat([one.iterations for one in found]),
+        restart=torch.cat([one.restart for one in found]),
+        cpu_seconds=sum(one.cpu_seconds for one in found),
+    )
     return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made)
 
 

@@ -44,7 +44,7 @@ class Setting:
     least: float = 0.8
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``(n, 3, side, side)`` and labels ``(n,)`` of whole messages; no label twice in one, as far as there are enough."""
+        """Images ``(n, 3, side, side)`` and labels ``(n,)`` of whole messages; no label twice in one of up to ten."""
         images, labels = default_images(max(1, self.images // self.at_once) * self.at_once, seed, side=self.side)
         if 1 < self.at_once <= 10:
             draw = torch.Generator().manual_seed(seed)

@@ -55,7 +55,7 @@ def chance(evidence: Evidence) -> tuple[float, int]:
     by_client = torch.stack(shares)
     one_model = not method.tested_names and not method.adaptation(config.train.rounds)
     constant = by_client.mean(0).max() if one_model else by_client.max(1).values.mean()
-    return float(constant), len(torch.cat(tested).unique())
+    return float(constant), len(set(torch.cat(tested).tolist()))
 
 
 def at_chance(accuracy: float, guessed: float, samples: int) -> bool:

@@ -166,7 +166,7 @@ def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, s
     if not chosen:
         not_tried["images"] = "no client whose message was kept has images"
         return []
-    singles = partial(on_single_images, most=options.singles)
+    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles)
     attacks = [*((on_message, one) for one in chosen), (singles, _easiest(evidence, chosen))]
     for attack, one in attacks:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.scores import RECOVERED
+from attacks.scores import RECOVERED, wilson
 from fedpriv.audit.text_verdict import of_texts
 
 Found = Mapping[str, Any]
@@ -44,12 +44,12 @@ def _message(attack: Found) -> str:
     where = f"client {attack['client']}'s message of round {attack['round']}"
     best = best_attempt(attack)
     if best is None:
-        return f"No attack{_unable(attack)} was mounted on {where}, which says nothing about what it gives away ({_reasons(attack)})."
+        return f"{_nobody(attack)} on {where}, which says nothing about what it gives away ({_reasons(attack)})."
     hit, copied = best["success"][LIMIT], _copied(attack)
     if hit["successes"] == 0:
         return (
-            f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their budgets "
-            f"(MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
+            f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
     compared = f"; the nearest of the public images passes for {copied} of them" if copied is not None else ""
     return (
@@ -62,7 +62,7 @@ def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
     case = f"clients that hold a single image (played by the audit, defences included; round {attack['round']})"
     if best is None:
-        return f"No attack{_unable(attack)} was mounted on {case}, which says nothing about what they give away ({_reasons(attack)})."
+        return f"{_nobody(attack)} on {case}, which says nothing about what they give away ({_reasons(attack)})."
     hit = best["success"][LIMIT]
     looked = "the interval is for the number looked at, which depends on what was found"
     if hit["successes"]:
@@ -76,8 +76,8 @@ def _easiest(attack: Found) -> str:
     )
 
 
-def _unable(attack: Found) -> str:
-    return " whose controls show that it could succeed" if _made(attack) else ""
+def _nobody(attack: Found) -> str:
+    return f"No attack {'whose controls show that it could succeed ' if _made(attack) else ''}was mounted"
 
 
 def _made(attack: Found) -> list[Found]:
@@ -115,7 +115,11 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     ways = sorted({one["how"] for one in messages})
     if ways == [NO_RULE]:
         return [f"No rule reads off these {len(messages)} messages which classes a client holds."]
-    return [f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)})."]
+    rate = wilson(exact, len(messages))
+    span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
+    return [
+        f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
+    ]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

@@ -41,7 +41,8 @@ def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) ->
         keep = torch.tensor([optimises and recovers(before + i) for i in range(len(images))])
         made = torch.where(keep.view(-1, 1, 1, 1), images, 1 - images.round())
         n = len(observed)
-        found = Reconstruction(made, torch.full((len(images),), -1), torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
+        unknown = torch.full((len(images),), -1)
+        found = Reconstruction(made, unknown, torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
         control = declared(attacker.attack).control
         promises = control is not None and control.least > 0
         return Attempt(attacker, found, score(made, images), made, controls=PASSED if promises else PASSED[1:])
@@ -98,6 +99,7 @@ def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_ma
     attacked = on_message(evidence, round, client, 0, lambda text: None)
     said = {one.attacker.name: one for one in attacked.attempts}
     n = len(evidence.labels(client))
-    assert said["dlg"].inapplicable == f"not tried: {n} images behind one message; at this budget its control recovers up to 4 at once"
+    reach = "at this budget its control recovers up to 4 at once"
+    assert said["dlg"].inapplicable == f"not tried: {n} images behind one message; {reach}"
     assert said["analytic"].is_evidence and f"{min(n, 128)} behind one message" in said["analytic"].controls[0].sentence
     assert {one["attacker"] for one in attacked.controls()} == {"analytic"}
