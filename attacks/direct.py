@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.analytic import AnalyticOptions, Candidates, row_ratios, single_sample
+from attacks.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
 from attacks.feature_inversion import InversionOptions, invert_features
 from attacks.observation import Observation
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
+from attacks.setting import Setting
 from attacks.unrolled import UnrolledOptions, unroll
 
 
@@ -31,6 +33,10 @@ class _One:
 @dataclass(frozen=True)
 class Analytic(AnalyticOptions):
     """Images read off the first shared linear layer (weight over bias gradient) where it is fed the image; no optimisation."""
+
+    control: ClassVar = Setting(net="one for each", least=0.5)
+    at_once: ClassVar = 128
+    optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`.
@@ -57,13 +63,23 @@ class Analytic(AnalyticOptions):
 class AnalyticFeatures(InversionOptions):
     """For one sample: features read off the first shared linear layer, then the image that has them and sends back as much."""
 
+    control: ClassVar = Setting(layers=2, masked=1, images=2)
+    usual: ClassVar = {"adam": 300, "lbfgs": 20}
+
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
         return _together(observations, lambda observation: self._one(observation, seed))
 
-    def _one(self, observation: Observation, seed: int) -> _One:
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`attacks.setting.Declared`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
+        if not leaky_layers(observation):
+            raise Inapplicable("no linear layer with a bias was shared: its features cannot be read off")
+
+    def _one(self, observation: Observation, seed: int) -> _One:
+        self.check(observation)
         image, loss, curve = invert_features(observation, self, seed)
         return _One(image, torch.tensor([-1]), [*curve, loss], (loss,))
 
@@ -73,9 +89,20 @@ class AnalyticFeatures(InversionOptions):
 class Unrolled(UnrolledOptions):
     """Dummy images whose simulated local training changes the weights as observed; for a few local steps."""
 
+    control: ClassVar = Setting(net="perceptron", steps=2, images=2)
+    usual: ClassVar = {"iterations": 20, "restarts": 0}
+    at_once: ClassVar = 4
+    most_steps: ClassVar = 8
+
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
         return _together(observations, lambda observation: self._one(observation, seed))
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`attacks.setting.Declared`."""
+        if observation.kind == "gradient":
+            raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 
     def _one(self, observation: Observation, seed: int) -> _One:
         found = unroll(observation, self, seed=seed)

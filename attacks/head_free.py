@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from attacks.projection import convolution_signal, determined, input_of
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
 from attacks.search import Found, adam, lbfgs, search
+from attacks.setting import Setting
 from attacks.variables import Layout
 
 
@@ -38,6 +40,10 @@ class HeadFree:
         closed_form: ``False`` makes the signal an unknown in any case, to see what the closed forms are worth.
     """
 
+    control: ClassVar = Setting(masked=1)
+    usual: ClassVar = {"restarts": 0}
+    at_once: ClassVar = 2
+    head: ClassVar = "hidden"
     adam_steps: int = 300
     lr: float = 0.05
     steps: int = 80

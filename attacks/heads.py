@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,11 @@ from attacks.head_free import adam_then_lbfgs, layer_calls
 from attacks.lbfgs import SAFE_SCALE, LbfgsOptions
 from attacks.matching import Case, Data, Objective, case_of, gradient_by_labels
 from attacks.nets import WIDTHS, linear_layers, uniform_
-from attacks.observation import Observation, Split, state_names
+from attacks.observation import Observation, Split, ThreatModel, state_names
 from attacks.reconstruction import Inapplicable, Reconstruction
 from attacks.registry import register
 from attacks.search import lbfgs, search
+from attacks.setting import Setting
 from attacks.variables import Layout
 
 
@@ -28,6 +30,9 @@ class KnownHead(Dlg):
 
     The safe DLG, without the gradient of the hidden layers; image and soft labels are the unknowns.
     """
+
+    control: ClassVar = Setting(masked=1, threat=ThreatModel(top="initial"))
+    head: ClassVar = "hidden"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.registry.ImageAttack`."""
@@ -45,6 +50,9 @@ class RandomHead:
         published: unbounded image and no line search, as in the paper, where it drifts off; otherwise the safe settings.
     """
 
+    control: ClassVar = Setting(masked=1, least=0)
+    usual: ClassVar = {"steps": 30}
+    head: ClassVar = "hidden"
     assumed: int = 1
     steps: int = 50
     restarts: int = 0
@@ -77,6 +85,9 @@ class JointHead:
     no more: 0 of 20 images either way.
     """
 
+    control: ClassVar = Setting(masked=1, least=0)
+    usual: ClassVar = {"adam_steps": 300}
+    head: ClassVar = "hidden"
     assumed: int | None = None
     adam_steps: int = 500
     lr: float = 0.05

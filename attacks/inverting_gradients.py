@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from attacks.observation import Observation
 from attacks.reconstruction import Reconstruction
 from attacks.registry import register
 from attacks.search import adam, search
+from attacks.setting import Setting
 from attacks.variables import total_variation
 
 
@@ -31,6 +33,10 @@ class InvertingGradients:
         restarts: whole further runs of every image, the one with the least loss is kept.
     """
 
+    control: ClassVar = Setting(net="perceptron")
+    usual: ClassVar = {"steps": 800}
+    at_once: ClassVar = 8
+    head: ClassVar = "shared"
     steps: int = 2000
     lr: float = 0.1
     total_variation: float = 1e-4

@@ -1,4 +1,4 @@
-"""One step of the reference victim on chosen images, and the attackers that a choice of masked layers calls for."""
+"""One step of the reference victim on chosen images, and attackers with their controls: who can be tried, and what it shows."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attacks.by_name import nearest
-from attacks.controls import Control, Setting, negative_control, positive_control
+from attacks.controls import Control, controls
 from attacks.nets import observe, reference_victim
 from attacks.observation import Observation, ThreatModel
 from attacks.options import defaults_of, like
 from attacks.reconstruction import Inapplicable, Reconstruction
-from attacks.registry import ImageAttack, image_attack
+from attacks.registry import ImageAttack, image_attack, image_attacks
 from attacks.scores import Scores, match_batches, score
+from attacks.setting import Setting, declared
 
-NEEDS_THE_LAST_LAYER = ("dlg", "idlg", "dlg-published", "idlg-published")
-"""Attacks that say nothing of masked layers themselves: with a mask, the attackers of :func:`attackers` stand for them."""
-_WHOLE, _HIDDEN, _PERCEPTRON = Setting(), Setting(masked=1), Setting(net="perceptron")
-_MUST_WORK = {
-    **dict.fromkeys(("dlg", "idlg"), _WHOLE),
-    # A third of the published runs diverges, so that four images say no more than that the attack can succeed.
-    **dict.fromkeys(("dlg-published", "idlg-published"), replace(_WHOLE, least=0.25)),
-    **dict.fromkeys(("analytic", "inverting-gradients"), _PERCEPTRON),
-    "analytic-features": Setting(layers=2, masked=1, images=2),
-    "head-free": _HIDDEN,
-    "known-head": replace(_HIDDEN, threat=ThreatModel(top="initial")),
-    "unrolled": replace(_PERCEPTRON, steps=2, images=2),
-}
-"""Where an attack must recover images, or it is broken."""
-_MUST_NOT_INVENT = {"random-head": _HIDDEN, "joint-head": _HIDDEN}
-"""Attacks of which nobody says that they must work anywhere; from a random gradient they must not make images either."""
+LARGEST = 32
+"""Side of the images of controls at most: those of larger ones would take longer than the attacks."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,8 @@ class Attempt:
 
     Attributes:
         images: what it made ``(n, C, H, W)``, each beside the original that it stands for.
-        inapplicable: why it could not be mounted; then the others are ``None``.
+        inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
+        controls: those that it passed before, at its very budget and with as many images behind a message.
     """
 
     attacker: Attacker
@@ -62,14 +51,19 @@ class Attempt:
     scores: Scores | None = None
     images: Tensor | None = None
     inapplicable: str | None = None
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it says something that images were not recovered: the attacker recovers some where it must."""
+        return any(control.name == "positive" and control.passed for control in self.controls)
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
     """The attackers to report for an attack by name: itself, or where it cannot see the last layer, all that can be tried.
 
-    With ``masked`` linear layers DLG becomes the paper's naive attacker with a head of its own (``random-head``), the one that
-    knows the head which the server broadcast in round 0 (``known-head``), the one that optimises a head (``joint-head``), and
-    the one that needs none (``head-free``): a defence is as good as the best of them.
+    With ``masked`` linear layers an attack that reads the last layer gives way to :func:`suited`: a defence is as good as the
+    best of them.
 
     Args:
         options: of the attack; with several attackers, of those that have them.
@@ -78,34 +72,114 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
         KeyError: no attack has that name, or none of them that option.
         TypeError: an option cannot be that.
     """
-    options = options or {}
-    chosen: dict[str, dict[str, Any]] = {name: {}}
-    if masked and name in NEEDS_THE_LAST_LAYER:
-        naive = {"assumed": masked, "published": name.endswith("published")}
-        chosen = {"random-head": naive, "known-head": {}, "joint-head": {}, "head-free": {}}
-    made = []
-    defaults = {one: defaults_of(image_attack(one)) for one in chosen}
+    options, named = options or {}, image_attack(name)
+    chosen = _suited(masked) if masked and declared(named).head == "shared" else {name: named}
+    defaults = {one: defaults_of(kind) for one, kind in chosen.items()}
     known = set().union(*defaults.values())
     for option in options.keys() - known:
         raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
-    for one, own in chosen.items():
-        given = {option: like(default, options[option], option) for option, default in defaults[one].items() if option in options}
-        threat = ThreatModel(top="initial") if one == "known-head" else ThreatModel()
-        made.append(Attacker(image_attack(one)(**own | given), threat))
+    made = []
+    for one, kind in chosen.items():
+        naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
+        own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
+        given = {option: like(defaults[one][option], options[option], option) for option in defaults[one].keys() & options.keys()}
+        made.append(_attacker(kind, own | given))
     return made
 
 
-def run_controls(attacker: Attacker, seed: int) -> list[Control]:
-    """Positive and negative control; the negative one alone where there is no setting in which the attack must work.
+def suited(masked: int) -> list[Attacker]:
+    """Every attacker for messages whose last ``masked`` linear layers are hidden, at its usual budget."""
+    made = []
+    for kind in _suited(masked).values():
+        assumed = {"assumed": masked} if masked and defaults_of(kind).get("assumed") is not None else {}
+        made.append(_attacker(kind, {**assumed, **(declared(kind).usual or {})}))
+    return made
 
-    For attacks of other packages none: what they must do is not known here.
+
+def _suited(masked: int) -> dict[str, type[ImageAttack]]:
+    """By name, closed forms first, those for such messages, but for those that another does better."""
+    fits = {name: kind for name, kind in image_attacks().items() if declared(kind).usual is not None}
+    wanted = ("either", "hidden" if masked else "shared")
+    fits = {name: kind for name, kind in fits.items() if declared(kind).head in wanted}
+    return dict(sorted(fits.items(), key=lambda item: (declared(item[1]).optimises, item[0])))
+
+
+def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
+    control = declared(kind).control
+    return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
+
+
+def run_controls(
+    attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None
+) -> tuple[Control, ...]:
+    """The controls of an attack at its very budget; none where it declares no setting for them.
+
+    Args:
+        observed: the messages that are to be attacked: the victim of the controls hides the last layer where they do, and takes
+            as many local steps if the attack simulates them.
+        images: what they stand for together ``(n, C, H, W)``: as many are behind each message of the controls, up to what the
+            attack declares, and as large, up to :data:`LARGEST`.
     """
-    name, attack = attacker.name, attacker.attack
-    if name in _MUST_NOT_INVENT:
-        return [negative_control(attack, _MUST_NOT_INVENT[name], seed)]
-    if name not in _MUST_WORK:
-        return []
-    return [positive_control(attack, _MUST_WORK[name], seed), negative_control(attack, _MUST_WORK[name], seed)]
+    says = declared(attacker.attack)
+    if (setting := says.control) is None:
+        return ()
+    if observed:
+        hides, schedule = not any(name.startswith("top.") for name in observed[0].shared), observed[0].schedule
+        setting = replace(setting, masked=max(setting.masked, int(hides)))
+        if setting.steps and schedule is not None:
+            setting = replace(setting, steps=schedule.steps)
+    if observed and images is not None:
+        at_once, side = len(images) // len(observed), max(images.shape[2:])
+        setting = replace(setting, at_once=min(at_once, says.at_once), side=min(side, LARGEST))
+    return controls(attacker.attack, setting, seed)
+
+
+def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
+    """Why a failure of the attacker would say nothing here: it is asked for more than its control shows that it can do."""
+    says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
+    if says.optimises and each > says.at_once:
+        reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
+            f"nothing is promised of it, and it is tried on up to {says.at_once}"
+        )  # fmt: skip
+        return f"{each} images behind one message; {reach}"
+    if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
+        return f"{schedule.steps} local steps are more than the {says.most_steps} of this budget"
+    return None
+
+
+def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+    """:func:`attempt` behind its controls: with as many images of that size behind a message, at the same budget.
+
+    An attacker that fails them is not run.
+    """
+    try:
+        declared(attacker.attack).check(observed[0])
+    except Inapplicable as error:
+        return Attempt(attacker, inapplicable=str(error))
+    passed = run_controls(attacker, seed, observed, images)
+    if failed := [control.sentence for control in passed if not control.passed]:
+        return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
+    return replace(attempt(attacker, observed, images, labels, seed), controls=passed)
+
+
+def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
+    """One attempt of several by the same attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
+    found = [one.found for one in attempts if one.found is not None]
+    made = torch.cat([one.images for one in attempts if one.images is not None])
+    whole = Reconstruction(
+        raw=torch.cat([one.raw for one in found]),
+        labels=torch.cat([one.labels for one in found]),
+        loss=torch.cat([one.loss for one in found]),
+        curve=pad_sequence([curve for one in found for curve in one.curve.T], padding_value=torch.nan),
+        iterations=torch.cat([one.iterations for one in found]),
+        restart=torch.cat([one.restart for one in found]),
+        cpu_seconds=sum(one.cpu_seconds for one in found),
+    )
+    return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made)
+
+
+def _promises(control: Setting | None) -> bool:
+    return control is not None and control.least > 0
 
 
 def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:

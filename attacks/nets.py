@@ -57,6 +57,23 @@ def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32
     return net
 
 
+def one_for_each(images: Tensor, seed: int, classes: int = 10) -> Split:
+    """A first linear layer whose neurons, behind ReLU, each answer to one of the images ``(n, C, H, W)`` alone.
+
+    Such neurons give their image away exactly, however many are behind the message (Boenisch et al. 2021, "When the curious
+    abandon honesty", section 4); in trained nets some are like that by themselves. Directions are drawn, and each neuron's bias
+    lies between its largest and its second largest answer; images that are no neuron's largest are not given away.
+    """
+    generator, pixels, n = torch.Generator().manual_seed(seed), images[0].numel(), len(images)
+    first, top = nn.Linear(pixels, max(64, min(8 * n, 1024))), nn.Linear(max(64, min(8 * n, 1024)), classes)
+    for layer in (first, top):
+        uniform_(layer, generator, layer.in_features**-0.5)
+    with torch.no_grad():
+        largest = (images.flatten(1) @ first.weight.T).topk(min(2, n), dim=0).values
+        first.bias.copy_(-largest.mean(0) if n > 1 else 0.1 - largest[0])
+    return Split(nn.Sequential(nn.Flatten(), first, nn.ReLU()), top)
+
+
 def uniform_(net: nn.Module, generator: torch.Generator, bound: float = 0.5) -> None:
     """All parameters uniform in ``[-bound, bound]``, as the DLG code draws them (with 0.5)."""
     with torch.no_grad():

@@ -67,7 +67,9 @@ class ThreatModel:
         }
         named = {f.name for f in fields(self)} - {"top"}
         said = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
-        return ["sees the payload, the architecture and the weights that were sent to the client", tops[self.top], *said]
+        sees = "sees the payload, the architecture and the weights that were sent to the client"
+        given = "is given the means and standard deviations by which images, where there are any, are normalised"
+        return [sees, given, tops[self.top], *said]
 
 
 class Split(nn.Module):

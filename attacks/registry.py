@@ -13,9 +13,14 @@ BUILT_IN = ("attacks.dlg", "attacks.inverting_gradients", "attacks.head_free", "
 
 
 class ImageAttack(Protocol):
-    """A frozen dataclass whose fields are the attack's options; its docstring's first line says what it does."""
+    """A frozen dataclass whose fields are the attack's options; its docstring's first line says what it does.
+
+    What else its class may say of it is in :class:`attacks.setting.Declared`.
+    """
 
     name: ClassVar[str]
+
+    def __hash__(self) -> int: ...
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """Reconstruct the images of independent observations together.

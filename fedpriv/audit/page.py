@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from attacks.scores import RECOVERED
-from fedpriv.audit import charts, formats, words
+from attacks.scores import RECOVERED, wilson
+from fedpriv.audit import charts, cost, formats, words
 from fedpriv.audit.text_verdict import best_reading
 from fedpriv.errors import FedprivError
 
@@ -72,16 +72,31 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role, "contradicts": _contradicts}
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
-    made.globals |= {"labels_found": _labels_found, "best_membership": _best_membership, "is_best": _is_best}
+    made.globals |= {
+        "interval_of": _interval_of,
+        "labels_found": _labels_found,
+        "best_membership": _best_membership,
+        "is_best": _is_best,
+    }
     made.globals |= {"keys_of": _keys_of, "because": _because, "best_reading": best_reading}
-    made.globals |= {"holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
+    made.globals |= {"cost_told": cost.told, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
 
 def _labels_found(run: Found) -> str | None:
-    """In how many messages exactly the client's classes were found."""
-    found = run["labels"]
-    return f"in {sum(bool(one['exact']) for one in found)} of {len(found)} messages" if found else None
+    """In how many messages exactly the client's classes were found, with the interval."""
+    if not (found := run["labels"]):
+        return None
+    rate = wilson(sum(bool(one["exact"]) for one in found), len(found))
+    return f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})"
+
+
+def _interval_of(share: float | None, n: int) -> str:
+    """The interval of a share of so many."""
+    if share is None:
+        return formats.NOTHING
+    rate = wilson(round(share * n), n)
+    return formats.span(rate.low, rate.high)
 
 
 def _best_membership(run: Found) -> Found | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
 
-from attacks.lab import Attacker, Attempt, attackers, attempt
+from attacks.lab import Attacker, Attempt, controlled, joined, out_of_reach, suited
 from attacks.observation import Observation, ThreatModel
-from attacks.scores import RECOVERED
+from attacks.scores import RECOVERED, wilson
+from attacks.setting import declared
 from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
@@ -21,34 +22,12 @@ from fedpriv.errors import UsageError
 Say = Callable[[str], None]
 Observe = Callable[[ThreatModel], list[Observation]]
 
-EASIEST = 6
-"""Images of the easiest case."""
-LONGEST = 8
-"""Local steps up to which training is unrolled: each doubles the work, and the order of the samples is guessed."""
-MOST = 128
-"""Images behind a message up to which they are optimised all at once."""
-_ON_MESSAGES = ("analytic", "dlg", "inverting-gradients", "unrolled")
-"""What is tried on a message; what is left out here is for single samples."""
-_MESSAGE_BUDGET: dict[str, dict[str, Any]] = {
-    **{name: {"steps": 4, "restarts": 0} for name in ("dlg", "random-head", "known-head")},
-    **{name: {"adam_steps": 300, "steps": 4, "restarts": 0} for name in ("joint-head", "head-free")},
-    "inverting-gradients": {"steps": 300},
-    "unrolled": {"iterations": 20, "restarts": 1},
-}
-"""All samples of a client are unknowns at once, and in the pilots more steps brought these attackers no nearer."""
-_ON_SINGLES = ("analytic", "analytic-features", "dlg", "idlg", "inverting-gradients")
-_SINGLE_BUDGET: dict[str, dict[str, Any]] = {
-    "analytic-features": {"adam": 300, "lbfgs": 20},
-    "random-head": {"steps": 30, "restarts": 0},
-    **{name: {"steps": 80, "restarts": 0} for name in ("dlg", "idlg", "known-head")},
-    "joint-head": {"adam_steps": 300, "steps": 20, "restarts": 0},
-    "head-free": {"restarts": 0},
-    "inverting-gradients": {"steps": 800},
-}
-ON_STATISTICS = ("analytic",)
-"""What is also tried on statistics that read as a gradient: what needs no other layer and no optimisation."""
-Budget = dict[str, dict[str, Any]]
-"""Attacker -> its options where they are not its own defaults."""
+SINGLES = 72
+"""Images of the easiest case at most: none of so many leaves 5 % open."""
+FIRST = 6
+"""Of them, those on which every attacker that optimises is tried; it gets more as long as the case is undecided."""
+SETTLED = wilson(0, SINGLES).high
+"""Share of the images that decides the easiest case once the interval of an attacker lies above it, or below."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +61,27 @@ class Attacked:
         return max(made, key=_success, default=None)
 
     def pictures(self) -> dict[str, Tensor]:
-        """Originals and what each attacker made of them, the best reconstructions of the best attacker first."""
+        """Originals and what each attacker made of them, the best reconstructions of the best attacker first.
+
+        Of the images that all attackers were tried on.
+        """
         best = self.best()
         if best is None or best.scores is None:
             return {}
-        order = best.scores.mse.argsort()
+        order = best.scores.mse[: self._common()].argsort()
         made = sorted((one for one in self.attempts if one.scores is not None), key=_success, reverse=True)
         rows = {"original": self.target.images[order]}
         return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
 
+    def controls(self) -> list[dict[str, Any]]:
+        """The controls of all that were to be tried, as JSON."""
+        return [{"attacker": one.attacker.attack.name, **vars(control)} for one in self.attempts for control in one.controls]
+
+    def _common(self) -> int:
+        return min((len(one.images) for one in self.attempts if one.images is not None), default=0)
+
     def _shown(self) -> str:
-        best, n = self.best(), len(self.target.images)
+        best, n = self.best(), self._common()
         assert best is not None
         if n <= SHOWN:
             return f"All {n} images, the best reconstruction by {best.attacker.name} first."
@@ -115,57 +104,102 @@ class Attacked:
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack what the client sent in that round."""
+    """Attack what the client sent in that round, with every attacker that its controls show to reach so many images at once."""
     target = message(evidence, round, client)
     steps = _steps(target)
     title = f"round {round}, client {client}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
-    return _attack(
-        replace(target, title=title), "message", round, client, _tried(_ON_MESSAGES, _MESSAGE_BUDGET, target.masked), seed, say
-    )
+    target = replace(target, title=title)
+    tried = suited(target.masked)
+    attempts = [_attempt(target, attacker, target.observe, seed, say) for attacker in tried]
+    attempts += _on_statistics(target, tried, seed, say)
+    return Attacked(target, "message", round, client, attempts)
 
 
-def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack what clients that hold one image each would have sent in that round."""
-    played, truth = single_images(evidence, round, client, EASIEST), evidence.truth(client)
+def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int) -> Attacked:
+    """Attack what clients that hold one image each would have sent in that round, until it is decided what they give away.
+
+    Closed forms are tried on all images. Attackers that optimise are tried on the first :data:`FIRST`, and, while no interval
+    lies above :data:`SETTLED` and not all that count as evidence lie below, on more: each time on as many again, and
+    a half. The interval of each is for the number that it was tried on.
+
+    Args:
+        most: images on which they are tried at most.
+    """
+    played, truth = single_images(evidence, round, client, SINGLES), evidence.truth(client)
     n = len(played)
     title = f"clients with one image each, {n} of client {client}'s, in round {round}"
     target = of_messages(evidence, title, played, truth.images[:n], truth.labels[:n], first_turn=True)
-    return _attack(target, "single image", round, client, _tried(_ON_SINGLES, _SINGLE_BUDGET, target.masked), seed, say)
+    tried = suited(target.masked)
+    quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
+    attempts = {one: [_attempt(target, one, target.observe, seed, say)] for one in quick}
+    done = 0
+    for end in _stages(min(n, most)):
+        part = _part(target, done, end)
+        for attacker in (one for one in tried if one not in quick):
+            so_far = attempts.setdefault(attacker, [])
+            if not done or _may_decide(_together(so_far, target)):
+                so_far.append(_attempt(part, attacker, part.observe, seed + done, say))
+        done = end
+        if _decided([_together(some, target) for some in attempts.values()]):
+            break
+    found = [_together(some, target) for some in attempts.values()]
+    return Attacked(target, "single image", round, client, [*found, *_on_statistics(target, tried, seed, say)])
 
 
-def _tried(names: Sequence[str], budget: Budget, masked: int) -> list[Attacker]:
-    """The attackers of that name; where layers are hidden, those that stand for DLG there."""
-    tried = {attacker.name: attacker for name in names for attacker in attackers(name, masked)}
-    return [replace(one, attack=replace(one.attack, **budget.get(name, {}))) for name, one in tried.items()]  # type: ignore[type-var]
+def _stages(most: int) -> Iterable[int]:
+    """How many images were tried after each part."""
+    end = min(FIRST, most)
+    while end < most:
+        yield end
+        end = min(2 * end, most)
+    yield end
 
 
-def _attack(target: Target, kind: str, round: int, client: int, tried: list[Attacker], seed: int, say: Say) -> Attacked:
-    attempts = []
-    for attacker in tried:
-        say(f"{target.title}: {attacker.name}")
-        attempts.append(_attempt(target, attacker, target.observe, seed))
+def _part(target: Target, start: int, end: int) -> Target:
+    """Messages of single images, those from ``start`` to ``end``."""
+    title = f"{target.title} ({start + 1} to {end})"
+    images, labels = target.images[start:end], target.labels[start:end]
+    return replace(target, title=title, images=images, labels=labels, observe=lambda threat: target.observe(threat)[start:end])
+
+
+def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
+    """One attempt of those on consecutive parts of the images, as far as they go."""
+    if any(one.scores is None for one in parts):
+        return next(one for one in parts if one.scores is None)
+    n = sum(len(one.images) for one in parts if one.images is not None)
+    return parts[0] if len(parts) == 1 else joined(parts, target.images[:n], target.labels[:n])
+
+
+def _may_decide(one: Attempt) -> bool:
+    return one.scores is not None and one.is_evidence
+
+
+def _decided(attempts: Sequence[Attempt]) -> bool:
+    """Whether an attacker surely recovers more than a few images, or all that count surely no more."""
+    rates = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None]
+    counting = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None and one.is_evidence]
+    return any(rate.low > SETTLED for rate in rates) or all(rate.high <= SETTLED for rate in counting)
+
+
+def _on_statistics(target: Target, tried: Sequence[Attacker], seed: int, say: Say) -> list[Attempt]:
+    """Statistics that read as a gradient, by what needs no other layer and no optimisation."""
+    found = []
     for what, observe in target.statistics.items():
         for attacker in tried:
-            if attacker.name in ON_STATISTICS:
-                reader = OnStatistic(attacker.attack, attacker.threat, what)
-                say(f"{target.title}: {reader.name}")
-                attempts.append(_attempt(target, reader, observe, seed))
-    return Attacked(target, kind, round, client, attempts)
+            if not declared(attacker.attack).optimises:
+                found.append(_attempt(target, OnStatistic(attacker.attack, attacker.threat, what), observe, seed, say))
+    return found
 
 
-def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int) -> Attempt:
+def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say) -> Attempt:
+    say(f"{target.title}: {attacker.name}")
     try:
         observed = observe(attacker.threat)
     except UsageError as error:
         return Attempt(attacker, inapplicable=str(error))
-    schedule, n = observed[0].schedule, len(target.images) // len(observed)
-    if n > MOST and attacker.attack.name != "analytic":
-        return Attempt(attacker, inapplicable=f"not tried: {n} images behind one message, and the budget is for {MOST} at once")
-    if attacker.name == "unrolled" and schedule is not None and schedule.steps > LONGEST:
-        return Attempt(
-            attacker, inapplicable=f"not tried: {schedule.steps} local steps are more than the {LONGEST} of this budget"
-        )
-    return attempt(attacker, observed, target.images, target.labels, seed)
+    if reason := out_of_reach(attacker, observed, len(target.images)):
+        return Attempt(attacker, inapplicable=f"not tried: {reason}")
+    return controlled(attacker, observed, target.images, target.labels, seed)
 
 
 def _steps(target: Target) -> int | None:
@@ -181,6 +215,7 @@ def _success(one: Attempt) -> tuple[int, float]:
 def _described(one: Attempt) -> dict[str, Any]:
     """:func:`fedpriv.audit.figures.figures`, with what the attacker knows, its budget and its own loss along the way."""
     said = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
+    said["is_evidence"] = one.is_evidence
     said.pop("threat")
     if one.found is None:
         return said

@@ -17,12 +17,10 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from attacks.controls import Control
-from attacks.lab import attackers, run_controls
 from attacks.text_controls import text_controls
 from attacks.text_registry import text_attack
 from fedpriv.audit.page import render_html, render_markdown
-from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
@@ -31,8 +29,6 @@ from fedpriv.simulation.pair_inputs import PAIR_MODEL
 
 Say = Callable[[str], None]
 FILES = ("audit.html", "audit.md", "audit.json")
-CONTROLLED = ("idlg", "head-free", "analytic")
-"""Attackers whose controls stand for the harness: with the last layer, without it, and without any optimisation."""
 CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
@@ -45,11 +41,11 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
 
     Raises:
         UsageError: one of the runs cannot be audited.
-        FedprivError: a control failed; then nothing can be said.
+        FedprivError: a control of the attacks on texts failed; then nothing can be said.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     configs = [check(run_dir)[0].config for run_dir in run_dirs]  # before hours of work on the others
-    controls = _controls({name for config in configs for name in _modalities(config)}, options.seed, say)
+    controls = _text_controls({name for config in configs for name in _modalities(config)}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]
     for run in runs:
@@ -60,7 +56,7 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         "fedpriv": version("fedpriv"),
         "command": command,
         "options": asdict(options),
-        "controls": controls,
+        "controls": distinct([*(control for run in runs for control in run["controls"]), *controls]),
         "runs": runs,
     }
     return Audited(findings, {name: picture for part in parts for name, picture in part.pictures.items()})
@@ -92,17 +88,12 @@ def _modalities(config: RunConfig) -> tuple[Modality, ...]:
     return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 
-def _controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:
-    """The controls of the harness, run anew with every audit: of the attacks on what its runs were trained on."""
-    tried: dict[str, Callable[[], list[Control]]] = {}
-    if "image" in modalities:
-        tried |= {name: lambda name=name: run_controls(attackers(name, 0)[0], seed) for name in CONTROLLED}  # type: ignore[misc]
-    if "text" in modalities:
-        tried |= {name: lambda name=name: text_controls(text_attack(name)(), seed) for name in CONTROLLED_ON_TEXTS}  # type: ignore[misc]
+def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:
+    """The controls of the attacks on texts, where there are texts; attacks on images have theirs when they are tried."""
     found = []
-    for name, run in tried.items():
+    for name in CONTROLLED_ON_TEXTS if "text" in modalities else ():
         say(f"controls of {name}")
-        for control in run():
+        for control in text_controls(text_attack(name)(), seed):
             if not control.passed:
                 raise FedprivError(f"a control failed, so nothing can be said: {control.sentence}")
             found.append({"attacker": name, **vars(control)})
@@ -149,6 +140,7 @@ def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
             mine, theirs = run["cost"], other["cost"]
             run["cost"] |= {
                 "against": other["name"],
+                "against_at_chance": theirs["at_chance"],
                 "accuracy_difference": None if mine["accuracy"] is None else mine["accuracy"] - theirs["accuracy"],
                 "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
             }

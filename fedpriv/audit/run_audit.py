@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attacks.operating_points import OperatingPoints, Point
 from fedpriv.audit.center_leaks import inverted_centers
+from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.figures import rate
 from fedpriv.audit.label_leaks import labels_of, shadow_labels
@@ -23,7 +25,6 @@ from fedpriv.audit.text_recovery import on_message as on_texts_of
 from fedpriv.audit.text_verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.files import load_json
 from fedpriv.samples import Modality
 
 Say = Callable[[str], None]
@@ -42,15 +43,17 @@ class AuditOptions:
         messages: messages that are attacked: of the kept rounds, evenly, the first kept client of each.
         label_shadows: turns played to learn what label sets look like; 0: not tried.
         membership_shadows: turns played for each client of the last kept round; 0: no membership inference.
+        singles: images of the easiest case on which attackers that optimise are tried at most.
     """
 
     messages: int = 3
     label_shadows: int = 60
     membership_shadows: int = 32
+    singles: int = 24
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0)):
+        for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0), ("singles", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} = {getattr(self, name)}: at least {least}")
 
@@ -89,14 +92,16 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     findings = _facts(evidence, summary)
     findings["not_tried"] = {}
     findings["texts"] = _on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
-    attacks = []
+    attacks, controls = [], list[dict[str, Any]]()
     for attacked in _on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-client-{attacked.client}.png"
         rows = attacked.pictures()
         if rows:
             pictures[picture] = grid(rows)
         attacks.append(attacked.described(picture if rows else None))
+        controls += attacked.controls()
     findings["attacks"] = attacks
+    findings["controls"] = distinct(controls)
     findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single image")}
     findings["best_of_texts"] = {kind: _best_of_texts(findings["texts"], kind) for kind in ("message", "single text")}
     say("labels")
@@ -139,6 +144,11 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     return Audited(findings, pictures)
 
 
+def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each control once; what they cost is no part of what they are."""
+    return list({(one["attacker"], one["name"], one["sentence"]): one for one in controls}.values())
+
+
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
     """(round, client) of so many messages: of the kept rounds, evenly, the first kept client of each that holds such samples.
 
@@ -160,7 +170,8 @@ def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, s
     if not chosen:
         not_tried["images"] = "no client whose message was kept has images"
         return []
-    attacks = [*((on_message, one) for one in chosen), (on_single_images, _easiest(evidence, chosen))]
+    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles)
+    attacks = [*((on_message, one) for one in chosen), (singles, _easiest(evidence, chosen))]
     for attack, one in attacks:
         try:
             found.append(attack(evidence, *one, options.seed, say))
@@ -204,17 +215,8 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "versions": facts.get("versions") or {},
         "partition_hash": facts["partition_hash"],
         "config_yaml": config.to_yaml(),
-        "cost": {
-            "accuracy": summary["accuracy"],
-            "worst_tenth": summary["protocols"].get("worst_tenth"),
-            "probes": [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)],
-            "bytes_up": summary["bytes_up"],
-            "bytes_down": summary["bytes_down"],
-            "seconds": summary["seconds"],
-            "against": None,
-            "accuracy_difference": None,
-            "bytes_up_ratio": None,
-        },
+        "cost": cost(evidence, summary),
+        "snr": signal_to_noise(evidence.folder.records()),
         "wire": crossed(evidence),
         "knowledge": knowledge(evidence),
         "conditions": conditions(evidence),

@@ -50,7 +50,9 @@ def _named(found: Found) -> str:
 def _sentences(best: Found) -> str:
     if best["exact"] is None:
         return "it does not tell their order"
-    return f"{best['exact']['successes']} of {best['exact']['n']} sentences are right word for word"
+    exact = best["exact"]
+    span = f"95 % interval {exact['low']:.0%} to {exact['high']:.0%}"
+    return f"{exact['successes']} of {exact['n']} sentences are right word for word ({span})"
 
 
 def _reasons(read: Found) -> str:

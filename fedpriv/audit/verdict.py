@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.scores import RECOVERED
+from attacks.scores import RECOVERED, wilson
 from fedpriv.audit.membership_verdict import of_membership
 from fedpriv.audit.text_verdict import of_texts
 
@@ -33,8 +33,11 @@ def verdict(run: Found) -> list[str]:
 
 
 def best_attempt(attack: Found) -> Found | None:
-    """The attempt that recovered most images; of equals the one with the least median error."""
-    made = [one for one in attack["attempts"] if not one.get("inapplicable")]
+    """The attempt that recovered most images; of equals the one with the least median error.
+
+    One that recovered none counts only where its controls show that it could have: else nothing was measured.
+    """
+    made = [one for one in _made(attack) if one["success"][LIMIT]["successes"] or one["is_evidence"]]
     return max(made, key=lambda one: (one["success"][LIMIT]["successes"], -one["mse_median"]), default=None)
 
 
@@ -42,14 +45,12 @@ def _message(attack: Found) -> str:
     where = f"client {attack['client']}'s message of round {attack['round']}"
     best = best_attempt(attack)
     if best is None:
-        reasons = "; ".join(dict.fromkeys(one["inapplicable"] for one in attack["attempts"]))
-        return f"No attack was mounted on {where}, which says nothing about what it gives away ({reasons})."
+        return f"{_nobody(attack)} on {where}, which says nothing about what it gives away ({_reasons(attack)})."
     hit, copied = best["success"][LIMIT], _copied(attack)
     if hit["successes"] == 0:
-        tried = ", ".join(one["attacker"] for one in attack["attempts"] if not one.get("inapplicable"))
         return (
-            f"None of the {hit['n']} training images behind {where} was reconstructed by {tried} within their budgets "
-            f"(MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%})."
+            f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
     compared = f"; the nearest of the public images passes for {copied} of them" if copied is not None else ""
     return (
@@ -60,13 +61,47 @@ def _message(attack: Found) -> str:
 
 def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
+    case = f"clients that hold a single image (played by the audit, defences included; round {attack['round']})"
     if best is None:
-        return "On clients with a single image no attack could be mounted, which says nothing about what they give away."
+        return f"{_nobody(attack)} on {case}, which says nothing about what they give away ({_reasons(attack)})."
     hit = best["success"][LIMIT]
-    case = f"From clients that hold a single image (played by the audit, defences included; round {attack['round']})"
-    if hit["successes"] == 0:
-        return f"{case}, none of {hit['n']} images was reconstructed by the attacks tried within their budgets."
-    return f"{case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']}."
+    looked = "the interval is for the number looked at, which depends on what was found"
+    if hit["successes"]:
+        span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
+        return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {LIMIT}; {span})."
+    none = [(one["attacker"], one["success"][LIMIT]) for one in _made(attack) if one["is_evidence"]]
+    said = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
+    return (
+        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {said}; each recovered its control; "
+        f"95 % intervals, {looked.removeprefix('the interval is ')}{_left_out(attack)}."
+    )
+
+
+def _nobody(attack: Found) -> str:
+    return f"No attack {'whose controls show that it could succeed ' if _made(attack) else ''}was mounted"
+
+
+def _made(attack: Found) -> list[Found]:
+    return [one for one in attack["attempts"] if not one.get("inapplicable")]
+
+
+def _evidence(attack: Found) -> str:
+    return ", ".join(one["attacker"] for one in _made(attack) if one["is_evidence"])
+
+
+def _left_out(attack: Found) -> str:
+    """Whose failure says nothing."""
+    others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
+    return f"; what {others} did not recover either is no evidence" if others else ""
+
+
+def _reasons(attack: Found) -> str:
+    """Why what was tried says nothing, each reason with those that it holds of."""
+    why: dict[str, list[str]] = {}
+    for one in attack["attempts"]:
+        reason = one.get("inapplicable") or "recovered none, and nothing is promised of it"
+        why.setdefault(reason, []).append(one["attacker"])
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
 
 
 def _copied(attack: Found) -> int | None:
@@ -81,7 +116,11 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     ways = sorted({one["how"] for one in messages})
     if ways == [NO_RULE]:
         return [f"No rule reads off these {len(messages)} messages which classes a client holds."]
-    return [f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)})."]
+    rate = wilson(exact, len(messages))
+    span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
+    return [
+        f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
+    ]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

@@ -10,6 +10,11 @@ READ = (
     "has do not count. ROUGE-L is the share of a sentence that was found in the right order. The random words beside each attack "
     "have the true lengths and the frequencies of public texts: an attack that does no better has found nothing."
 )
+SNR = (
+    "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
+    "round's participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It tells of "
+    "one message; who averages over messages, parameters or clients sees more, and no ratio is a guarantee."
+)
 READING = (
     "The attacks read the sealed messages of these runs, byte for byte as they crossed the wire, and what the threat model adds.",
     "A failure is a statement about an attack and its budget, not about the data: another attacker, more steps, more messages or "
@@ -18,6 +23,9 @@ READING = (
     "all samples of all clients.",
     "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run. "
     "Where the best of several membership attacks is named, its interval holds for all of them at once (Bonferroni).",
+    "Of the easiest case more samples are looked at until it is decided, and the interval is for the number that was.",
+    "An attacker counts as evidence only if it recovered images in a control: without a defence, at this very budget, with as "
+    "many images behind one message. Who fails a control is not run, and who has none proves nothing by finding nothing.",
     "The easiest case (clients with a single sample, played by the audit with the run's own turn and defences) shows what the "
     "same attackers reach where it suits them; it is not what crossed the wire.",
 )

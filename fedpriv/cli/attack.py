@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,16 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
-from fedpriv.cli.controls import held_to, wide_console
+from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attacks.lab import Attempt
     from fedpriv.audit.target import Target
 
+NO_PROMISE = "no control shows that it can succeed"
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options of the command that are for attacks on texts alone, and for single steps."""
 
@@ -63,7 +66,8 @@ def attack(
     under a fresh linear layer. With --run both read a message that really crossed the wire.
 
     Where layers are hidden, every attacker that can be tried is reported; a defence is as good as the best of them. Controls run
-    first: where an attack fails at what it must do, or finds something in noise, nothing is reported and the exit code is 1.
+    first, with the options of the attack: one that fails at what it must do, or finds something in noise, is not run; if all do,
+    the exit code is 1.
 
     \b
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png
@@ -95,7 +99,7 @@ def attack(
 def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
-    from attacks.lab import attackers, attempt, run_controls
+    from attacks.lab import attackers, controlled, out_of_reach
     from fedpriv.audit import figures
 
     out = wide_console()
@@ -108,15 +112,19 @@ def _attack_images(
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
-    controls = [control for attacker in tried for control in run_controls(attacker, seed)]
-    held_to(controls, out)
-    attempts = []
-    for attacker in tried:
-        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)
-        made = attempt(attacker, target.observe(attacker.threat), target.images, target.labels, seed)
-        if made.inapplicable:
-            out.print(f"{attacker.name} cannot be mounted: {made.inapplicable}", soft_wrap=True, markup=False)
-        attempts.append(made)
+    attempts, beyond = [], dict[str, str]()
+    with progress(len(tried)) as begin:
+        for attacker in tried:
+            begin(f"{attacker.name}, behind its controls")
+            observed = target.observe(attacker.threat)
+            if reason := out_of_reach(attacker, observed, len(target.images)):
+                beyond[attacker.name] = reason
+            attempts.append(controlled(attacker, observed, target.images, target.labels, seed))
+    tell_controls([control for made in attempts for control in made.controls], out)
+    if all(made.found is None for made in attempts):
+        held_to([control for made in attempts for control in made.controls])
+    for line in _told(attempts, beyond):
+        out.print(line, soft_wrap=True, markup=False)
     guesses = figures.guesses(target)
     out.print(figures.table(attempts, guesses, target))
     if output:
@@ -128,10 +136,27 @@ def _attack_images(
         "images": len(target.images),
         "mask_layers": target.masked,
         "seed": seed,
-        "attackers": [figures.figures(attempt) for attempt in attempts],
+        "attackers": [
+            figures.figures(one) | {"is_evidence": one.is_evidence and one.attacker.name not in beyond} for one in attempts
+        ],
         "baselines": figures.guess_figures(guesses),
-        "controls": [vars(control) for control in controls],
+        "controls": [vars(control) for made in attempts for control in made.controls],
     }
+
+
+def _told(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
+    """What the attackers know, what of it not all do, who could not be mounted, and whose failure says nothing."""
+    knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
+    shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in told for told in knows.values())]
+    lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
+    for name, told in knows.items():
+        if own := [sentence for sentence in told if sentence not in shared]:
+            lines.append(f"{name}: {'; '.join(own)}")
+    lines += [f"{made.attacker.name} cannot be mounted: {made.inapplicable}" for made in attempts if made.inapplicable]
+    for made in attempts:
+        if made.found is not None and (reason := beyond.get(made.attacker.name) or (None if made.is_evidence else NO_PROMISE)):
+            lines.append(f"what {made.attacker.name} does not recover says nothing: {reason}")
+    return lines
 
 
 @command(main, "attacks")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, wide_console
+from fedpriv.cli.controls import held_to, tell_controls, wide_console
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     target = _target(name, seed, run_name, **chosen)
     tried = _attackers(name, options, target)
     controls = text_controls(tried[0].attack, seed) if name in USUAL else []
-    held_to(controls, out)
+    tell_controls(controls, out)
+    held_to(controls)
     attempts = []
     for attacker in tried:
         out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacks.controls import positive_control
 from attacks.dlg import Dlg
 from attacks.images import default_images
-from attacks.lab import _MUST_NOT_INVENT, _MUST_WORK, Attacker, attackers, attempt, observations, run_controls
-from attacks.observation import Observation, ThreatModel
+from attacks.lab import Attacker, attackers, attempt, controlled, observations, out_of_reach, run_controls, suited
+from attacks.nets import observe, reference_victim
+from attacks.observation import Observation, Schedule, ThreatModel
 from attacks.options import defaults_of, like
 from attacks.reconstruction import Reconstruction
 from attacks.registry import image_attack, image_attacks
+from attacks.setting import Setting, declared
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
 
@@ -53,7 +56,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def caught(*arguments: object, **named: object) -> None:
         raise AssertionError("the attack looked for data")
 
-    for name in ("attacks.images.default_images", "attacks.images.load_sample_images", "attacks.controls.default_images"):
+    for name in ("attacks.images.default_images", "attacks.images.load_sample_images", "attacks.setting.default_images"):
         monkeypatch.setattr(name, caught)
     monkeypatch.setattr("fedpriv.data.sources.load_dataset", caught)
 
@@ -119,21 +122,108 @@ def test_without_a_mask_an_attack_stands_for_itself() -> None:
 
 
 def test_with_a_mask_every_attacker_that_can_be_tried_is() -> None:
-    naive, known, joint, free = attackers("idlg-published", 2, {"steps": 7, "closed_form": False})
-    assert [one.name for one in (naive, known, joint, free)] == ["random-head", "known-head", "joint-head", "head-free"]
-    assert naive.attack.assumed == 2 and naive.attack.published
-    assert not attackers("idlg", 2)[0].attack.published
+    found = {one.name: one for one in attackers("idlg-published", 2, {"steps": 7, "closed_form": False})}
+    optimising = ["analytic-features", "head-free", "joint-head", "known-head", "random-head", "unrolled"]
+    assert list(found) == ["analytic", *optimising], "what is quick comes first"
+    naive, known, joint, free = (found[name] for name in ("random-head", "known-head", "joint-head", "head-free"))
+    assert naive.attack.assumed == 2 and naive.attack.published and joint.attack.assumed is None
+    assert not {one.name: one for one in attackers("idlg", 2)}["random-head"].attack.published
     assert {one.attack.steps for one in (naive, known, joint, free)} == {7} and not free.attack.closed_form
     assert known.threat.top == "initial" and free.threat.top == "unknown"
 
 
+def test_audits_try_what_fits_at_its_usual_budget() -> None:
+    seen, hidden = ({one.name: one for one in suited(masked)} for masked in (0, 3))
+    assert seen.keys() == {"analytic", "analytic-features", "dlg", "idlg", "inverting-gradients", "unrolled"}
+    assert hidden.keys() & seen.keys() == {"analytic", "analytic-features", "unrolled"}
+    assert seen["inverting-gradients"].attack.steps == 800 and hidden["random-head"].attack.assumed == 3
+
+
 def test_every_attack_has_controls() -> None:
-    """A positive one where it must work somewhere, else the negative one alone; another package's attack has none."""
-    assert _MUST_WORK.keys() | _MUST_NOT_INVENT.keys() == image_attacks().keys()
+    """A positive one where it must work somewhere, else the negative one alone; another package's attack has what it declares."""
+    assert all(declared(attack).control for attack in image_attacks().values())
     positive, negative = run_controls(Attacker(image_attack("analytic")(), ThreatModel()), 0)
     assert positive.passed and negative.passed
     (negative,) = run_controls(Attacker(short("random-head"), ThreatModel()), 0)
     assert negative.name == "negative" and negative.passed
+    assert run_controls(Attacker(Watched(short("dlg")), ThreatModel()), 0) == ()
+
+
+@pytest.mark.parametrize("name", ["analytic", "dlg", "inverting-gradients", "known-head", "unrolled"])
+def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual_budget(name: str) -> None:
+    """On small images, and the negative controls elsewhere, for the time that they take."""
+    kind = image_attack(name)
+    says = declared(kind)
+    assert says.control is not None and says.usual is not None
+    found = positive_control(kind(**says.usual), replace(says.control, side=8, at_once=says.at_once))
+    assert found.passed and f"{says.at_once} behind one message" in found.sentence, found
+
+
+class Foreign:
+    """An attack of another package, which says where it must work."""
+
+    name, control = "foreign", Setting(net="perceptron")
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, seen: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        self.runs += 1
+        return image_attack("analytic")().run(seen, seed)
+
+
+def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
+    attacker = Attacker(Foreign(), ThreatModel())
+    first = run_controls(attacker, 0)
+    assert [(one.name, one.passed) for one in first] == [("positive", True), ("negative", True)]
+    assert run_controls(attacker, 0) is first and attacker.attack.runs == 2
+    assert run_controls(attacker, 1) is not first
+
+
+def test_controls_are_of_what_is_attacked() -> None:
+    """As many images behind a message, as large, hidden where it hides, and with all steps of the attack."""
+    images, labels = default_images(3, side=8)
+    net = reference_victim(0, 10, 1, 1, 3, 8, 8)
+    message = observe(net, images, labels, hidden=True)
+    asked: list[Any] = []
+
+    class Spy(Foreign):
+        at_once = 128
+
+        def run(self, seen: Sequence[Observation], seed: int = 0) -> Reconstruction:
+            asked.append(seen)
+            return super().run(seen, seed)
+
+    spy = Spy()
+    run_controls(Attacker(spy, ThreatModel()), 0, [message], images)
+    for seen in asked:
+        assert {one.num_examples for one in seen} == {3} and {one.input_shape for one in seen} == {(3, 8, 8)}
+        assert not any(name.startswith("top.") for one in seen for name in one.shared)
+
+
+def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
+    images, labels = default_images(2, side=8)
+    seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)
+    made = controlled(Attacker(short("idlg"), ThreatModel()), seen, images, labels, 0)
+    assert made.found is None and "not tried, as a control failed: idlg recovered 0 of 4" in (made.inapplicable or "")
+    assert not made.is_evidence
+    made = controlled(Attacker(image_attack("idlg")(restarts=1), ThreatModel()), seen, images, labels, 0)
+    assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
+    made = controlled(Attacker(short("joint-head"), ThreatModel()), seen, images, labels, 0)
+    assert made.found is not None and not made.is_evidence, "nothing is promised of it"
+
+
+def test_more_images_at_once_than_a_control_reaches() -> None:
+    images, labels = default_images(6, side=8)
+    message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, labels)
+    dlg, analytic, naive = (Attacker(image_attack(name)(), ThreatModel()) for name in ("dlg", "analytic", "random-head"))
+    why = out_of_reach(dlg, [message], 6)
+    assert why == "6 images behind one message; at this budget its control recovers up to 4 at once"
+    assert out_of_reach(analytic, [message], 6) is None and "nothing is promised" in str(out_of_reach(naive, [message], 6))
+    assert out_of_reach(dlg, [message] * 2, 6) is None, "three each"
+    local = replace(message, schedule=Schedule(lr=0.1, steps=9))
+    unrolled = Attacker(image_attack("unrolled")(), ThreatModel())
+    assert out_of_reach(unrolled, [local] * 6, 6) == "9 local steps are more than the 8 of this budget"
 
 
 def test_a_control_fails_where_the_attack_was_cut_short() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from attacks.controls import Control
+from attacks.options import defaults_of
+from attacks.registry import image_attacks
+from attacks.setting import declared
 from tests.simulation.conftest import quick_plots
 
 __all__ = ["hardly_any_steps", "quick_plots"]
@@ -13,11 +15,13 @@ __all__ = ["hardly_any_steps", "quick_plots"]
 
 @pytest.fixture
 def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks on images that do next to nothing, for tests of what is around them."""
-    few = {"steps": 1, "restarts": 0}
-    budget: dict[str, dict[str, Any]] = dict.fromkeys(("dlg", "idlg", "random-head", "known-head"), few)
-    budget |= {name: {"adam_steps": 2, **few} for name in ("joint-head", "head-free")}
-    budget |= {"analytic-features": {"adam": 2, "lbfgs": 1}, "unrolled": {"iterations": 1}, "inverting-gradients": {"steps": 1}}
-    monkeypatch.setattr("fedpriv.audit.reconstructions._MESSAGE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions._SINGLE_BUDGET", budget)
-    monkeypatch.setattr("fedpriv.audit.reconstructions.EASIEST", 2)
+    """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
+    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1}
+    for kind in image_attacks().values():
+        if declared(kind).usual is not None:
+            usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
+            monkeypatch.setattr(kind, "usual", usual, raising=False)
+            monkeypatch.setattr(kind, "at_once", 1000, raising=False)
+    passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
+    monkeypatch.setattr("attacks.lab.run_controls", lambda attacker, *asked: passed)
+    monkeypatch.setattr("fedpriv.audit.reconstructions.SINGLES", 2)

@@ -146,11 +146,13 @@ def _defended() -> dict[str, Any]:
         "cost": {
             **_cost(0.941, 0.802, 174_200_000),
             "against": "mp",
+            "against_at_chance": False,
             "accuracy_difference": -0.023,
             "bytes_up_ratio": 0.8,
         },
         "attacks": [_attack(target, "message", 72, attempts, "mp-dp-r1-c0.png")],
         "best": {"message": {"attacker": "analytic", "target": target, "success": rate(0, 72)}, "single image": None},
+        "snr": [{"layer": "encoder.fc1", "min": -44.6, "median": -31.2, "rounds": 30}],
         "labels": [_labels(1, 0, "class centres, in clear", [1, 4], [1, 4])],
         "membership": [{**_membership(30, "loss threshold", 0.53, 0.0), "note": "no shadow turns within the budget"}],
         "epsilon": {
@@ -248,6 +250,7 @@ def _run(name: str, defence: list[str]) -> dict[str, Any]:
             "no augmentation, so that an image is always seen as it is",
             "momentum 0.9, which the multi-step attack is told",
         ],
+        "snr": [],
         "attacks": [],
         "best": {"message": None, "single image": None},
         "labels": [],
@@ -274,7 +277,8 @@ def _tensor(name: str, role: str, shape: list[int], up: bool = True, down: bool 
 
 def _cost(accuracy: float | None, worst_tenth: float | None, up: int) -> dict[str, Any]:
     cost = {"accuracy": accuracy, "worst_tenth": worst_tenth, "bytes_up": up, "bytes_down": 234_800_000, "seconds": 42.2}
-    return {**cost, "against": None, "accuracy_difference": None, "bytes_up_ratio": None, "probes": []}
+    beside = {"chance": 0.5, "at_chance": False, "against_at_chance": None, "probes": []}
+    return {**cost, **beside, "against": None, "accuracy_difference": None, "bytes_up_ratio": None}
 
 
 def _attack(target: str, kind: str, images: int, attempts: list[dict[str, Any]], picture: str | None) -> dict[str, Any]:
@@ -302,6 +306,7 @@ def _attempt(
         "attacker": attacker,
         "knows": SERVER,
         "inapplicable": None,
+        "is_evidence": True,
         "success": {limit: rate(count, n) for limit, count in zip(("0.01", "0.001", "0.0001"), successes, strict=True)},
         "label_accuracy": labels,
         "mse_median": error,

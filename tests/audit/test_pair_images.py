@@ -126,12 +126,13 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
         found = {}
         for attacker in attackers("dlg", 1, {"steps": 1, "adam_steps": 2, "restarts": 0}):
             found[attacker.name] = attempt(attacker, [seen], images, labels, 0)
-        assert {name for name, made in found.items() if made.inapplicable is None} == {"random-head", "joint-head", "head-free"}
+        mounted = {name for name, made in found.items() if made.inapplicable is None}
+        assert {"random-head", "joint-head", "head-free"} <= mounted
         assert "head-free needs none of them" in (found["known-head"].inapplicable or "")
 
 
 def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.run_controls", lambda attacker, seed: [Control("positive", True, "recovered 4 of 4", 0.1)])
+    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),))
 
     def attack(name: str, lacking: str | None) -> Any:
         evidence = runs(name)

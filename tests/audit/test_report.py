@@ -20,11 +20,7 @@ from tests.simulation.small import play
 QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4", "--workers", "1")
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
-    """Attacks with hardly any steps, and controls that the tests of attacks run: what is tested here is the report."""
-    passed = [Control("positive", True, "recovered 3 of 3", 0.1)]
-    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: passed)
+pytestmark = pytest.mark.usefixtures("hardly_any_steps")
 
 
 def fedpriv(*arguments: Any) -> Result:
@@ -115,12 +111,28 @@ def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
     assert said["found"] == [] and not said["exact"] and "no rule applies" in said["how"]
 
 
-def test_a_failed_control_says_nothing_of_the_run(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
-    failed = [Control("negative", False, "idlg recovered 2 of 3 images from random gradients", 0.1)]
-    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: failed)
-    result = fedpriv("audit", runs("fedavg"), *QUICK, "--output", tmp_path / "report")
-    assert result.exit_code == 1 and "a control failed" in result.stderr and "random gradients" in result.stderr
-    assert not (tmp_path / "report").exists()
+@pytest.mark.parametrize("name", ["positive", "negative"])
+def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, name: str) -> None:
+    """Neither run, nor said to have failed; on the page stand its control and the reason."""
+    sentence = "as a control would have it"
+
+    def only_analytic_passes(attacker: Any, *asked: Any) -> tuple[Control, ...]:
+        return (Control(name, attacker.attack.name == "analytic", sentence, 0.1),)
+
+    monkeypatch.setattr("attacks.lab.run_controls", only_analytic_passes)
+    monkeypatch.setattr("attacks.dlg.Dlg.run", lambda *asked: pytest.fail("it was run"))
+    few = ("--membership-shadows", 0, "--label-shadows", 0)
+    result = fedpriv("audit", runs("fedavg"), *QUICK, *few, "--output", tmp_path / "report", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    (run,) = found["runs"]
+    for attack in run["attacks"]:
+        said = {one["attacker"]: one["inapplicable"] for one in attack["attempts"]}
+        assert said["dlg"] == f"not tried, as a control failed: {sentence}" and said["analytic"] is None
+    assert {(one["attacker"], one["passed"]) for one in found["controls"]} >= {("dlg", False), ("analytic", True)}
+    assert found["controls"] == run["controls"]
+    for page in ("audit.html", "audit.md"):
+        assert sentence in (tmp_path / "report" / page).read_text()
 
 
 def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
@@ -131,7 +143,7 @@ def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, mon
     result = fedpriv("audit", tmp_path / "begun", *QUICK)
     assert result.exit_code == 2 and "not finished" in result.stderr and "resume" in result.stderr
     began: list[str] = []
-    monkeypatch.setattr("fedpriv.audit.report.run_controls", lambda attacker, seed: began.append("work"))
+    monkeypatch.setattr("fedpriv.audit.report.audit_run", lambda *asked: began.append("work"))
     result = fedpriv("audit", runs("fedavg"), tmp_path / "begun", *QUICK)
     assert result.exit_code == 2 and "begun is not finished" in result.stderr and not began
     result = fedpriv("audit", runs("fedavg"), "--messages", 0)

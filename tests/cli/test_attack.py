@@ -36,7 +36,7 @@ FEW = ("--n", 2, "--set", "steps=1", "--set", "adam_steps=2", "--set", "restarts
 @pytest.fixture
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     """For attacks that are cut short and would fail them."""
-    monkeypatch.setattr("attacks.lab.run_controls", lambda attacker, seed: [])
+    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: ())
 
 
 def last_line(result: Result) -> Any:
@@ -75,7 +75,7 @@ def test_controls_are_reported(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 1
     assert "control failed" in json.loads(result.stdout)["error"]
     assert "control (positive): dlg recovered 0 of 4" in result.stderr
-    assert "control (negative): dlg recovered 0 of 4 images from random gradients" in result.stderr
+    assert "control (negative): dlg recovered 0 of 2 images from random gradients" in result.stderr
 
 
 class Leaking:
@@ -96,18 +96,34 @@ def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monk
     monkeypatch.setattr(Dlg, "run", lambda *arguments: leaking(*arguments))
     result = fedpriv("attack", "dlg", "--n", 1)
     assert result.exit_code == 1
-    assert "a control failed, so nothing can be said: dlg recovered 4 of 4 images from random gradients" in result.stderr
+    assert "a control failed, so nothing can be said: dlg recovered 2 of 2 images from random gradients" in result.stderr
     assert "MSE < 1e-2" not in result.stdout, "no result may be shown"
 
 
 @pytest.mark.usefixtures("no_controls")
 def test_with_a_mask_every_attacker_is_listed(fedpriv: Fedpriv) -> None:
     found = last_line(fedpriv("attack", "dlg", "--mask-layers", 2, *FEW, "--json"))
-    assert [one["attacker"] for one in found["attackers"]] == ["random-head", "known-head", "joint-head", "head-free"]
-    assert all(one.keys() >= FIGURES for one in found["attackers"])
-    threats = {one["attacker"]: one["threat"]["top"] for one in found["attackers"]}
-    assert threats == {"random-head": "unknown", "known-head": "initial", "joint-head": "unknown", "head-free": "unknown"}
+    said = {one["attacker"]: one for one in found["attackers"]}
+    mounted = {"random-head", "known-head", "joint-head", "head-free"}
+    assert said.keys() == mounted | {"analytic", "analytic-features", "unrolled"}
+    assert all((one.keys() >= FIGURES) == (name in mounted) for name, one in said.items())
+    assert "no linear layer with a bias was shared" in said["analytic-features"]["inapplicable"]
+    assert {name for name, one in said.items() if one["threat"]["top"] != "unknown"} == {"known-head"}
     assert found["mask_layers"] == 2
+    assert not any(one["is_evidence"] for one in said.values()), "no control was run"
+
+
+@pytest.mark.usefixtures("no_controls")
+def test_what_attackers_know_is_said_once_and_the_work_announced(fedpriv: Fedpriv) -> None:
+    result = fedpriv("attack", "dlg", "--mask-layers", 1, *FEW)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("sees the payload") == 1 and "every attacker: sees the payload" in result.stdout
+    assert result.stdout.count("means and standard deviations") == 1
+    assert "known-head: knows the initial weights" in result.stdout and "analytic cannot be mounted: no linear" in result.stdout
+    assert "what joint-head does not recover says nothing" in result.stdout
+    begun = result.stderr.splitlines()
+    assert begun[0].startswith("1 of 7: analytic") and "s left" in begun[-1] and len(begun) == 7
+    assert "of 7" not in fedpriv("attack", "dlg", "--mask-layers", 1, *FEW, "--json").stderr
 
 
 def test_an_attack_that_does_not_apply_says_why(fedpriv: Fedpriv) -> None:
@@ -155,7 +171,7 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
 def test_what_cannot_be_right_is_refused(
     empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, arguments: list[object], words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("attacks.lab.run_controls", lambda attacker, seed: pytest.fail("refused too late"))
+    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: pytest.fail("refused too late"))
     refused(fedpriv("attack", *arguments), *words)
     assert list(empty_folder.iterdir()) == []
 

@@ -1,0 +1,98 @@
+"""What a run's defences cost, and whether its accuracy can say so: a model at chance has nothing left to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from attacks.scores import wilson
+from fedpriv.audit import formats
+from fedpriv.audit.evidence import Evidence
+from fedpriv.defenses.noise import SNR
+from fedpriv.files import load_json
+
+Found = Mapping[str, Any]
+
+
+def cost(evidence: Evidence, summary: Found) -> dict[str, Any]:
+    """Accuracy beside chance, bytes and seconds of a run; what stands ``against`` another is filled in by the report."""
+    accuracy = summary["accuracy"]
+    guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
+    return {
+        "accuracy": accuracy,
+        "worst_tenth": summary["protocols"].get("worst_tenth"),
+        "chance": guessed,
+        "at_chance": guessed is not None and at_chance(accuracy, guessed, samples),
+        "probes": [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)],
+        "bytes_up": summary["bytes_up"],
+        "bytes_down": summary["bytes_down"],
+        "seconds": summary["seconds"],
+        "against": None,
+        "against_at_chance": None,
+        "accuracy_difference": None,
+        "bytes_up_ratio": None,
+    }
+
+
+def chance(evidence: Evidence) -> tuple[float, int]:
+    """The best constant answer's mean accuracy over the clients' local test sets, and how many samples are in these together.
+
+    One constant for all clients where all are tested with the same model; where each has its own, one for each client, which is
+    what a model that has learned no more than its client's most frequent class reaches (a half with two classes).
+    """
+    federation, config = evidence.federation, evidence.config
+    data, method, split = federation.data, federation.method, config.eval.split
+    labels = data.labels(split)
+    shares, tested = [], []
+    for client in range(config.data.clients):
+        if len(index := data.indices(split, client)):
+            counts = torch.bincount(labels[index], weights=data.weights(split, client), minlength=len(federation.dataset.classes))
+            shares.append(counts.double() / counts.sum())
+            tested.append(index)
+    by_client = torch.stack(shares)
+    one_model = not method.tested_names and not method.adaptation(config.train.rounds)
+    constant = by_client.mean(0).max() if one_model else by_client.max(1).values.mean()
+    return float(constant), len(set(torch.cat(tested).tolist()))
+
+
+def at_chance(accuracy: float, guessed: float, samples: int) -> bool:
+    """Whether the 95 % interval of an accuracy on so many samples reaches down to what a constant answer has."""
+    return wilson(round(accuracy * samples), samples).low <= guessed
+
+
+def signal_to_noise(records: Sequence[Found]) -> list[dict[str, Any]]:
+    """``{layer, min, median, rounds}`` in dB over the rounds, of each layer that noise was added to."""
+    layers: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith(SNR):
+                layers.setdefault(name.removeprefix(SNR), []).append(value)
+    return [{"layer": name, "min": min(v), "median": median(v), "rounds": len(v)} for name, v in layers.items()]
+
+
+def told(run: Found) -> str:
+    """What the defences cost, in sentences; no conclusion is drawn from a model at chance."""
+    found, said = run["cost"], []
+    if found["at_chance"]:
+        said.append(
+            f"The model is at chance: its accuracy is no better, within its 95 % interval, than a constant answer's "
+            f"({formats.percent(found['chance'])})."
+        )
+    if found["against"] is not None:
+        other = f"Against the undefended run {found['against']}: "
+        if found["at_chance"] or found["against_at_chance"]:
+            both = "both models are" if found["at_chance"] and found["against_at_chance"] else (
+                "that model is" if found["against_at_chance"] else "this model is"
+            )  # fmt: skip
+            other += f"{both} at chance, so nothing follows about the cost in accuracy; "
+        else:
+            other += f"accuracy {formats.points(found['accuracy_difference'])}, "
+        said.append(f"{other}upload {formats.plain(found['bytes_up_ratio'])} times as large.")
+    elif run["defence"]:
+        said.append("No undefended run of the same method is among those given, so the cost of the defence is not known.")
+    else:
+        said.append("This run has no defence, so there is no cost of one to report.")
+    return " ".join(said)

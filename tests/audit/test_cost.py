@@ -1,0 +1,66 @@
+"""Accuracy that says nothing is not held against anything, and the noise that was added stands on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.audit.cost import at_chance, chance, signal_to_noise, told
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.page import render_html, render_markdown
+from tests.audit.sample_findings import findings, pictures
+from tests.simulation.small import play
+
+
+def test_a_constant_answer_reaches_half_of_two_classes_only_where_each_client_has_its_own(tmp_path: Path) -> None:
+    """One model for all cannot know whose two classes it is asked for; a personal one has half of them for nothing."""
+    reached = {}
+    for method in ("fedavg", "fedper", "fedavg-ft"):
+        play(tmp_path / method, method, **{"train.rounds": 1, "data.partition.classes_per_client": 2})
+        evidence = Evidence(tmp_path / method)
+        reached[method], samples = chance(evidence)
+        assert samples == len(set(torch_list(evidence)))
+    assert 0.45 < reached["fedper"] == reached["fedavg-ft"] < 0.62 and reached["fedavg"] < reached["fedper"]
+
+
+def torch_list(evidence: Evidence) -> list[int]:
+    data, clients = evidence.federation.data, evidence.config.data.clients
+    return [i for client in range(clients) for i in data.indices("test", client).tolist()]
+
+
+def test_at_chance_is_within_the_interval() -> None:
+    assert at_chance(0.101, 0.1, 360) and at_chance(0.12, 0.1, 360) and not at_chance(0.15, 0.1, 360)
+    assert at_chance(0.52, 0.5, 360) and not at_chance(0.96, 0.5, 360)
+
+
+def cost(own: bool, other: bool | None, **more: Any) -> dict[str, Any]:
+    found = {"chance": 0.1, "at_chance": own, "against": "plain", "against_at_chance": other, **more}
+    return {"cost": {"accuracy_difference": 0.001, "bytes_up_ratio": 0.5, **found}, "defence": ["gaussian"]}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "who"), [(True, True, "both models are"), (True, False, "this model is"), (False, True, "that model is")]
+)
+def test_nothing_follows_from_a_model_at_chance(own: bool, other: bool, who: str) -> None:
+    said = told(cost(own, other))
+    assert f"{who} at chance, so nothing follows about the cost in accuracy; upload 0.50 times as large" in said
+    assert "percentage points" not in said
+    assert ("no better, within its 95 % interval, than a constant answer's (10.0 %)" in said) == own
+
+
+def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:
+    assert told(cost(False, False)).startswith("Against the undefended run plain: accuracy +0.1 percentage points, upload 0.50")
+    assert "not known" in told(cost(False, None, against=None))
+
+
+def test_the_noise_of_each_layer_is_on_the_page() -> None:
+    records = [{"metrics": {"snr_db/fc1": db, "accuracy": 0.1}} for db in (-20.0, -12.0, -10.0)] + [{"metrics": {}}]
+    assert signal_to_noise(records) == [{"layer": "fc1", "min": -20.0, "median": -12.0, "rounds": 3}]
+    audit = findings()
+    audit["runs"][1]["snr"] = signal_to_noise(records)
+    audit["runs"][1]["cost"] |= {"at_chance": True, "against_at_chance": True}
+    for page in (render_html(audit, pictures()), render_markdown(audit).replace("\\", "")):
+        assert "signal-to-noise" in page and "-20.0" in page and "-12.0" in page
+        assert "both models are at chance" in page and "2.3 percentage points" not in page

@@ -1,0 +1,105 @@
+"""Who is tried on what, and how many images of the easiest case are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.controls import Control
+from attacks.lab import Attacker, Attempt
+from attacks.observation import ThreatModel
+from attacks.reconstruction import Reconstruction
+from attacks.registry import image_attacks
+from attacks.scores import score, wilson
+from attacks.setting import declared
+from fedpriv.audit import reconstructions
+from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.reconstructions import SETTLED, on_message, on_single_images
+from tests.simulation.small import play
+
+MIXED = ("analytic", "dlg", "random-head")
+PASSED = (Control("positive", True, "it can", 0.1), Control("negative", True, "it does not invent", 0.1))
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    folder = tmp_path_factory.mktemp("runs") / "fedavg"
+    play(folder, "fedavg", **{"train.rounds": 1})
+    return Evidence(folder)
+
+
+def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) -> Callable[..., Attempt]:
+    """In place of every attack that optimises: recovers those images, counted from the first that it was ever asked for."""
+
+    def stand_in(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, labels: torch.Tensor, seed: int) -> Attempt:
+        before = sum(asked.setdefault(attacker.attack.name, []))
+        asked[attacker.attack.name].append(len(images))
+        optimises = declared(attacker.attack).optimises
+        keep = torch.tensor([optimises and recovers(before + i) for i in range(len(images))])
+        made = torch.where(keep.view(-1, 1, 1, 1), images, 1 - images.round())
+        n = len(observed)
+        unknown = torch.full((len(images),), -1)
+        found = Reconstruction(made, unknown, torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
+        control = declared(attacker.attack).control
+        promises = control is not None and control.least > 0
+        return Attempt(attacker, found, score(made, images), made, controls=PASSED if promises else PASSED[1:])
+
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("recovers", "most", "looked_at"),
+    [
+        (lambda i: False, 24, [6, 6, 12]),
+        (lambda i: False, 72, [6, 6, 12, 24, 24]),
+        (lambda i: i < 3, 72, [6]),
+        (lambda i: i in (7, 8), 72, [6, 6, 12, 24, 24]),
+        (lambda i: 6 <= i < 12, 72, [6, 6]),
+    ],
+    ids=["none within the budget", "none of 72", "a leak at once", "a leak too rare to be sure", "a leak that shows later"],
+)
+def test_single_images_are_looked_at_until_the_interval_decides(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch, recovers: Callable[[int], bool], most: int, looked_at: list[int]
+) -> None:
+    asked: dict[str, list[int]] = {}
+    monkeypatch.setattr(reconstructions, "controlled", attack_that(recovers, asked))
+    client = evidence.messages()[0][1]
+    assert len(evidence.labels(client)) >= 72
+    attacked = on_single_images(evidence, 1, client, 0, lambda text: None, most)
+    assert asked["dlg"] == looked_at and asked["analytic"] == [72], "a closed form looks at all"
+    for one in attacked.attempts:
+        assert one.scores is not None and one.images is not None and one.found is not None
+        rate, n = one.scores.recovered[1e-2], sum(asked[one.attacker.name])
+        optimises = declared(one.attacker.attack).optimises
+        assert (rate.successes, rate.n) == (sum(recovers(i) for i in range(n)) * optimises, n) and len(one.images) == n
+        assert (one.found.raw.shape[0], one.found.curve.shape[1]) == (n, n)
+    if sum(looked_at) < most:
+        assert any(one.scores is not None and one.scores.recovered[1e-2].low > SETTLED for one in attacked.attempts)
+    rows = attacked.pictures()
+    assert len({len(images) for images in rows.values()}) == 1
+
+
+def test_none_of_72_leaves_5_percent_open() -> None:
+    assert round(SETTLED, 3) == 0.051 == round(wilson(0, 72).high, 3)
+
+
+def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[int]] = {}
+    monkeypatch.setattr(reconstructions, "controlled", attack_that(lambda i: False, asked))
+    monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
+    on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
+    assert asked == {"analytic": [72], "dlg": [6, 6, 12], "random-head": [6]}
+
+
+def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_many(evidence: Evidence) -> None:
+    round, client = evidence.messages()[0]
+    attacked = on_message(evidence, round, client, 0, lambda text: None)
+    said = {one.attacker.name: one for one in attacked.attempts}
+    n = len(evidence.labels(client))
+    reach = "at this budget its control recovers up to 4 at once"
+    assert said["dlg"].inapplicable == f"not tried: {n} images behind one message; {reach}"
+    assert said["analytic"].is_evidence and f"{min(n, 128)} behind one message" in said["analytic"].controls[0].sentence
+    assert {one["attacker"] for one in attacked.controls()} == {"analytic"}
