@@ -160,11 +160,3 @@ def _distance(z: Tensor, wanted: Tensor, kind: str) -> Tensor:
         return away
     missed: Tensor = (z - wanted).square().sum(dim=1) / wanted.square().sum(dim=1).clamp(min=1e-30)
     return missed
-
-
-def random_centers(centers: Tensor, seed: int = 0) -> Tensor:
-    """The negative control: random directions of the same lengths, ``(m, k)``."""
-    drawn = torch.randn(centers.shape, generator=torch.Generator().manual_seed(seed), dtype=centers.dtype)
-    drawn = drawn.to(centers.device)
-    scale: Tensor = (centers.square().sum(dim=1) / drawn.square().sum(dim=1)).sqrt()
-    return drawn * scale[:, None]

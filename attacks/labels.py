@@ -2,8 +2,8 @@
 
 With mean cross-entropy over n samples the bias gradient of that layer is ``mean_i p_i - counts / n`` and the weight gradient
 ``mean_i (p_i - y_i) h_i^T``: all rules below are ways of reading these two. They take weight changes too, as
-:mod:`attacks.multistep` reads them. Where the layer is hidden they raise ``Inapplicable``; then there are
-:mod:`attacks.label_search` (known head) and :mod:`attacks.shadow` (no head).
+:mod:`attacks.multistep` reads them. Where the layer is hidden they raise ``Inapplicable``; then there is
+:mod:`attacks.shadow`.
 """
 
 from __future__ import annotations
@@ -36,34 +36,6 @@ def surely_present(observation: Observation) -> Tensor:
     """``(C,)``: classes whose bias gradient is negative. Each is certainly in the batch; others may be too, where the model is
     already confident. (The bias gradient of an absent class is a mean of probabilities.)"""
     return _bias(observation) < 0
-
-
-def distinct_labels(observation: Observation) -> Tensor:
-    """``(C,)`` counts of a batch that is known to hold no label twice: the n most negative bias gradients (the rule of Yin et al.
-    2021, GradInversion, section 3.1, on the bias)."""
-    bias = _bias(observation)
-    counts = torch.zeros(len(bias), dtype=torch.long)
-    counts[bias.argsort()[: min(_examples(observation), len(bias))].cpu()] = 1
-    return counts
-
-
-def llg_counts(observation: Observation) -> Tensor:
-    """``(C,)`` counts by LLG (Wainakh et al. 2022, PoPETs, algorithm 1): no weights, only the shared gradient.
-
-    Every class with a negative row sum is taken once; then the smallest row sum is taken until n samples are; each sample taken
-    adds its impact back, ``-(1 + 1/C) / n`` times the sum of the negative row sums. Needs features that are not negative
-    and a batch with few of the classes: for balanced batches of more than C samples the impact comes out too small (0.55 of 50
-    labels of 10 classes right in a test where the rules below have 0.97 and all).
-    """
-    rows, n = output_layer(as_gradient(observation)).weight.sum(dim=1).double().cpu(), _examples(observation)
-    impact = rows[rows < 0].sum() * (1 + 1 / len(rows)) / n
-    counts = (rows < 0).long()
-    rows = rows - impact * counts
-    while counts.sum() < n and impact < 0:
-        smallest = rows.argmin()
-        counts[smallest] += 1
-        rows[smallest] -= impact
-    return counts
 
 
 def bias_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:

@@ -54,11 +54,6 @@ def loss_threshold(confidences: Array) -> Array:
     return -losses(confidences)
 
 
-def below_training_loss(confidences: Array, training_loss: float) -> Mask:
-    """Who is said to be a member by an attacker that knows the mean training loss (Yeom et al., adversary 1)."""
-    return losses(confidences) <= training_loss
-
-
 def lira(
     observed: Array,
     shadows: Array,

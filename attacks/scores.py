@@ -129,10 +129,5 @@ def match_batches(made: Tensor, true: Tensor, size: int) -> Tensor:
     return torch.cat([match(m, t) + i * size for i, (m, t) in enumerate(batches)])
 
 
-def best_of(loss: Tensor) -> Tensor:
-    """Of several tries ``(tries, n)`` the one with the least *attacker's* loss ``(n,)``; never by the error."""
-    return loss.nan_to_num(torch.inf, torch.inf).argmin(0)
-
-
 def _clipped(images: Tensor) -> Tensor:
     return images.nan_to_num(nan=0.5).clamp(0, 1)

@@ -92,19 +92,6 @@ class Membership:
             shown.append({"attacker": name, **about, "sentence": f"{told}; it must hold 0.5"})
         return shown
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain lists, numbers and strings."""
-        attacks = {
-            name: {
-                **asdict(found),
-                "at": [
-                    {"false_positive_rate": rate} if point is None else _point(rate, point) for rate, point in found.at.items()
-                ],
-            }
-            for name, found in self.attacks.items()
-        }
-        return {**asdict(self), "attacks": attacks, "controls_passed": self.controls_passed, "chance": {"auc": 0.5}}
-
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; few clients have too few samples to say much, so their scores are pooled.

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
@@ -52,20 +51,6 @@ def kl_gradient(weights: Tensor, reference: Tensor) -> Tensor:
     """Its gradient by ``weights``: ``p (delta - E_p[delta])``, over the last dimension; shape of ``weights``."""
     p, delta = torch.softmax(weights, -1), weights - reference
     return p * (delta - (p * delta).sum(-1, keepdim=True))
-
-
-class SoftmaxKL(torch.autograd.Function):
-    """:func:`kl_of_softmax` as something to differentiate, by ``weights`` alone: the reference is a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, reference: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, reference)
-        return kl_of_softmax(weights, reference)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * kl_gradient(*ctx.saved_tensors), None
 
 
 def weight_of_kl(local: float, received: float, sign: int = 1) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.centers import CenterOptions, embedding, invert_centers, random_centers, read_label_set, uploaded_body
+from attacks.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
 from attacks.observation import Observation, Schedule, Split
 from attacks.reconstruction import Inapplicable
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
@@ -85,9 +85,10 @@ def test_random_centres_and_a_wrong_projector_give_no_image() -> None:
     options = CenterOptions(steps=100, lr=0.1, tv=0.0, restarts=0)
     held = read_label_set(observation)
     torch.manual_seed(5)
+    drawn = torch.randn_like(held.centers)
     wrong = nn.Sequential(nn.Tanh(), nn.Linear(80, 60)).double()
     for embed, centers in (
-        (embedding(observation, projector), random_centers(held.centers)),
+        (embedding(observation, projector), drawn * (held.centers.norm(dim=1) / drawn.norm(dim=1))[:, None]),
         (embedding(observation, wrong), held.centers),
     ):
         found = invert_centers(observation, embed, centers, options)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from attacks.membership import (
     Array,
     Mask,
-    below_training_loss,
     confidence,
     halves,
     lira,
@@ -35,10 +34,9 @@ def test_confidence_is_the_log_odds_and_stays_finite() -> None:
         confidence(torch.tensor([[torch.inf, 0.0]]), torch.tensor([0]))
 
 
-def test_loss_threshold_and_training_loss() -> None:
+def test_loss_threshold() -> None:
     confidences = np.array([3.0, -1.0, 0.0])
     assert loss_threshold(confidences).argsort().tolist() == [1, 2, 0]
-    assert below_training_loss(confidences, np.log(2)).tolist() == [True, False, True]
 
 
 def test_lira_is_the_likelihood_ratio_of_two_gaussians() -> None:

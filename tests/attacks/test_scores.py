@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attacks.baselines import baselines
-from attacks.scores import best_of, match, match_batches, mse, psnr, score, ssim, wilson
+from attacks.scores import match, match_batches, mse, psnr, score, ssim, wilson
 
 
 def test_mse_and_psnr_of_a_known_difference() -> None:
@@ -76,10 +76,6 @@ def test_matching_undoes_a_permutation_within_each_batch() -> None:
     made = true[order] + 0.01
     assert torch.equal(order[match_batches(made, true, 3)], torch.arange(6))
     assert torch.equal(order[:3][match(made[:3], true[:3])], torch.arange(3))
-
-
-def test_best_of_goes_by_the_loss_and_leaves_out_what_diverged() -> None:
-    assert best_of(torch.tensor([[1.0, math.nan], [0.5, 3.0], [2.0, math.inf]])).tolist() == [1, 1]
 
 
 def test_score_counts_images_and_labels() -> None:

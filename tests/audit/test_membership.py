@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +65,6 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     )
     assert found.epsilon is not None and found.epsilon.upper_run is None and found.epsilon.lower >= 0
     assert found.likelihoods == (LIRA, f"{LIRA}, {ROWS}") and found.epsilon.lower == max(found.epsilon.each)
-    written = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert written["attacks"][LIRA]["auc"]["value"] == found.attacks[LIRA].auc.value and len(written["threat"]) == 4
-    assert written["attacks"][LIRA]["at"][1] == {"false_positive_rate": 0.001}  # too few non-members, so no number
     assert contents(overfit.folder.path) == before
 
 
