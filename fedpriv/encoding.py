@@ -12,13 +12,14 @@ The second may follow the first: ``encoder.fc.weight~values~int8``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.wire import STATISTIC, Payload, Sealed, seal
+from fedpriv.wire import STATISTIC, Sealed
 
 INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
 _CODES = re.compile(r"(.*)~int([2-8])")
@@ -57,14 +58,55 @@ def unpack_codes(packed: Tensor, bits: int, shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.packbits(padded, axis=1)[:, 0]).float().sub_(2 ** (bits - 1) - 1).view(shape)
 
 
-def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Sealed:
-    """The upload with whole weights in place of compressed changes; itself where nothing is compressed.
+@dataclass(frozen=True)
+class Upload:
+    """An upload as the server reads it: whole weights, whatever form they crossed the wire in.
+
+    Attributes:
+        sealed: what crossed the wire.
+        weights: by name, all tensors of the message with compressed changes made whole; ``None``: nothing was compressed.
+    """
+
+    sealed: Sealed
+    weights: Mapping[str, Tensor] | None = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors, by name."""
+        if self.weights is None:
+            return {name: shape for name, (_, shape) in self.sealed.schema.items()}
+        return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
+
+    def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
+        """The tensors, or those among ``names``; changing them changes nothing that was sent."""
+        if self.weights is None:
+            return self.sealed.tensors(names)
+        return {name: tensor.clone() for name, tensor in self.weights.items() if names is None or name in names}
+
+    def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
+        """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there; without a copy between, if they can."""
+        if self.weights is None:
+            self.sealed.copy_into(row, spans)
+            return
+        for name, tensor in self.weights.items():
+            if (span := spans.get(name)) is not None:
+                row[span] = tensor.reshape(-1).to(row)
+
+    def not_finite(self) -> str | None:
+        """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
+        if self.weights is None:
+            return self.sealed.not_finite()
+        return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
+
+
+def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
+    """The upload with whole weights in place of compressed changes.
 
     Args:
         received: what the sender had been sent, by name: the changes count from there, and shapes are those.
     """
     if upload.kind != "delta":
-        return upload
+        return Upload(upload)
     tensors = upload.tensors()
     for name in list(tensors):
         if found := _CODES.fullmatch(name):
@@ -80,5 +122,4 @@ def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Sealed:
     for name, tensor in tensors.items():
         if is_model(name) and name in received:
             tensors[name] = received[name].cpu() + tensor.float()
-    facts = (upload.round, upload.client, "weights", upload.num_examples, upload.transforms)
-    return seal(Payload(tensors, *facts))  # type: ignore[arg-type]
+    return Upload(upload, tensors)

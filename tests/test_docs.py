@@ -12,16 +12,18 @@ import click
 import pytest
 import torch
 
+from fedpriv.aggregation import registry as aggregations
 from fedpriv.cli import main
+from fedpriv.encoding import Upload
 from fedpriv.methods import registry
 from fedpriv.simulation.loop import Simulation
 
 ROOT = Path(__file__).parent.parent
 
 
-def python_of(name: str) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
-    return str(code)
+def python_of(name: str, number: int = 0) -> str:
+    """The Python block of that number in a document."""
+    return str(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)[number])
 
 
 def commands() -> list[str]:
@@ -55,6 +57,35 @@ def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[
     assert torch.equal(plain.server.row, without.server.row)
     moved = [(simulation.server.row - simulation.federation.initial).norm() for simulation in (plain, with_term)]
     assert moved[1] < 0.98 * moved[0]
+
+
+@pytest.mark.parametrize("where", [{"method.name": "fedavg", "mask": 1}, {"method.name": "fedper"}, {"method.name": "fedavg"}])
+def test_the_aggregation_of_contributing(
+    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation], where: dict[str, Any]
+) -> None:
+    """Server momentum by the book, also where a part of the net stays with the clients or is masked; against a loop by hand."""
+    monkeypatch.setattr(aggregations, "_known", aggregations.all())
+    exec(python_of("CONTRIBUTING.md", 1), {})
+    mask = {"wire.transforms": [{"name": "mask", "last": 1}]} if where.get("mask") else {}
+    simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "momentum-example", **mask})
+    method, space = simulation.federation.method, simulation.federation.resident.space
+    velocity, sent = torch.zeros(space.size), list[Upload]()
+    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(Upload(sealed)) if way == "up" else None)
+    for _ in range(3):
+        before = simulation.server.row.clone()
+        sent.clear()
+        simulation.play_round()
+        names = set.intersection(*(set(upload.shapes) for upload in sent)) & set(space.names)
+        assert names == {name for name in method.shared_names if not mask or not name.startswith("head.")}
+        total = sum(upload.sealed.num_examples or 0 for upload in sent)
+        for name in names:
+            mean = sum((u.sealed.num_examples or 0) / total * u.tensors()[name].double() for u in sent)
+            at, old = space[name], space.view(before, name)
+            moved = 0.9 * velocity[at.start : at.stop].double() + (mean - old.double()).reshape(-1)
+            velocity[at.start : at.stop] = moved.float()
+            torch.testing.assert_close(space.view(simulation.server.row, name), old + moved.float().view(old.shape))
+        rest = [name for name in space.names if name not in names]
+        assert all(torch.equal(space.view(simulation.server.row, n), space.view(before, n)) for n in rest)
 
 
 @pytest.mark.parametrize("line", commands())

@@ -26,6 +26,7 @@ class Uploads:
         statistics: by full name, what each client sent besides the model.
         clients: their numbers.
         registered: number K_all of registered clients.
+        whole: the layout of the whole net; ``None``: all of it was sent.
     """
 
     space: ParameterSpace
@@ -36,9 +37,20 @@ class Uploads:
     clients: Sequence[int]
     round: int
     registered: int
+    whole: ParameterSpace | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def restrict(self, row: Tensor) -> Tensor:
+        """Of a row of the whole net, such as a momentum that the server keeps, what was sent: ``(p_whole,)`` -> ``(p,)``."""
+        whole = self.whole or self.space
+        return self.space.pack(whole.unpack(row, self.space.names), row.new_empty(self.space.size))
+
+    def expand(self, row: Tensor, into: Tensor) -> Tensor:
+        """The way back: a copy of ``into`` ``(p_whole,)`` with ``row`` ``(p,)`` in the place of what was sent."""
+        whole = self.whole or self.space
+        return whole.pack(self.space.unpack(row), into.clone())
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ class FedDyn(Mean):
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         space, whole = uploads.space, memory[_DRIFT]
         mean = weighted_mean(uploads.rows, self.weigh(uploads))
-        drift = self.params.h_decay * space.pack(self.context.space.unpack(whole, space.names), torch.empty_like(mean))
+        drift = self.params.h_decay * uploads.restrict(whole)
         for row in uploads.rows:
             drift += (row - uploads.previous) / uploads.registered
         merged = with_plain_buffers(mean + drift, mean, space)
         drift = with_plain_buffers(drift, torch.zeros_like(drift), space)
-        kept = self.context.space.pack(space.unpack(drift), whole.clone())
-        return Merged(merged, {_DRIFT: kept}, {"feddyn/drift_norm": float(torch.linalg.vector_norm(drift, dtype=torch.float64))})
+        report = {"feddyn/drift_norm": float(torch.linalg.vector_norm(drift, dtype=torch.float64))}
+        return Merged(merged, {_DRIFT: uploads.expand(drift, whole)}, report)

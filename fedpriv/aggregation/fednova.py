@@ -124,11 +124,10 @@ class FedNova(Mean):
         total = float(effective.sum())
         row = effective.to(uploads.rows) @ uploads.rows + (1 - total) * uploads.previous
         if self.params.server_momentum:
-            space, velocity = self.context.space, memory[_VELOCITY]
-            known = uploads.space.pack(space.unpack(velocity, uploads.space.names), torch.empty_like(row))
-            row = row + self.params.server_momentum * known
+            velocity = memory[_VELOCITY]
+            row = row + self.params.server_momentum * uploads.restrict(velocity)
             step = with_plain_buffers(row - uploads.previous, torch.zeros_like(row), uploads.space)
-            memory = {_VELOCITY: space.pack(uploads.space.unpack(step), velocity.clone())}
+            memory = {_VELOCITY: uploads.expand(step, velocity)}
         report = {
             "fednova/weight_sum": total,
             "fednova/weight_max": float(effective.max()),

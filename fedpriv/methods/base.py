@@ -12,17 +12,15 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from fedpriv.aggregation import Aggregation, Uploads
-from fedpriv.aggregation.completing import complete
+from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parts import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
-from fedpriv.wire import Payload, Sealed, tensor_of
+from fedpriv.wire import Payload, tensor_of
 
 __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
@@ -118,42 +116,20 @@ class Method:
         """Why an upload with these statistics, by full name, cannot be merged, in a few words; ``None``: it can.
 
         They are finite, and what one says of a tensor of the net has its shape. An upload that is objected to is left out of
-        the round before :meth:`aggregate`. By default what the aggregation says.
+        the round before the merge. By default what the aggregation says.
         """
         return self.aggregation.objection(statistics)
 
-    def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
-        """The round's uploads, ordered by client, one at least -> the new server state.
+    def remember(
+        self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """What the server keeps after a merge besides the model, by name: by default what the aggregation made of it.
 
-        All of them are finite and passed :meth:`objection`. What no upload holds (private, or masked on the way) keeps the
-        server's value to the bit and is no part of the matrix; what only some hold has, in the others' place, the mean of those
-        who hold it (by :meth:`Aggregation.weigh`), so that a plain mean is one over them.
+        Args:
+            before, merged: the server's state before and after the merge.
+            statistics: what each client of the round sent besides the model, by full name.
         """
-        whole = self.context.space
-        arrived = [(upload, upload.names) for upload in uploads]
-        sent = {name for _, names in arrived for name in names if name in whole}
-        space = whole.restricted(sent)
-        previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
-        rows = torch.empty(len(arrived), space.size, dtype=previous.dtype)
-        spans = {entry.name: slice(entry.start, entry.stop) for entry in space.entries}
-        for row, (upload, names) in zip(rows, arrived, strict=True):
-            if not names >= sent:
-                row.copy_(previous)
-            upload.copy_into(row, spans)
-        matrix = Uploads(
-            space=space,
-            rows=rows.to(previous.device),
-            previous=previous,
-            examples=[upload.num_examples or 0 for upload in uploads],
-            statistics=[upload.tensors(names - sent) for upload, names in arrived],
-            clients=[-1 if upload.client is None else upload.client for upload in uploads],
-            round=uploads[0].round,
-            registered=self.context.config.data.clients,
-        )
-        complete(matrix, [names for _, names in arrived], self.aggregation.weigh(matrix))
-        merged = self.aggregation.merge(matrix, server.memory)
-        row = whole.pack(space.unpack(merged.row), server.row.clone())
-        return ServerState(row, dict(merged.memory), merged.report)
+        return merged.memory
 
     # --- the client's side -------------------------------------------------------------------------------------------
 

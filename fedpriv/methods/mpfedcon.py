@@ -16,7 +16,7 @@ from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.parts import Step
-from fedpriv.wire import STATISTIC, Payload, Sealed
+from fedpriv.wire import STATISTIC, Payload
 
 CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
 REFERENCE = "reference"
@@ -142,12 +142,12 @@ class MpFedcon(FedRep):
                 return f"{COUNTS} are not {len(classes)} positive numbers"
         return super().objection(statistics)
 
-    def aggregate(self, server: ServerState, uploads: Sequence[Sealed]) -> ServerState:
-        merged = super().aggregate(server, uploads)
-        sums = torch.zeros(server.memory[CENTERS].shape, dtype=torch.float64)
+    def remember(
+        self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        sums = torch.zeros(before.memory[CENTERS].shape, dtype=torch.float64)
         weights = torch.zeros(len(sums), dtype=torch.float64)
-        for upload in uploads:
-            sent = upload.tensors({CLASSES, CENTERS, COUNTS})
+        for sent in statistics:
             if CLASSES not in sent or CENTERS not in sent:  # masked on the way: as if the client held no class
                 continue
             classes, centers = sent[CLASSES].long(), sent[CENTERS].double()
@@ -156,13 +156,12 @@ class MpFedcon(FedRep):
             weight = sent[COUNTS].double() if COUNTS in sent else torch.ones(len(classes), dtype=torch.float64)
             sums.index_add_(0, classes, weight[:, None] * centers)
             weights.index_add_(0, classes, weight)
-        old, mask = server.memory[CENTERS], server.memory[MASK]
+        old, mask = before.memory[CENTERS], before.memory[MASK]
         new = (sums / weights.clamp(min=1e-300)[:, None]).float()
         beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class has nothing to be averaged with
         heard = weights > 0
         centers = torch.where(heard[:, None], beta * old + (1 - beta) * new, old)  # a class nobody holds keeps its centre
-        merged.memory = {**merged.memory, CENTERS: centers, MASK: mask | heard}
-        return merged
+        return {**merged.memory, CENTERS: centers, MASK: mask | heard}
 
 
 def _table(server: ServerState) -> dict[str, Tensor]:

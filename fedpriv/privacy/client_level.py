@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedpriv.encoding import Upload
 from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
-from fedpriv.wire import Sealed
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class NoisyMean:
     expected: float
 
     def __call__(
-        self, server: ServerState, uploads: Sequence[Sealed], sent: Mapping[str, Tensor], generator: torch.Generator
+        self, server: ServerState, uploads: Sequence[Upload], sent: Mapping[str, Tensor], generator: torch.Generator
     ) -> ServerState:
         """The server's next state.
 

@@ -48,7 +48,7 @@ def check(
             f"privacy.level {level}: BatchNorm ({norms[0]}{', ...' if len(norms) > 1 else ''}) {why}; "
             "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
         )
-    own_way = kind.aggregate is not Method.aggregate or kind.participants is not Method.participants
+    own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
     if level == "client" and (own_way or type(method.aggregation) is not Mean or config.train.selection != "uniform"):
         raise UsageError(
             f"privacy.level client replaces how the server draws and averages, and method {name} has its own way; "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.encoding import decoded, is_model
+from fedpriv.encoding import Upload, decoded, is_model
 from fedpriv.methods.base import Method
 from fedpriv.simulation.executor import TurnResult
-from fedpriv.wire import Sealed, tensor_of
+from fedpriv.wire import tensor_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Arrivals:
 
     Attributes:
         results: the turns whose upload was not left out, or that sent none, in the order given.
-        uploads: their uploads, in whole weights.
+        uploads: their uploads.
         rejected: client -> why its upload was left out.
     """
 
     results: list[TurnResult]
-    uploads: list[Sealed]
+    uploads: list[Upload]
     rejected: dict[int, str]
 
 
@@ -49,16 +49,17 @@ def sift(results: Iterable[TurnResult], sent: Mapping[str, Tensor], method: Meth
     return arrivals
 
 
-def objection(upload: Sealed, method: Method) -> str | None:
+def objection(upload: Upload, method: Method) -> str | None:
     """Why an upload cannot be merged, in a few words; ``None``: it can.
 
     Every number is finite, what is of a tensor of the net has its shape, and the method has nothing against the statistics.
     """
     space = method.context.space
-    for name, (_, shape) in upload.schema.items():
+    shapes = upload.shapes
+    for name, shape in shapes.items():
         about = tensor_of(name)
         if about in space and shape != space[about].shape:
             return f"{name} has shape {list(shape)}, not {list(space[about].shape)}"
     if spoiled := upload.not_finite():
         return f"{spoiled} is not finite"
-    return method.objection(upload.tensors({name for name in upload.names if not is_model(name)}))
+    return method.objection(upload.tensors({name for name in shapes if not is_model(name)}))

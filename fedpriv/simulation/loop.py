@@ -20,6 +20,7 @@ from fedpriv.simulation.arrivals import sift
 from fedpriv.simulation.checkpoint import Checkpoints, Progress
 from fedpriv.simulation.executor import TurnResult
 from fedpriv.simulation.executors import executor_of
+from fedpriv.simulation.merging import merge
 from fedpriv.simulation.payloads import PayloadKeeper
 from fedpriv.simulation.probing import Prober
 from fedpriv.simulation.run_folder import RunFolder
@@ -130,7 +131,7 @@ class Simulation:
                 self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
                 self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
             elif uploads:
-                self.server = method.aggregate(self.server, uploads)
+                self.server = merge(method, self.server, uploads)
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(dropped)}
         if arrivals.rejected:
             metrics["rejected"] = len(arrivals.rejected)

@@ -117,7 +117,7 @@ def test_what_was_not_received_is_sent_whole() -> None:
 
 def test_plain_uploads_are_not_touched() -> None:
     sealed = seal(upload(received(5)))
-    assert decoded(sealed, {}) is sealed
+    assert decoded(sealed, {}).sealed is sealed and decoded(sealed, {}).weights is None
 
 
 @pytest.mark.parametrize("options", [{"fraction": 0}, {"fraction": 1.5}, {"fraction": -1}])

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from fedpriv.config import load_config
 from fedpriv.data.partition import make_partition
+from fedpriv.encoding import Upload
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.simulation.checkpoint import Progress
 from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.merging import merge
 from fedpriv.simulation.turn import Turn
 from fedpriv.wire import Payload, Sealed, seal
 
@@ -226,7 +228,7 @@ def test_round_zero_broadcasts_the_whole_model_to_every_client(simulate: Simulat
 
 def upload_of(
     method: MpFedcon, server_row: Tensor, client: int, sent: dict[int, list[float]], counts: list[int] | None = None
-) -> Sealed:
+) -> Upload:
     tensors = {
         **method.context.space.unpack(server_row, method.shared_names),
         CENTERS: torch.tensor(list(sent.values())).reshape(len(sent), -1),
@@ -234,7 +236,7 @@ def upload_of(
     }
     if counts:
         tensors[COUNTS] = torch.tensor(counts, dtype=torch.int32)
-    return seal(Payload(tensors, 1, client, num_examples=1))
+    return Upload(seal(Payload(tensors, 1, client, num_examples=1)))
 
 
 @pytest.fixture
@@ -249,14 +251,15 @@ def two_dim(simulate: Simulate) -> Callable[..., tuple[Simulation, MpFedcon]]:
 def test_centers_are_the_mean_of_those_who_hold_the_class_and_stay_if_nobody_does(two_dim: Callable[..., Any]) -> None:
     simulation, method = two_dim()
     server = simulation.server
-    server = method.aggregate(
+    server = merge(
+        method,
         server,
         [upload_of(method, server.row, 0, {1: [1.0, 3.0], 4: [2.0, 2.0]}), upload_of(method, server.row, 1, {1: [3.0, 5.0]})],
     )
     assert server.memory[MASK].nonzero().flatten().tolist() == [1, 4]
     assert server.memory[CENTERS][1].tolist() == [2.0, 4.0]
     assert server.memory[CENTERS][4].tolist() == [2.0, 2.0], "held by one client: that client's mean"
-    later = method.aggregate(server, [upload_of(method, server.row, 2, {4: [8.0, 0.0]})])
+    later = merge(method, server, [upload_of(method, server.row, 2, {4: [8.0, 0.0]})])
     assert later.memory[CENTERS][1].tolist() == [2.0, 4.0], "nobody holds it: it stays"
     assert later.memory[CENTERS][4].tolist() == [8.0, 0.0]
     assert later.memory[MASK].nonzero().flatten().tolist() == [1, 4]
@@ -269,8 +272,8 @@ def test_center_options(two_dim: Callable[..., Any]) -> None:
         simulation, method = two_dim(**options)
         held = [[n] for n in counts] if counts else [None, None]
         uploads = [upload_of(method, simulation.server.row, i, s, n) for i, (s, n) in enumerate(zip(sent, held, strict=True))]
-        once = method.aggregate(simulation.server, uploads)
-        return list(method.aggregate(once, [upload_of(method, once.row, 0, {1: [9.0, 9.0]}, [1] if counts else None)] if options.get("method.center_ema") else uploads).memory[CENTERS][1].tolist())  # fmt: skip  # noqa: E501
+        once = merge(method, simulation.server, uploads)
+        return list(merge(method, once, [upload_of(method, once.row, 0, {1: [9.0, 9.0]}, [1] if counts else None)] if options.get("method.center_ema") else uploads).memory[CENTERS][1].tolist())  # fmt: skip  # noqa: E501
 
     assert aggregated() == [0.5, 2.0]
     assert aggregated(counts=(3, 1), **{"method.center_weighting": "counts"}) == [0.75, 1.0]
@@ -304,10 +307,10 @@ def test_initial_centers(simulate: Simulate, init: str, valid: int, norm: float)
 def test_aggregation_is_order_invariant_after_sorting_and_equal_uploads_give_that_upload(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK)
     method, server = simulation.federation.method, simulation.server
-    same = [seal(Payload(method.context.space.unpack(server.row, method.shared_names) | {CENTERS: torch.empty(0, 16), CLASSES: torch.empty(0, dtype=torch.int16)}, 1, i, num_examples=n)) for i, n in enumerate((1, 5, 3))]  # fmt: skip  # noqa: E501
-    torch.testing.assert_close(method.aggregate(server, same).row, server.row)
-    a = method.aggregate(server, same).row
-    b = method.aggregate(server, same[::-1]).row
+    same = [Upload(seal(Payload(method.context.space.unpack(server.row, method.shared_names) | {CENTERS: torch.empty(0, 16), CLASSES: torch.empty(0, dtype=torch.int16)}, 1, i, num_examples=n))) for i, n in enumerate((1, 5, 3))]  # fmt: skip  # noqa: E501
+    torch.testing.assert_close(merge(method, server, same).row, server.row)
+    a = merge(method, server, same).row
+    b = merge(method, server, same[::-1]).row
     torch.testing.assert_close(a, b)
 
 

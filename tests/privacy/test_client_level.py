@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.encoding import Upload
 from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.sampling import participants
-from fedpriv.wire import Payload, Sealed, seal
+from fedpriv.wire import Payload, seal
 
 Simulate = Callable[..., Simulation]
 C, M = 0.5, 4.0
@@ -26,13 +27,13 @@ def net(width: int = 3) -> tuple[ParameterSpace, Tensor]:
     return space, space.row_of(module)
 
 
-def uploads(space: ParameterSpace, row: Tensor, count: int, scale: float = 0.3) -> list[Sealed]:
+def uploads(space: ParameterSpace, row: Tensor, count: int, scale: float = 0.3) -> list[Upload]:
     drawn = torch.Generator().manual_seed(count)
     rows = [row + scale * k * torch.randn(row.shape, generator=drawn) for k in range(count)]
-    return [seal(Payload(space.unpack(one), round=1, client=k)) for k, one in enumerate(rows)]
+    return [Upload(seal(Payload(space.unpack(one), round=1, client=k))) for k, one in enumerate(rows)]
 
 
-def merge(names: tuple[str, ...], space: ParameterSpace, row: Tensor, sent: list[Sealed], noise: float) -> Tensor:
+def merge(names: tuple[str, ...], space: ParameterSpace, row: Tensor, sent: list[Upload], noise: float) -> Tensor:
     mean = NoisyMean(space, names, C, noise, M)
     state = mean(ServerState(row.clone()), sent, space.unpack(row), torch.Generator().manual_seed(1))
     return state.row
