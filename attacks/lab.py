@@ -56,7 +56,7 @@ class Attempt:
     @property
     def is_evidence(self) -> bool:
         """Whether it says something that images were not recovered: the attacker recovers some where it must."""
-        return any(control.name == "positive" and control.passed for control in self.controls)
+        return self.found is not None and any(control.name == "positive" and control.passed for control in self.controls)
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attacks.lab import Attacker, Attempt, controlled, joined, out_of_reach, suited
@@ -15,7 +16,7 @@ from attacks.setting import declared
 from fedpriv.audit import figures
 from fedpriv.audit.evidence import Evidence
 from fedpriv.audit.pictures import SHOWN
-from fedpriv.audit.single_images import single_images
+from fedpriv.audit.single_images import shared_out, single_images
 from fedpriv.audit.target import Target, message, of_messages
 from fedpriv.errors import UsageError
 
@@ -125,10 +126,11 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
     Args:
         most: images on which they are tried at most.
     """
-    played, truth = single_images(evidence, round, client, SINGLES), evidence.truth(client)
-    n = len(played)
-    title = f"clients with one image each, {n} of client {client}'s, in round {round}"
-    target = of_messages(evidence, title, played, truth.images[:n], truth.labels[:n], first_turn=True)
+    played, alone = single_images(evidence, round, client, SINGLES), shared_out(evidence, client, SINGLES)
+    n, truth = len(played), {owner: evidence.truth(owner) for owner, _ in alone}
+    title = f"clients with one image each, {n} in round {round}"
+    images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
+    target = of_messages(evidence, title, played, images, labels, first_turn=True)
     tried = suited(target.masked)
     quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
     attempts = {one: [_attempt(target, one, target.observe, seed, say)] for one in quick}

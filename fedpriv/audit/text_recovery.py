@@ -54,8 +54,8 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
 
 def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
     """Attack what clients that hold one text each would have sent in that round."""
-    played = single_images(evidence, round, client, EASIEST)
-    n = len(played)
+    n = min(EASIEST, len(evidence.labels(client)))
+    played = single_images(evidence, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
     target = of_messages(evidence, title, played, ids, labels, first_turn=True)

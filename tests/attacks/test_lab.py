@@ -155,7 +155,9 @@ def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual
     kind = image_attack(name)
     says = declared(kind)
     assert says.control is not None and says.usual is not None
-    found = positive_control(kind(**says.usual), replace(says.control, side=8, at_once=says.at_once))
+    found = positive_control(
+        kind(**says.usual), replace(says.control, side=32 if name == "inverting-gradients" else 8, at_once=says.at_once)
+    )
     assert found.passed and f"{says.at_once} behind one message" in found.sentence, found
 
 
@@ -202,12 +204,14 @@ def test_controls_are_of_what_is_attacked() -> None:
 
 
 def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
-    images, labels = default_images(2, side=8)
+    images, labels = default_images(2)
     seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)
     made = controlled(Attacker(short("idlg"), ThreatModel()), seen, images, labels, 0)
     assert made.found is None and "not tried, as a control failed: idlg recovered 0 of 4" in (made.inapplicable or "")
     assert not made.is_evidence
-    made = controlled(Attacker(image_attack("idlg")(restarts=1), ThreatModel()), seen, images, labels, 0)
+    images, labels = default_images(2, side=8)
+    seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)
+    made = controlled(Attacker(image_attack("idlg")(steps=15, restarts=0), ThreatModel()), seen, images, labels, 0)
     assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
     made = controlled(Attacker(short("joint-head"), ThreatModel()), seen, images, labels, 0)
     assert made.found is not None and not made.is_evidence, "nothing is promised of it"

@@ -12,7 +12,7 @@ from attacks.multistep import as_gradient
 from attacks.observation import ThreatModel
 from attacks.registry import image_attack
 from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.single_images import single_images
+from fedpriv.audit.single_images import shared_out, single_images
 from fedpriv.audit.victim import cut
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
@@ -136,3 +136,20 @@ def test_a_net_is_cut_where_sharing_ends(model: str, shape: tuple[int, ...], sen
     victim.net.load_state_dict({victim.names[name]: tensor for name, tensor in net.state_dict().items() if name in victim.names})
     torch.testing.assert_close(victim.net(images), net(images).logits, rtol=0, atol=0)
     assert {victim.names[name] for name, _ in net.named_parameters()} == {name for name, _ in victim.net.named_parameters()}
+
+
+def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
+    """Enough single images for a verdict, each with the right truth: this client's first, then the others'."""
+    play(tmp_path / "run", "fedavg", **{"train.rounds": 1, "data.limit": 40})
+    found = Evidence(tmp_path / "run")
+    round, client = found.messages()[0]
+    own = len(found.labels(client))
+    alone = shared_out(found, client, own + 2)
+    assert alone[:own] == [(client, at) for at in range(own)] and client not in {owner for owner, _ in alone[own:]}
+    played = single_images(found, round, client, own + 2)
+    assert len(played) == own + 2
+    owner, at = alone[-1]
+    seen = found.observation(played[-1], ThreatModel())
+    made = image_attack("analytic")().run([seen]).images[0]
+    torch.testing.assert_close(made, found.truth(owner).images[at], rtol=0, atol=2e-3)
+    assert len(shared_out(found, client, 10**6)) == sum(len(found.labels(c)) for c in range(found.config.data.clients))

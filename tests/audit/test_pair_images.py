@@ -29,6 +29,9 @@ from fedpriv.errors import UsageError
 from tests.audit.pairs import SIDE, Runs, client, pair_runs, seen_of, single, smooth_net
 from tests.simulation.small import play
 
+FEW = {"steps": 1, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "restarts": 0}
+"""Options of all attackers that are tried where layers are hidden."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _net() -> Iterator[None]:
@@ -124,7 +127,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
         truth = evidence.truth(who)
         images, labels = truth.images[: seen.num_examples], truth.labels[: seen.num_examples]
         found = {}
-        for attacker in attackers("dlg", 1, {"steps": 1, "adam_steps": 2, "restarts": 0}):
+        for attacker in attackers("dlg", 1, FEW):
             found[attacker.name] = attempt(attacker, [seen], images, labels, 0)
         mounted = {name for name, made in found.items() if made.inapplicable is None}
         assert {"random-head", "joint-head", "head-free"} <= mounted
@@ -136,8 +139,9 @@ def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pyte
 
     def attack(name: str, lacking: str | None) -> Any:
         evidence = runs(name)
+        few = [word for option, value in FEW.items() for word in ("--set", f"{option}={value}")]
         options = ("--run", str(evidence.folder.path), "--round", "1", "--client", str(client(evidence, lacking)))
-        return CliRunner().invoke(main, ["attack", "dlg", *options, "--set", "steps=1", "--set", "adam_steps=2"])
+        return CliRunner().invoke(main, ["attack", "dlg", *options, *few])
 
     done = attack("smooth", None)
     assert done.exit_code == 0 and "Beside each image stands a text" in done.stdout and "head-free" in done.stdout

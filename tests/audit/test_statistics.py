@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.lab import Attacker
 from attacks.observation import ThreatModel
 from attacks.reconstruction import Inapplicable
 from attacks.registry import image_attack
@@ -20,10 +21,9 @@ from fedpriv.audit.label_leaks import labels_of
 from fedpriv.audit.reconstructions import on_single_images
 from fedpriv.audit.single_images import single_images
 from fedpriv.errors import UsageError
-from tests.audit.test_report import fedpriv, short
+from tests.audit.test_report import fedpriv
 from tests.simulation.small import play
 
-__all__ = ["short"]
 ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 1e-2, "train.weight_decay_bias": 1e-3}
 NOISE = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
 OF_HEAD = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum"}
@@ -66,7 +66,7 @@ def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> No
         statistics.as_gradient(found, found.message(2, 0), "variate", ThreatModel())
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("hardly_any_steps")
 def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client with one image: the noisy model gives nothing away, the variate beside it gives the image and its label."""
     found = evidence(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
@@ -77,8 +77,8 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     seen = statistics.as_gradient(found, one, "variate", ThreatModel(), first_turn=True)
     assert float(missed.square().mean()) > 1e-2
     torch.testing.assert_close(attack.run([seen]).images[0], truth.images[0], rtol=0, atol=2e-3)
-    monkeypatch.setattr(reconstructions, "_ON_SINGLES", ("analytic",))
-    attacked = on_single_images(found, round, client, 0, lambda text: None)
+    monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(attack, ThreatModel())])
+    attacked = on_single_images(found, round, client, 0, lambda text: None, most=2)
     rates = {one.attacker.name: one.scores.recovered[1e-2].share for one in attacked.attempts if one.scores is not None}
     assert rates == {"analytic": 0.0, "analytic on variate": 1.0}
     said = labels_of(found, round, client)
@@ -141,7 +141,7 @@ def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Pat
     )
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("hardly_any_steps")
 def test_the_report_says_so(tmp_path: Path) -> None:
     play(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
     quick = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "0", "--workers", "1")
