@@ -18,7 +18,7 @@ from fedpriv.audit.leaving import conditions, crossed, knowledge
 from fedpriv.audit.membership import LIRA, Membership, membership
 from fedpriv.audit.membership_verdict import known_members
 from fedpriv.audit.pictures import grid
-from fedpriv.audit.reconstructions import Attacked, on_message, on_single_images
+from fedpriv.audit.reconstructions import SINGLES, Attacked, on_message, on_single_images
 from fedpriv.audit.statistics import exposed, listed
 from fedpriv.audit.text_recovery import Read, on_single_texts
 from fedpriv.audit.text_recovery import on_message as on_texts_of
@@ -49,7 +49,7 @@ class AuditOptions:
     messages: int = 3
     label_shadows: int = 60
     membership_shadows: int = 32
-    singles: int = 24
+    singles: int = SINGLES
     seed: int = 0
 
     def __post_init__(self) -> None:
