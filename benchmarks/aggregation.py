@@ -68,7 +68,7 @@ def contenders(uploads: Any) -> tuple[dict[str, Callable[[], Any]], dict[str, st
 
     from fedpriv.aggregation import aggregations
     from fedpriv.config import load_config
-    from fedpriv.parts import Context
+    from fedpriv.interfaces import Context
     from fedpriv.seeding import generator
 
     space = uploads.space

@@ -37,11 +37,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracle
 
-from attacks.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg
-from attacks.images import default_images
-from attacks.nets import observe, reference_victim
-from attacks.observation import Observation, Split
-from attacks.scores import THRESHOLDS, mse, wilson
+from attacks.core.observation import Observation, SplitNet
+from attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg
+from attacks.lab.images import default_images
+from attacks.lab.nets import observe, reference_victim
+from attacks.scoring.scores import THRESHOLDS, mse, wilson
 from tests.oracles.dlg import dlg as plain_dlg
 
 LIMIT = 1 / 3
@@ -168,7 +168,7 @@ def measure(contender: Contender, victims: Victims) -> dict[str, Any]:
     }
 
 
-def parameters(net: Split) -> int:
+def parameters(net: SplitNet) -> int:
     return sum(p.numel() for p in net.parameters())
 
 

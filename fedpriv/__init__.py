@@ -1,0 +1,1 @@
+"""Federated learning whose accuracy, cost and privacy leakage are measured on the same run."""

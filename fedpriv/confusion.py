@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.evaluation import global_summary, per_class
+from fedpriv.evaluation.protocols import global_summary, per_class
 from fedpriv.plots import save
 
 if TYPE_CHECKING:

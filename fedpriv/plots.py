@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.evaluation import best, mean, worst_tenth
+from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.tracking.folder import Record
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fedpriv.config import load_config
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 
 SMALL = {

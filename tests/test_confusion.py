@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedpriv.confusion import confusion_report, draw_confusion
-from fedpriv.evaluation import global_summary
+from fedpriv.evaluation.protocols import global_summary
 from fedpriv.simulation.loop import Simulation
 from tests.simulation.small import play
 

@@ -14,9 +14,9 @@ import torch
 
 from fedpriv.aggregation import registry as aggregations
 from fedpriv.cli import main
-from fedpriv.encoding import Upload
 from fedpriv.methods import registry
 from fedpriv.simulation.loop import Simulation
+from fedpriv.wire.coding import Upload
 
 ROOT = Path(__file__).parent.parent
 

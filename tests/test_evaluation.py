@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.evaluation import (
+from fedpriv.evaluation.protocols import (
     PROTOCOLS,
     best,
     client_summary,

@@ -27,8 +27,8 @@ from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, s
 from fedpriv.methods.base import ServerState
 from fedpriv.plots import PALETTE, save
 from fedpriv.seeding import generator
-from fedpriv.simulation.run_folder import RunFolder
-from fedpriv.simulation.sampling import participants
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
 from fedpriv.simulation.setup import Federation, build
 
 MODELS = {"FedAvg, even": "iid/fedavg-s0", "FedAvg, skewed": "table1/fedavg-s0", "FedDUAL, skewed": "table1/feddual-s0"}

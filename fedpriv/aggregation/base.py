@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedpriv.interfaces import ClientTurn, Part
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import ClientTurn, Part
 
 Memory = Mapping[str, Tensor]
 """What the server keeps between rounds besides the model, by name."""

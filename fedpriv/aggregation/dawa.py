@@ -15,7 +15,7 @@ from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter_groups, products
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn, params
+from fedpriv.interfaces import ClientTurn, params
 from fedpriv.wire import statistic
 
 Base = Literal["uniform", "samples", "loss"]

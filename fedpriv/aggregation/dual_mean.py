@@ -19,7 +19,7 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks, buffer_groups, exact_products, parameter_groups
 from fedpriv.aggregation.mean import client_weights, normalised
-from fedpriv.parts import params
+from fedpriv.interfaces import params
 
 SMALLEST_SUM = 1e-8
 """Of the cosines; below it there is nothing to weigh by."""

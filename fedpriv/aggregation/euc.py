@@ -16,7 +16,7 @@ from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn, Context, params
+from fedpriv.interfaces import ClientTurn, Context, params
 from fedpriv.wire import statistic
 
 INTERVALS = statistic("intervals")

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
 from fedpriv.aggregation.mean import client_weights, normalised
-from fedpriv.parts import params
+from fedpriv.interfaces import params
 
 
 @params

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
 from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
+from fedpriv.interfaces import params
 from fedpriv.objectives.feddyn import DISPLACEMENT
-from fedpriv.parts import params
 
 _DRIFT = "feddyn.drift"
 

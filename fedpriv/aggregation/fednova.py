@@ -17,7 +17,7 @@ from fedpriv.aggregation import Memory, Merged, Uploads, register
 from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
-from fedpriv.parts import PROXIMAL, ClientTurn, params
+from fedpriv.interfaces import PROXIMAL, ClientTurn, params
 from fedpriv.wire import statistic
 
 STEP_WEIGHT = statistic("step_weight")

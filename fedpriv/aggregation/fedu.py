@@ -11,8 +11,8 @@ from torch import Tensor
 from fedpriv.aggregation import register
 from fedpriv.aggregation.dawa import BASE_TEXT, DIVERGENCE_TEXT, Base, DawaParams, LDawa
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import ROLE_OPTIONS, ClientTurn, Context, params
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import ROLE_OPTIONS, ClientTurn, Context, params
 
 _MOVED, _OWN = "fedu.moved", "fedu.own"
 

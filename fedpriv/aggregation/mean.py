@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.interfaces import params
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import params
 
 
 def normalised(weights: Sequence[float]) -> Tensor:

@@ -35,7 +35,7 @@ from fedpriv.aggregation.barycentre import (
 from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn, Context, params
+from fedpriv.interfaces import ClientTurn, Context, params
 from fedpriv.wire import statistic
 
 _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}

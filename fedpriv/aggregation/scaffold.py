@@ -20,8 +20,8 @@ from fedpriv.aggregation import Memory, Merged, Uploads, register
 from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import params
 from fedpriv.objectives.scaffold import VARIATE
-from fedpriv.parts import params
 from fedpriv.wire import statistic, tensor_of
 
 

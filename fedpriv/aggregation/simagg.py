@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import Group, blocks, buffer_groups, combine, parameter_groups
 from fedpriv.aggregation.mean import client_weights, normalised
-from fedpriv.parts import params
+from fedpriv.interfaces import params
 
 
 @params

@@ -15,7 +15,7 @@ from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import blocks
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn, params
+from fedpriv.interfaces import ClientTurn, params
 from fedpriv.wire import statistic
 
 STEPS, MOVED = statistic("steps"), statistic("moved")

@@ -1,1 +1,6 @@
-"""Where what was trained meets what can be learned from it: the data to attack, and how the outcome is shown."""
+"""Where what was trained meets what can be learned from it: the data to attack, and how the outcome is shown.
+
+``run_audit`` asks everything of one run, ``verdict`` says what follows, ``report`` holds runs against each other. The rooms:
+:mod:`fedpriv.audit.evidence`, what an attacker gets of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text` and
+:mod:`fedpriv.audit.membership`, what is found in it; :mod:`fedpriv.audit.page`, how people see it.
+"""

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from attacks.scores import wilson
+from attacks.scoring.scores import wilson
 from fedpriv.audit import formats
-from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.defenses.noise import SNR
 from fedpriv.files import load_json
 

@@ -11,8 +11,8 @@ Holds = Literal["images", "texts"]
 
 def unfit(what: str, holds: Holds) -> UsageError:
     """``what`` (a data set, a run) holds the one and was to be attacked as if it held the other."""
-    from attacks.registry import image_attacks
-    from attacks.text_registry import text_attacks
+    from attacks.core.registry import image_attacks
+    from attacks.core.text_registry import text_attacks
 
     known = image_attacks() if holds == "images" else text_attacks()
     other = "texts" if holds == "images" else "images"

@@ -17,15 +17,15 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from attacks.text_controls import text_controls
-from attacks.text_registry import text_attack
-from fedpriv.audit.page import render_html, render_markdown
+from attacks.core.text_registry import text_attack
+from attacks.text.controls import text_controls
+from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
 from fedpriv.samples import Modality
-from fedpriv.simulation.pair_inputs import PAIR_MODEL
+from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
 Say = Callable[[str], None]
 FILES = ("audit.html", "audit.md", "audit.json")

@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attacks.operating_points import OperatingPoints, Point
-from fedpriv.audit.center_leaks import inverted_centers
+from attacks.scoring.operating_points import OperatingPoints, Point
 from fedpriv.audit.cost import cost, signal_to_noise
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.figures import rate
-from fedpriv.audit.label_leaks import labels_of, shadow_labels
-from fedpriv.audit.leaving import conditions, crossed, knowledge
-from fedpriv.audit.membership import LIRA, Membership, membership
-from fedpriv.audit.membership_verdict import known_members
-from fedpriv.audit.pictures import grid
-from fedpriv.audit.reconstructions import SINGLES, Attacked, on_message, on_single_images
-from fedpriv.audit.statistics import exposed, listed
-from fedpriv.audit.text_recovery import Read, on_single_texts
-from fedpriv.audit.text_recovery import on_message as on_texts_of
-from fedpriv.audit.text_verdict import best_reading
+from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.statistics import exposed, listed
+from fedpriv.audit.images.center_leaks import inverted_centers
+from fedpriv.audit.images.figures import rate
+from fedpriv.audit.images.pictures import grid
+from fedpriv.audit.images.reconstructions import SINGLES, Attacked, on_message, on_single_images
+from fedpriv.audit.membership.inference import LIRA, Membership, membership
+from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
+from fedpriv.audit.membership.verdict import known_members
+from fedpriv.audit.text.recovery import Read, on_single_texts
+from fedpriv.audit.text.recovery import on_message as on_texts_of
+from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.samples import Modality

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.scores import RECOVERED, wilson
-from fedpriv.audit.membership_verdict import of_membership
-from fedpriv.audit.text_verdict import of_texts
+from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.audit.membership.verdict import NO_RULE, of_membership
+from fedpriv.audit.text.verdict import of_texts
 
 Found = Mapping[str, Any]
-NO_RULE = "no rule applies"
 LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""
 

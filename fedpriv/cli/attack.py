@@ -16,8 +16,8 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attacks.lab import Attempt
-    from fedpriv.audit.target import Target
+    from attacks.lab.attempts import Attempt
+    from fedpriv.audit.images.target import Target
 
 NO_PROMISE = "no control shows that it can succeed"
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
@@ -75,9 +75,9 @@ def attack(
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
     """
-    from attacks.by_name import nearest
-    from attacks.registry import image_attacks
-    from attacks.text_registry import text_attacks
+    from attacks.core.by_name import nearest
+    from attacks.core.registry import image_attacks
+    from attacks.core.text_registry import text_attacks
     from fedpriv.config import parse_assignment
 
     options = dict(parse_assignment(text) for text in assignments)
@@ -99,8 +99,8 @@ def attack(
 def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
-    from attacks.lab import attackers, controlled, out_of_reach
-    from fedpriv.audit import figures
+    from attacks.lab.attempts import attackers, controlled, out_of_reach
+    from fedpriv.audit.images import figures
 
     out = wide_console()
     target = _target(run_name, seed, **chosen)
@@ -171,8 +171,8 @@ def attacks() -> dict[str, Any]:
     from rich import box
     from rich.table import Table
 
-    from attacks.registry import image_attacks
-    from attacks.text_registry import text_attacks
+    from attacks.core.registry import image_attacks
+    from attacks.core.text_registry import text_attacks
 
     rows = []
     for on, kinds in (("images", image_attacks()), ("texts", text_attacks())):
@@ -235,7 +235,7 @@ def _target(
     runs_dir: Path,
 ) -> Target:
     """What the options name."""
-    from fedpriv.audit import target
+    from fedpriv.audit.images import target
 
     if run_name is None:
         masked = mask_layers or 0
@@ -244,7 +244,7 @@ def _target(
         if dataset is not None:
             return target.samples(dataset, data_dir, count or 20, masked, seed)
         return target.crops(count or 20, masked, seed)
-    from fedpriv.audit.evidence import Evidence
+    from fedpriv.audit.evidence.messages import Evidence
     from fedpriv.tracking import find_run
 
     evidence = Evidence(find_run(run_name, runs_dir))
@@ -252,7 +252,7 @@ def _target(
 
 
 def _draw(rows: dict[str, Tensor], path: Path) -> None:
-    from fedpriv.audit.pictures import grid
+    from fedpriv.audit.images.pictures import grid
     from fedpriv.files import write_atomically
 
     try:

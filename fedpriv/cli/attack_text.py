@@ -10,8 +10,8 @@ from fedpriv.cli.controls import held_to, tell_controls, wide_console
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedpriv.audit.text_attempts import TextAttacker
-    from fedpriv.audit.text_target import TextTarget
+    from fedpriv.audit.text.attempts import TextAttacker
+    from fedpriv.audit.text.target import TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1)}
 """Messages, and sentences behind each, where neither is said. Through MiniLM a message takes a tenth of a second, five seconds
@@ -27,9 +27,9 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         UsageError: an option that means nothing here, or a run or a data set without texts.
         FedprivError: a control failed.
     """
-    from attacks.text_controls import text_controls
-    from fedpriv.audit import text_figures
-    from fedpriv.audit.text_attempts import attempt_text
+    from attacks.text.controls import text_controls
+    from fedpriv.audit.text import figures
+    from fedpriv.audit.text.attempts import attempt_text
 
     out = wide_console()
     target = _target(name, seed, run_name, **chosen)
@@ -41,29 +41,29 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     for attacker in tried:
         out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)
         attempts.append(attempt_text(attacker, target, seed))
-        for line in text_figures.told(attempts[-1], target):
+        for line in figures.told(attempts[-1], target):
             out.print(line, soft_wrap=True, markup=False)
-    guess = text_figures.guess(target, seed)
-    out.print(text_figures.text_table(attempts, guess, target))
+    guess = figures.guess(target, seed)
+    out.print(figures.text_table(attempts, guess, target))
     return {
         "attack": name,
         "target": target.title,
         "messages": target.messages,
         "sentences": len(target.ids),
         "seed": seed,
-        "attackers": [text_figures.text_figures(attempt, target) for attempt in attempts],
-        "baselines": {text_figures.GUESS: text_figures.score_figures(guess)},
+        "attackers": [figures.text_figures(attempt, target) for attempt in attempts],
+        "baselines": {figures.GUESS: figures.score_figures(guess)},
         "controls": [vars(control) for control in controls],
     }
 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself, and where the head is hidden and matters, who knows what it was at first, too."""
-    from attacks.by_name import nearest
-    from attacks.observation import ThreatModel
-    from attacks.options import defaults_of, like
-    from attacks.text_registry import text_attack
-    from fedpriv.audit.text_attempts import SEEKS, TextAttacker
+    from attacks.core.by_name import nearest
+    from attacks.core.observation import ThreatModel
+    from attacks.core.options import defaults_of, like
+    from attacks.core.text_registry import text_attack
+    from fedpriv.audit.text.attempts import SEEKS, TextAttacker
 
     kind = text_attack(name)
     defaults = defaults_of(kind)
@@ -89,12 +89,12 @@ def _target(
     runs_dir: Path,
     **of_steps: Any,
 ) -> TextTarget:
-    from fedpriv.audit import text_target
+    from fedpriv.audit.text import target as text_target
 
     if images is not None:
         raise UsageError(f"{name} is an attack on texts, and --images names pictures")
     if run_name is not None:
-        from fedpriv.audit.evidence import Evidence
+        from fedpriv.audit.evidence.messages import Evidence
         from fedpriv.tracking import find_run
 
         evidence = Evidence(find_run(run_name, runs_dir))

@@ -15,7 +15,7 @@ from fedpriv.errors import FedprivError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attacks.controls import Control
+    from attacks.lab.controls import Control
 
 WIDTH = 120
 

@@ -11,8 +11,8 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
 
 if TYPE_CHECKING:
+    from fedpriv.interfaces import Part
     from fedpriv.methods import Method
-    from fedpriv.parts import Part
 
 
 @command(main, "methods")

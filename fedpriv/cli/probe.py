@@ -56,7 +56,7 @@ def probe(
     from rich.markup import escape
     from rich.table import Table
 
-    from fedpriv.simulation.probed_run import probe_run
+    from fedpriv.simulation.probe_finished_run import probe_run
     from fedpriv.tracking import TrackingError, find_run, sync, target_uri
 
     folder = find_run(run_name, runs_dir)

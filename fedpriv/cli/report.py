@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
+    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.run import Outcome
-    from fedpriv.simulation.run_folder import RunFolder
     from fedpriv.simulation.setup import Federation
 
 

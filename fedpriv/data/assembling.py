@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.choosing import at_most, hold_out
 from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Opened, Texts
+from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampleChoice:
     """Which rows of a table count.
 
     Attributes:
@@ -34,7 +34,9 @@ class Choice:
     fraction: float = 0.2
 
 
-def assemble(name: str, tables: list[Table], columns: Columns, mode: Mode | None = None, choice: Choice | None = None) -> Opened:
+def assemble(
+    name: str, tables: list[Table], columns: Columns, mode: Mode | None = None, choice: SampleChoice | None = None
+) -> Opened:
     """A data set of one table (divided, class by class) or two (training, test).
 
     Args:
@@ -44,7 +46,7 @@ def assemble(name: str, tables: list[Table], columns: Columns, mode: Mode | None
         UsageError: nothing is left, labels that are none, or an empty text.
         FedprivError: rows without a label.
     """
-    choice = choice or Choice()
+    choice = choice or SampleChoice()
     labels, classes = _labels(tables, columns.label)
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedpriv.data.assembling import assemble
-from fedpriv.data.choosing import hold_out
 from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Opened
+from fedpriv.data.subsets import hold_out
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:

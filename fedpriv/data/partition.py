@@ -16,9 +16,9 @@ from fedpriv.data.dealing import DEALERS, USES, Deal, Indices, share_by_counts
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import load_tensors, save_tensors
 
-__all__ = ["PARTITIONS", "SMALLEST_SHARE", "USES", "Partition", "Split", "class_counts", "make_partition"]
+__all__ = ["PARTITIONS", "SMALLEST_SHARE", "USES", "Partition", "SplitName", "class_counts", "make_partition"]
 
-Split: TypeAlias = Literal["train", "validation", "test"]
+SplitName: TypeAlias = Literal["train", "validation", "test"]
 
 #: Partition name -> what it does, in a line.
 PARTITIONS = {name: (function.__doc__ or "").partition("\n")[0] for name, function in DEALERS.items()}
@@ -67,7 +67,7 @@ class Partition:
         shared = zip(first[copies > 1], copies[copies > 1], strict=True)
         return sorted(alone | {tuple(owner[start : start + count].tolist()) for start, count in shared})
 
-    def counts(self, labels: NDArray[Any], classes: int, split: Split = "train") -> Indices:
+    def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
         """``(n, C)``: how many images of each class each client holds in ``split``; ``labels`` are those of the split indexed."""
         return class_counts(getattr(self, split), labels, classes)
 

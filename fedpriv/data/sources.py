@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.data.assembling import Choice, assemble
-from fedpriv.data.choosing import hold_out, in_proportion
+from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import ENTRY_POINTS, Dataset, Opened, Source, Texts
 from fedpriv.data.disaster import holds_pairs, open_disaster, open_pairs
+from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.errors import UnknownName, UsageError
 
@@ -146,7 +146,7 @@ def hub_source(
     columns: Columns | None,
     mode: Mode | None = None,
     splits: tuple[str, ...] = ("train", "test"),
-    choice: Choice | None = None,
+    choice: SampleChoice | None = None,
 ) -> Callable[[Path | None], Opened]:
     """How to open a data set of the hub, or its copy ``<dir>/<name>/{train,test}.parquet`` (or CSV).
 
@@ -228,7 +228,7 @@ _SOURCES: Mapping[str, Source] = {
         # each class is the server's test set, and the partition `lognormal` takes the clients' test images from the rest.
         Source("femnist", "28 x 28 lower-case letters a-j; LEAF's preparation of NIST SD19, a substitute for the papers' own",
                hub_source("flwrlabs/femnist", "femnist", Columns("character", image="image"), "L", ("train",),
-                          Choice(tuple("abcdefghij"), 4000, 0.1)),
+                          SampleChoice(tuple("abcdefghij"), 4000, 0.1)),
                (0.0,), (1.0,), "mlp_lineage"),
         Source("tiny_imagenet", "64 x 64 colour photographs, 200 classes; its validation split is the test split",
                hub_source("zh-plus/tiny-imagenet", "tiny_imagenet", Columns("label", image="image"), "RGB", ("train", "valid")),

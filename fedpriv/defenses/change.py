@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fedpriv.encoding import is_model
 from fedpriv.wire import Payload
+from fedpriv.wire.coding import is_model
 
 
 def model_tensors(payload: Payload) -> dict[str, Tensor]:

@@ -9,10 +9,10 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fedpriv.defenses.stage import transform
-from fedpriv.encoding import base_name, is_model
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
 from fedpriv.wire import Payload, TransformContext, tensor_of
+from fedpriv.wire.coding import base_name, is_model
 
 
 @transform

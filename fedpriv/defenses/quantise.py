@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedpriv.defenses.change import changes
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.encoding import SCALE, base_name, codes_name, pack_codes
 from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire.coding import SCALE, base_name, codes_name, pack_codes
 
 
 @transform

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedpriv.client.turn import Turn
 from fedpriv.methods.base import ServerState
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.turn import Turn
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedpriv.client.resident import Resident
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, split
-from fedpriv.simulation.resident import Resident
 
 CHUNK = 500
 """Samples per pass."""

@@ -12,10 +12,10 @@ from typing import Any
 from fedpriv.config import RunConfig, parse
 from fedpriv.data.sources import suggestions
 from fedpriv.errors import UsageError
+from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import write_atomically
 from fedpriv.methods.build import with_options
-from fedpriv.simulation.probing import AS_IS, PROBE
-from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
 from fedpriv.tracking.folder import read_json

@@ -20,7 +20,7 @@ from typing import Literal
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.results import Result, collect, difference, is_finished
 from fedpriv.experiments.spec import Experiment
-from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import read_records
 
 State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
+from fedpriv.interfaces import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.parts import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
 from fedpriv.wire import Payload, tensor_of
 
 __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
@@ -52,14 +52,14 @@ class Method:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Options of its own halves for which the method has another default than they have."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """As :attr:`fedpriv.parts.Part.suggests`, before those of its halves."""
+    """As :attr:`fedpriv.interfaces.Part.suggests`, before those of its halves."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
     """The roles that cross the wire; the rest stays with the client."""
     sends: ClassVar[str] = ""
     keeps: ClassVar[str] = ""
-    """As :attr:`fedpriv.parts.Part.sends` and ``keeps``, of what neither half does; the roles that stay are not repeated."""
+    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, of what neither half does; the roles that stay are not repeated."""
     no_dp: ClassVar[str] = ""
-    """As :attr:`fedpriv.parts.Part.no_dp`, of what the method itself does."""
+    """As :attr:`fedpriv.interfaces.Part.no_dp`, of what the method itself does."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """What happens to the floating-point buffers of shared roles: averaged like weights, or kept by each client."""
     round_zero: ClassVar[bool] = False

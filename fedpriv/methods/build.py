@@ -8,10 +8,10 @@ from typing import Any
 from fedpriv.aggregation import Aggregation, find_aggregation
 from fedpriv.config import NamedOptions, RunConfig, filled, parse
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import ROLE_OPTIONS
 from fedpriv.methods import find_method
 from fedpriv.methods.base import Context, Method, options_of
 from fedpriv.objectives import Objective, find_objective
-from fedpriv.parts import ROLE_OPTIONS
 
 
 def with_options(config: RunConfig) -> RunConfig:

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import Learner
 from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params, phase
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
-from fedpriv.parts import Learner
 
 PERSONAL = "ditto.personal"
 

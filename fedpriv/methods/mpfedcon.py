@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import Step
 from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.parts import Step
 from fedpriv.wire import STATISTIC, Payload
 
 CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))

@@ -24,9 +24,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, Step, params
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Step, params
 
 _BETA, _BETAS, _GLOBAL = "adaptive_kl.beta", "adaptive_kl.betas", "adaptive_kl.global"
 _HITS, _SEEN = "adaptive_kl.hits", "adaptive_kl.seen"

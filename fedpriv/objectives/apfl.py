@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import Batch, ClientTurn, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import Batch, ClientTurn, Loss, params
 
 PERSONAL, ALPHA = "apfl.personal", "apfl.alpha"
 """What a client keeps: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""

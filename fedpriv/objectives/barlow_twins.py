@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import Context, Step, params
 from fedpriv.objectives import Objective, register
-from fedpriv.parts import Context, Step, params
 
 EPSILON = 1e-5
 """Added to the variance, as BatchNorm does: where a batch is constant, its standard deviation has no gradient."""

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, Part, Step
 from fedpriv.models.net import ROLES
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, Part, Step
 
 
 class Objective(Part):

@@ -3,8 +3,8 @@
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import Step
 from fedpriv.objectives import Objective, register
-from fedpriv.parts import Step
 
 
 class Plain(Objective):

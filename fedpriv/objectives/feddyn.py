@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import PROXIMAL, ClientTurn, Learner, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
-from fedpriv.parts import PROXIMAL, ClientTurn, Learner, params
 
 DISPLACEMENT = "displacement"
 """What the client's half promises the server's: a memory of its own displacements."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from fedpriv.interfaces import PROXIMAL, ClientTurn, Learner, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
-from fedpriv.parts import PROXIMAL, ClientTurn, Learner, params
 
 _STRENGTH = "fedprox.strength"
 

@@ -6,9 +6,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import ClientTurn, Step, params
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.parts import ClientTurn, Step, params
 
 _RECEIVED, _PREVIOUS = "moon.received", "moon.previous"
 

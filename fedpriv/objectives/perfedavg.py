@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, params
 
 
 @params

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedpriv.interfaces import ClientTurn, Learner
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import ClientTurn, Learner
 
 
 def received_parameters(turn: ClientTurn, space: ParameterSpace) -> list[str]:

@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, params
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import received_parameters
-from fedpriv.parts import Batch, ClientTurn, Context, Learner, Loss, params
 from fedpriv.wire import statistic
 
 VARIATE = "variate"

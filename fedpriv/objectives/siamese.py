@@ -19,9 +19,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import Batch, ClientTurn, Loss, Step, params
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.parts import Batch, ClientTurn, Loss, Step, params
 from fedpriv.seeding import global_rng
 
 PREVIOUS = "siamese.previous"

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import Context, Step, params
 from fedpriv.objectives import Objective, register
-from fedpriv.parts import Context, Step, params
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool = True, include_self: bool = False) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpriv.encoding import Upload
 from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
+from fedpriv.wire.coding import Upload
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Step
 from fedpriv.models.net import Outputs
-from fedpriv.parts import Step
 from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
 from fedpriv.samples import Inputs
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
-from fedpriv.parts import Loss, Step
 from fedpriv.samples import Inputs, of_tensors, take, tensors
 
 _ENTRIES = 2**24

@@ -1,1 +1,1 @@
-"""The only round loop, and what it needs: clients' turns, private state, checkpoints."""
+"""A federation in one process: the only round loop, what runs the clients' turns, and the evaluation that sees all of them."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.encoding import Upload, decoded, is_model
 from fedpriv.methods.base import Method
-from fedpriv.simulation.executor import TurnResult
+from fedpriv.simulation.executors.sequential import TurnResult
 from fedpriv.wire import tensor_of
+from fedpriv.wire.coding import Upload, decoded, is_model
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.client.model import ClientModel
+from fedpriv.client.turn import ClientDiverged, Turn
 from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.models.stacked import Form, Pass
 from fedpriv.samples import Modality, without
-from fedpriv.simulation.client_model import ClientModel
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.stack import Stack
-from fedpriv.simulation.turn import ClientDiverged, Turn
+from fedpriv.simulation.vectorized.stack import Stack
 
 AT_ONCE = 512
 """Samples of a client that are made ready at a time."""

@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpriv.client.turn import ClientDiverged
 from fedpriv.config import RunConfig
+from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.methods.base import Private, ServerState
 from fedpriv.privacy.ledger import EVERYBODY, Ledger
 from fedpriv.seeding import generator
+from fedpriv.server.checkpoint import Checkpoints, Progress
+from fedpriv.server.merging import merge
+from fedpriv.server.payloads import PayloadKeeper
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
 from fedpriv.simulation.arrivals import sift
-from fedpriv.simulation.checkpoint import Checkpoints, Progress
-from fedpriv.simulation.executor import TurnResult
-from fedpriv.simulation.executors import executor_of
-from fedpriv.simulation.merging import merge
-from fedpriv.simulation.payloads import PayloadKeeper
-from fedpriv.simulation.probing import Prober
-from fedpriv.simulation.run_folder import RunFolder
-from fedpriv.simulation.sampling import participants
+from fedpriv.simulation.executors.build import executor_of
+from fedpriv.simulation.executors.sequential import TurnResult
 from fedpriv.simulation.scoring import Scorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.spans import UNTIMED, Spans
-from fedpriv.simulation.turn import ClientDiverged
 from fedpriv.wire import ByteMeter, seal
 
 _MODEL, _MEMORY = "model.", "memory."

@@ -20,13 +20,13 @@ from fedpriv.config import RunConfig
 from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
-from fedpriv.evaluation import PROTOCOLS, mean_per_client
+from fedpriv.evaluation.probe_during_run import PROBE
+from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.payloads import PayloadStore
-from fedpriv.simulation.probing import PROBE
 from fedpriv.simulation.profile import Profile
-from fedpriv.simulation.run_folder import RunFolder, first_facts
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.spans import END, UNTIMED, Spans
 from fedpriv.tracking import Tracker, default_uri

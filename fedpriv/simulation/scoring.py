@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.client.model import CHUNK
+from fedpriv.client.turn import ClientDiverged
 from fedpriv.data.federated import Whole
-from fedpriv.evaluation import client_summary, global_summary
+from fedpriv.evaluation.protocols import client_summary, global_summary
 from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.samples import Modality, without
-from fedpriv.simulation.client_model import CHUNK
 from fedpriv.simulation.local_tests import LocalTests, share
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.stack import Stack
-from fedpriv.simulation.turn import ClientDiverged
+from fedpriv.simulation.vectorized.stack import Stack
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """What is left of pairs without their texts, and without their images."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedpriv.client.resident import Resident
+from fedpriv.client.turn import schedule
 from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
 from fedpriv.data.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
@@ -21,6 +23,7 @@ from fedpriv.data.sources import load_dataset
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
+from fedpriv.evaluation.probe_during_run import check_probe
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method, with_options
 from fedpriv.models.net import Net
@@ -30,13 +33,10 @@ from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
-from fedpriv.simulation.choosing import Choice, choose
-from fedpriv.simulation.prepared import Prepared
-from fedpriv.simulation.preparing import prepare
-from fedpriv.simulation.probing import check_probe
-from fedpriv.simulation.resident import Resident
-from fedpriv.simulation.sampling import participants, read_schedule
-from fedpriv.simulation.turn import schedule
+from fedpriv.server.sampling import participants, read_schedule
+from fedpriv.simulation.executor_choice import ExecutorChoice, choose
+from fedpriv.simulation.inputs.from_dataset import prepare
+from fedpriv.simulation.inputs.prepared import Prepared
 from fedpriv.wire import Transform, Wire
 
 
@@ -57,7 +57,7 @@ class Federation:
     augment: Augment | None = None
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
-    choice: Choice | None = None
+    choice: ExecutorChoice | None = None
     """Who runs the clients; ``None``: one after another."""
 
     def unused(self, client: int) -> frozenset[str]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.evaluation import best, worst_tenth
+from fedpriv.evaluation.protocols import best, worst_tenth
 from fedpriv.tracking.folder import Record, flatten
 from fedpriv.tracking.store import shown
 

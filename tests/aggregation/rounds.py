@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Merged, Uploads, find_aggregation
 from fedpriv.config import load_config
+from fedpriv.interfaces import Context
 from fedpriv.parameters import Entry, Kind, ParameterSpace
-from fedpriv.parts import Context
 from fedpriv.seeding import generator
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.aggregation.euc import intervals
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn
+from fedpriv.interfaces import ClientTurn
 from fedpriv.simulation.loop import Simulation
 from fedpriv.wire import Sealed
 from tests.aggregation.rounds import doubles, merge, uploads

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.aggregation.fedu import movement
 from fedpriv.errors import UsageError
-from fedpriv.parts import ClientTurn
+from fedpriv.interfaces import ClientTurn
 from fedpriv.simulation.loop import Simulation
 from tests.aggregation.rounds import doubles, space_of
 

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.observation import Observation, Schedule, Split, ThreatModel
+from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 
 SHAPE = (1, 6, 6)
 CLASSES = 5
 
 
-def linear_net(seed: int = 0, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Split:
+def linear_net(seed: int = 0, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> SplitNet:
     torch.manual_seed(seed)
-    return Split(nn.Flatten(), nn.Linear(int(torch.tensor(shape).prod()), classes)).double()
+    return SplitNet(nn.Flatten(), nn.Linear(int(torch.tensor(shape).prod()), classes)).double()
 
 
-def mlp(hidden: int = 40, act: type[nn.Module] = nn.ReLU, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Split:
+def mlp(hidden: int = 40, act: type[nn.Module] = nn.ReLU, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> SplitNet:
     torch.manual_seed(0)
     pixels = int(torch.tensor(shape).prod())
     body = nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), act(), nn.Linear(hidden, 16), act())
-    return Split(body, nn.Linear(16, classes)).double()
+    return SplitNet(body, nn.Linear(16, classes)).double()
 
 
 def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
@@ -32,7 +32,7 @@ def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def observe(net: Split, shared: dict[str, Tensor], **known: Any) -> Observation:
+def observe(net: SplitNet, shared: dict[str, Tensor], **known: Any) -> Observation:
     """With the weights of ``net`` known, unless ``known`` says otherwise."""
     fields: dict[str, Any] = {
         "kind": "gradient",
@@ -46,13 +46,13 @@ def observe(net: Split, shared: dict[str, Tensor], **known: Any) -> Observation:
     return Observation(shared=shared, **fields)
 
 
-def gradient(net: Split, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def gradient(net: SplitNet, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Of the mean cross-entropy, by parameter name."""
     loss = F.cross_entropy(net(x), labels)
     return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
 
 
-def change(net: Split, x: Tensor, labels: Tensor, schedule: Schedule) -> dict[str, Tensor]:
+def change(net: SplitNet, x: Tensor, labels: Tensor, schedule: Schedule) -> dict[str, Tensor]:
     """After minus before, of ``schedule.steps`` steps over consecutive batches of ``(n, C, H, W)``, round and round."""
     trained = copy.deepcopy(net)
     weights = [p for p in trained.parameters() if p.ndim > 1]

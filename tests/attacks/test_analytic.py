@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.analytic import row_ratios, single_sample
-from attacks.observation import Schedule, Split
-from attacks.reconstruction import Inapplicable
-from attacks.registry import image_attack
+from attacks.core.observation import Schedule, SplitNet
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import image_attack
+from attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
 
@@ -100,7 +100,7 @@ def test_works_on_weight_changes_of_a_batch() -> None:
 
 def test_a_net_without_a_leaky_layer_is_refused() -> None:
     torch.manual_seed(0)
-    net = Split(nn.Sequential(nn.Flatten(), nn.Linear(36, 8, bias=False), nn.ReLU()), nn.Linear(8, 5)).double()
+    net = SplitNet(nn.Sequential(nn.Flatten(), nn.Linear(36, 8, bias=False), nn.ReLU()), nn.Linear(8, 5)).double()
     sent = gradient(net, pictures(1), torch.tensor([0]))
     with pytest.raises(Inapplicable, match="bias"):
         row_ratios(observe(net, {name: g for name, g in sent.items() if name.startswith("body")}))

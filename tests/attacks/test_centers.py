@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
-from attacks.observation import Observation, Schedule, Split
-from attacks.reconstruction import Inapplicable
+from attacks.core.observation import Observation, Schedule, SplitNet
+from attacks.core.reconstruction import Inapplicable
+from attacks.image.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
 MEAN, STD = (0.5,), (0.25,)
@@ -19,7 +19,7 @@ def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, t
     torch.manual_seed(0)
     projector = nn.Sequential(nn.Tanh(), nn.Linear(80, 60))
     top = nn.Sequential(projector, nn.Linear(60, CLASSES))
-    net = Split(nn.Sequential(nn.Flatten(), nn.Linear(36, 80)), top).double()
+    net = SplitNet(nn.Sequential(nn.Flatten(), nn.Linear(36, 80)), top).double()
     images, y = pictures(len(labels)), torch.tensor(labels)
     schedule = Schedule(lr=0.05, steps=4, batch_size=2, momentum=0.5)
     x = (images - 0.5) / 0.25

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.direct import Analytic, AnalyticFeatures, Unrolled
-from attacks.observation import Observation, Schedule, Split
-from attacks.reconstruction import Inapplicable
+from attacks.core.observation import Observation, Schedule, SplitNet
+from attacks.core.reconstruction import Inapplicable
+from attacks.image.direct import Analytic, AnalyticFeatures, Unrolled
 from tests.attacks.client import CLASSES, change, gradient, linear_net, mlp, observe, pictures
 
 
-def convolutional() -> Split:
+def convolutional() -> SplitNet:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(216, 20), nn.Sigmoid())
-    return Split(body, nn.Linear(20, CLASSES)).double()
+    return SplitNet(body, nn.Linear(20, CLASSES)).double()
 
 
-def hidden_head(net: Split, seed: int = 0, noise: bool = False) -> tuple[Observation, torch.Tensor]:
+def hidden_head(net: SplitNet, seed: int = 0, noise: bool = False) -> tuple[Observation, torch.Tensor]:
     """One sample's gradient of the body; the attacker knows nothing of the head."""
     x = pictures(1, seed)
     sent = {name: g for name, g in gradient(net, x, torch.tensor([2])).items() if name.startswith("body")}

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.controls import Setting, negative_control, positive_control
-from attacks.distances import squared
-from attacks.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
-from attacks.head_free import HeadFree
-from attacks.heads import JointHead, KnownHead, RandomHead
-from attacks.images import default_images
-from attacks.inverting_gradients import InvertingGradients
-from attacks.lbfgs import BatchedLbfgs
-from attacks.matching import case_of
-from attacks.nets import observe, reference_victim
-from attacks.observation import Observation, Split, ThreatModel
-from attacks.projection import convolution_signal, determined
-from attacks.reconstruction import Inapplicable
-from attacks.registry import image_attack, image_attacks
-from attacks.scores import match, mse
+from attacks.core.observation import Observation, SplitNet, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import image_attack, image_attacks
+from attacks.gradients.distances import squared
+from attacks.gradients.matching import case_of
+from attacks.gradients.projection import convolution_signal, determined
+from attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
+from attacks.image.head_free import HeadFree
+from attacks.image.heads import JointHead, KnownHead, RandomHead
+from attacks.image.inverting_gradients import InvertingGradients
+from attacks.lab.controls import Setting, negative_control, positive_control
+from attacks.lab.images import default_images
+from attacks.lab.nets import observe, reference_victim
+from attacks.optimise.lbfgs import BatchedLbfgs
+from attacks.scoring.scores import match, mse
 from tests.oracles.dlg import dlg
 
 
@@ -62,7 +62,7 @@ def test_the_sign_rule_finds_every_label(bias: bool) -> None:
     if not bias:
         observations = [replace(o, shared={n: g for n, g in o.shared.items() if n != "top.0.bias"}) for o in observations]
         net = observations[0].net
-        net = Split(net.body, nn.Sequential(nn.Linear(768, 10, bias=False)))
+        net = SplitNet(net.body, nn.Sequential(nn.Linear(768, 10, bias=False)))
         observations = [replace(o, net=net) for o in observations]
     assert sign_rule(case_of(observations, bounded=True)).flatten().tolist() == labels.tolist()
 

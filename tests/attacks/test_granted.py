@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.controls import Setting
-from attacks.images import default_images
-from attacks.observation import Observation, Split, ThreatModel, blank, state_names
-from attacks.reconstruction import Inapplicable
-from attacks.registry import image_attack, image_attacks
+from attacks.core.observation import Observation, SplitNet, ThreatModel, blank, state_names
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import image_attack, image_attacks
+from attacks.lab.controls import Setting
+from attacks.lab.images import default_images
 
 QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}
 SETTINGS = {
@@ -49,7 +49,7 @@ def test_no_attack_needs_a_value_that_it_is_not_granted(name: str, setting: str)
 
 
 def test_a_blank_net_has_no_running_statistics_either() -> None:
-    net = blank(Split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), nn.Linear(2, 2)))
+    net = blank(SplitNet(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), nn.Linear(2, 2)))
     assert "body.1.running_mean" in state_names(net)
     assert all(bool(net.state_dict()[name].isnan().all()) for name in state_names(net))
     assert int(net.state_dict()["body.1.num_batches_tracked"]) == 0

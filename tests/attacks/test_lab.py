@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.controls import positive_control
-from attacks.dlg import Dlg
-from attacks.images import default_images
-from attacks.lab import Attacker, attackers, attempt, controlled, observations, out_of_reach, run_controls, suited
-from attacks.nets import observe, reference_victim
-from attacks.observation import Observation, Schedule, ThreatModel
-from attacks.options import defaults_of, like
-from attacks.reconstruction import Reconstruction
-from attacks.registry import image_attack, image_attacks
-from attacks.setting import Setting, declared
+from attacks.core.observation import Observation, Schedule, ThreatModel
+from attacks.core.options import defaults_of, like
+from attacks.core.reconstruction import Reconstruction
+from attacks.core.registry import image_attack, image_attacks
+from attacks.image.dlg import Dlg
+from attacks.lab.attempts import Attacker, attackers, attempt, controlled, observations, out_of_reach, run_controls, suited
+from attacks.lab.controls import positive_control
+from attacks.lab.images import default_images
+from attacks.lab.nets import observe, reference_victim
+from attacks.lab.setting import Setting, declared
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
 
@@ -56,7 +56,11 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def caught(*arguments: object, **named: object) -> None:
         raise AssertionError("the attack looked for data")
 
-    for name in ("attacks.images.default_images", "attacks.images.load_sample_images", "attacks.setting.default_images"):
+    for name in (
+        "attacks.lab.images.default_images",
+        "attacks.lab.images.load_sample_images",
+        "attacks.lab.setting.default_images",
+    ):
         monkeypatch.setattr(name, caught)
     monkeypatch.setattr("fedpriv.data.sources.load_dataset", caught)
 

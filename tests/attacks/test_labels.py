@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.altered import Altered
-from attacks.labels import (
+from attacks.core.altered import Altered
+from attacks.core.observation import Observation, Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.inference.labels import (
     bias_counts,
     bias_label,
     count_accuracy,
@@ -21,8 +23,6 @@ from attacks.labels import (
     surely_present,
     to_counts,
 )
-from attacks.observation import Observation, Schedule
-from attacks.reconstruction import Inapplicable
 from tests.attacks.client import change, gradient, mlp, observe, pictures
 
 C = 10

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from attacks.lbfgs import BatchedLbfgs, Function, LbfgsOptions
+from attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
 
 N, P = 5, 8
 

@@ -9,16 +9,8 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.membership import (
-    Array,
-    Mask,
-    confidence,
-    halves,
-    lira,
-    loss_threshold,
-    losses,
-)
-from attacks.operating_points import area, operating_points
+from attacks.inference.membership import Array, Mask, confidence, halves, lira, loss_threshold, losses
+from attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from attacks import membership, membership_controls
-from attacks.membership import Array
-from attacks.membership_controls import positive_controls
+from attacks.inference import membership, membership_controls
+from attacks.inference.membership import Array
+from attacks.inference.membership_controls import positive_controls
 
 
 @pytest.mark.parametrize("shadows", [4, 32])

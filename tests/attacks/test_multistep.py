@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.analytic import AnalyticOptions, row_ratios
-from attacks.multistep import as_gradient, first_order, mean_gradient, response
-from attacks.observation import Schedule
-from attacks.reconstruction import Inapplicable
+from attacks.core.observation import Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.analytic import AnalyticOptions, row_ratios
+from attacks.gradients.multistep import as_gradient, first_order, mean_gradient, response
 from tests.attacks.client import change, gradient, linear_net, mlp, observe, pictures
 
 SCHEDULES = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.membership import Array, Mask
-from attacks.operating_points import area, operating_points
+from attacks.inference.membership import Array, Mask
+from attacks.scoring.operating_points import area, operating_points
 
 
 def gaussians(distance: float, members: int, others: int, seed: int = 0) -> tuple[Array, Mask]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks import perceptual
-from attacks.perceptual import Missing, lpips
-from attacks.scores import score
+from attacks.scoring import perceptual
+from attacks.scoring.perceptual import Missing, lpips
+from attacks.scoring.scores import score
 
 
 @pytest.fixture

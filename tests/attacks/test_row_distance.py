@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.altered import Altered
-from attacks.nets import observe, perceptron, reference_victim
-from attacks.observation import Observation, Schedule, Split, ThreatModel
-from attacks.operating_points import area
-from attacks.reconstruction import Inapplicable
-from attacks.row_distance import RowDistance
-from attacks.unrolled import local_run
+from attacks.core.altered import Altered
+from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.local_run import local_run
+from attacks.inference.row_distance import RowDistance
+from attacks.lab.nets import observe, perceptron, reference_victim
+from attacks.scoring.operating_points import area
 
 
 def images(n: int, seed: int = 0) -> Tensor:
     return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def one_step(n: int, candidates: Tensor, net: Split | None = None) -> Observation:
+def one_step(n: int, candidates: Tensor, net: SplitNet | None = None) -> Observation:
     """A step on the first ``n`` candidates; the net gets images as they are."""
     return observe(net or perceptron(0), candidates[:n], torch.arange(n) % 10)
 
@@ -110,7 +110,7 @@ def test_layers_that_are_fed_tokens_are_passed_over() -> None:
             out: Tensor = self.all(self.each(x).mean(1))
             return out
 
-    net = Split(PerToken(), nn.Linear(3, 2))
+    net = SplitNet(PerToken(), nn.Linear(3, 2))
     weights = {name: one.detach() for name, one in net.named_parameters()}
     seen = Observation(weights, "gradient", weights, net, (5, 4), 2, ThreatModel())
     assert RowDistance.of(seen, [torch.rand(6, 5, 4)]).layer == "body.all"
@@ -119,7 +119,7 @@ def test_layers_that_are_fed_tokens_are_passed_over() -> None:
 
 
 def test_batch_norm_normalises_by_the_batch_as_in_training() -> None:
-    net = Split(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 6), nn.ReLU()), nn.Linear(6, 2))
+    net = SplitNet(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 6), nn.ReLU()), nn.Linear(6, 2))
     weights = {name: one.detach() for name, one in net.named_parameters()}
     seen = Observation(weights, "gradient", weights, net, (3, 2, 2), 2, ThreatModel())
     fed = RowDistance.of(seen, [5 + 3 * torch.rand(40, 3, 2, 2)]).fed

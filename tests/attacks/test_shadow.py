@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attacks.observation import Schedule
-from attacks.shadow import ShadowOptions, fit_shadows, score_shadows
+from attacks.core.observation import Schedule
+from attacks.inference.shadow import ShadowOptions, fit_shadows, score_shadows
 from tests.attacks.client import CLASSES, change, mlp, pictures
 
 SCHEDULE = Schedule(lr=0.1, steps=4, batch_size=8, momentum=0.5)

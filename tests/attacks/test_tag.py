@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attacks.altered import Altered
-from attacks.observation import Schedule, ThreatModel
-from attacks.reconstruction import Inapplicable
-from attacks.tag import Tag
-from attacks.text_case import WORDS, text_case
-from attacks.text_mixture import Match, places
-from attacks.text_refine import refine
-from attacks.text_victims import observe_text, sentences, small_bert
+from attacks.core.altered import Altered
+from attacks.core.observation import Schedule, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.text.case import WORDS, text_case
+from attacks.text.mixture import Match, places
+from attacks.text.refine import refine
+from attacks.text.tag import Tag
+from attacks.text.victims import observe_text, sentences, small_bert
 from tests.attacks.text_client import TEXT, adapted, message, noised, scores, trained, without
 
 

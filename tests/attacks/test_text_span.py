@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.observation import Schedule
-from attacks.reconstruction import Inapplicable
-from attacks.text_rank import lengths, longest, rank, total_tokens
-from attacks.text_span import SpanAttack, first_span, off_span
-from attacks.text_victims import PAD
+from attacks.core.observation import Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.text.rank import lengths, longest, rank, total_tokens
+from attacks.text.span import SpanAttack, first_span, off_span
+from attacks.text.victims import PAD
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
 
 HIDDEN = "embeddings"

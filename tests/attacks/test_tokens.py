@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.observation import Schedule
-from attacks.reconstruction import Inapplicable
-from attacks.text_rank import total_tokens
-from attacks.text_reconstruction import counts_of
-from attacks.text_rows import used_rows
-from attacks.text_victims import FIRST, LAST, PAD, SMALL, observe_text
-from attacks.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
+from attacks.core.observation import Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_reconstruction import counts_of
+from attacks.text.rank import total_tokens
+from attacks.text.rows import used_rows
+from attacks.text.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
+from attacks.text.victims import FIRST, LAST, PAD, SMALL, observe_text
 from tests.attacks.client import mlp, observe
 from tests.attacks.text_client import TEXT, message, noised, scores, trained, whole, without
 

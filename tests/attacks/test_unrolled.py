@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attacks.observation import Observation, Schedule
-from attacks.reconstruction import Inapplicable
-from attacks.unrolled import UnrolledOptions, local_run, unroll
+from attacks.core.observation import Observation, Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.local_run import local_run
+from attacks.image.unrolled import UnrolledOptions, unroll
 from tests.attacks.client import CLASSES, change, linear_net, mlp, observe, pictures
 
 

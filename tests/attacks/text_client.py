@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.observation import Observation, Schedule, Split
-from attacks.text_registry import TextAttack
-from attacks.text_scores import TextScores, score_text
-from attacks.text_victims import SMALL, facts, observe_text, sentences, small_bert
+from attacks.core.observation import Observation, Schedule, SplitNet
+from attacks.core.text_registry import TextAttack
+from attacks.scoring.text_scores import TextScores, score_text
+from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 
 TEXT = facts()
 
 
-def message(lengths: list[int], seed: int = 0, net: Split | None = None) -> tuple[Observation, Tensor, Tensor]:
+def message(lengths: list[int], seed: int = 0, net: SplitNet | None = None) -> tuple[Observation, Tensor, Tensor]:
     """One gradient on random sentences, and what it hides: ids ``(n, L)``, labels ``(n,)``."""
     ids, labels = sentences(lengths, seed), torch.arange(len(lengths)) % SMALL.classes
     return observe_text(net or small_bert(seed), ids, labels), ids, labels
 
 
-def whole(observation: Observation) -> Split:
+def whole(observation: Observation) -> SplitNet:
     """The client's own net: the architecture with the weights that the attacker knows, which are all."""
     net = copy.deepcopy(observation.net)
     net.load_state_dict(dict(observation.weights), strict=False)
@@ -73,7 +73,7 @@ class Adapted(nn.Module):
         return changed
 
 
-def adapted(seed: int, rank: int) -> Split:
+def adapted(seed: int, rank: int) -> SplitNet:
     """The small BERT, frozen, with adapters on query and value whose B is not zero, as after some training; the head learns."""
     net = small_bert(seed)
     net.body.requires_grad_(False)

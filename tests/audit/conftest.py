@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attacks.controls import Control
-from attacks.options import defaults_of
-from attacks.registry import image_attacks
-from attacks.setting import declared
+from attacks.core.options import defaults_of
+from attacks.core.registry import image_attacks
+from attacks.lab.controls import Control
+from attacks.lab.setting import declared
 from tests.simulation.conftest import quick_plots
 
 __all__ = ["hardly_any_steps", "quick_plots"]
@@ -23,5 +23,5 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "usual", usual, raising=False)
             monkeypatch.setattr(kind, "at_once", 1000, raising=False)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
-    monkeypatch.setattr("attacks.lab.run_controls", lambda attacker, *asked: passed)
-    monkeypatch.setattr("fedpriv.audit.reconstructions.SINGLES", 2)
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda attacker, *asked: passed)
+    monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
-from attacks.images import default_images
-from attacks.nets import lenet
-from attacks.observation import Observation, ThreatModel
-from fedpriv.audit.evidence import Evidence, Message
-from fedpriv.audit.pair_images import of_images
-from fedpriv.audit.single_images import single_images
-from fedpriv.audit.target import Target, of_messages
+from attacks.core.observation import Observation, ThreatModel
+from attacks.lab.images import default_images
+from attacks.lab.nets import lenet
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.images.pairs import of_images
+from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.models.registry import Shape, register_model
 from tests.simulation.small import play
 from tests.simulation.trial import own_nets

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from attacks.scores import wilson
+from attacks.scoring.scores import wilson
 
 PICTURES = ("mp-r1-c0.png", "mp-single.png", "mp-centers.png", "mp-dp-r1-c0.png")
 SERVER = [

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.altered import UNALTERED
-from attacks.analytic import single_sample
-from attacks.dlg import Idlg
-from attacks.images import default_images
-from attacks.nets import observe, perceptron, reference_victim
-from attacks.observation import Observation, Schedule, Split
-from attacks.scores import RECOVERED, mse
-from fedpriv.audit.alteration import alteration
+from attacks.core.altered import UNALTERED
+from attacks.core.observation import Observation, Schedule, SplitNet
+from attacks.gradients.analytic import single_sample
+from attacks.image.dlg import Idlg
+from attacks.lab.images import default_images
+from attacks.lab.nets import observe, perceptron, reference_victim
+from attacks.scoring.scores import RECOVERED, mse
+from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.defenses import build_transforms
-from fedpriv.encoding import decoded
 from fedpriv.seeding import generator
 from fedpriv.wire import Payload, TransformContext, Wire
+from fedpriv.wire.coding import decoded
 
 Defence = dict[str, Any]
 ATTACK = Idlg(steps=30, restarts=0)
@@ -30,11 +30,13 @@ def photograph() -> tuple[Tensor, Tensor]:
     return default_images(1, side=16)
 
 
-def victim() -> Split:
+def victim() -> SplitNet:
     return reference_victim(0, height=16, width=16)
 
 
-def defended(net: Split, image: Tensor, label: Tensor, defences: list[Defence], number: int = 0, lr: float = 0.0) -> Observation:
+def defended(
+    net: SplitNet, image: Tensor, label: Tensor, defences: list[Defence], number: int = 0, lr: float = 0.0
+) -> Observation:
     """The message of a client with that image, through the transforms that a run's wire would apply.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.cost import at_chance, chance, signal_to_noise, told
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.page import render_html, render_markdown
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.page.render import render_html, render_markdown
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 

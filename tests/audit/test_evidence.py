@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attacks.multistep import as_gradient
-from attacks.observation import ThreatModel
-from attacks.registry import image_attack
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.single_images import shared_out, single_images
-from fedpriv.audit.victim import cut
+from attacks.core.observation import ThreatModel
+from attacks.core.registry import image_attack
+from attacks.gradients.multistep import as_gradient
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import shared_out, single_images
+from fedpriv.audit.evidence.victim import cut
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
 from fedpriv.simulation import run

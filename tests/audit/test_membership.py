@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks import membership_controls
-from attacks.controls import Control
-from attacks.membership import Array, Mask, halves
-from fedpriv.audit.candidates import candidates
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.membership import LIRA, LOSS, OFFLINE, ROWS, infer, membership
-from fedpriv.audit.membership_statistics import Statistic
-from fedpriv.audit.readings import PROBE, STAND_IN
-from fedpriv.audit.shadow_turns import ShadowTurns
+from attacks.inference import membership_controls
+from attacks.inference.membership import Array, Mask, halves
+from attacks.lab.controls import Control
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.membership.candidates import candidates
+from fedpriv.audit.membership.inference import LIRA, LOSS, OFFLINE, ROWS, infer, membership
+from fedpriv.audit.membership.member_scores import Statistic
+from fedpriv.audit.membership.readings import PROBE, STAND_IN
 from fedpriv.errors import FedprivError, UsageError
 from tests.simulation.small import play
 
@@ -99,7 +99,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
     assert found.likelihoods == (f"{LIRA}, {ROWS}",)
     failed = {key: Control("positive", False, "none told", 0.0) for key in membership_controls.positive_controls(4)}
-    monkeypatch.setattr("fedpriv.audit.membership.positive_controls", lambda shadows, seed: failed)
+    monkeypatch.setattr("fedpriv.audit.membership.inference.positive_controls", lambda shadows, seed: failed)
     with pytest.raises(FedprivError, match=r"no membership attack could be tried \(its control failed: none told\)"):
         membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
 

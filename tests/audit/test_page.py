@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.audit import charts
-from fedpriv.audit.page import render_html, render_markdown
-from fedpriv.audit.svg import Scale
+from fedpriv.audit.page import charts
+from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.page.svg import Scale
 from fedpriv.errors import FedprivError
 from tests.audit.sample_findings import findings, pictures, rate
 

@@ -13,17 +13,17 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.controls import Control
-from attacks.lab import attackers, attempt
-from attacks.multistep import as_gradient
-from attacks.observation import ThreatModel
-from attacks.scores import mse
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.figures import guesses
-from fedpriv.audit.pair_images import MANY, NO_BIAS, beside_texts, of_images
+from attacks.core.observation import ThreatModel
+from attacks.gradients.multistep import as_gradient
+from attacks.lab.attempts import attackers, attempt
+from attacks.lab.controls import Control
+from attacks.scoring.scores import mse
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.images.figures import guesses
+from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
+from fedpriv.audit.images.target import Target, message
 from fedpriv.audit.run_audit import AuditOptions, _on_images
-from fedpriv.audit.single_images import single_images
-from fedpriv.audit.target import Target, message
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
 from tests.audit.pairs import SIDE, Runs, client, pair_runs, seen_of, single, smooth_net
@@ -135,7 +135,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
 
 
 def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),))
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),))
 
     def attack(name: str, lacking: str | None) -> Any:
         evidence = runs(name)

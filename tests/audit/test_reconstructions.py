@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.controls import Control
-from attacks.lab import Attacker, Attempt
-from attacks.observation import ThreatModel
-from attacks.reconstruction import Reconstruction
-from attacks.registry import image_attacks
-from attacks.scores import score, wilson
-from attacks.setting import declared
-from fedpriv.audit import reconstructions
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.reconstructions import SETTLED, on_message, on_single_images
+from attacks.core.observation import ThreatModel
+from attacks.core.reconstruction import Reconstruction
+from attacks.core.registry import image_attacks
+from attacks.lab.attempts import Attacker, Attempt
+from attacks.lab.controls import Control
+from attacks.lab.setting import declared
+from attacks.scoring.scores import score, wilson
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.images import reconstructions
+from fedpriv.audit.images.reconstructions import SETTLED, on_message, on_single_images
 from tests.simulation.small import play
 
 MIXED = ("analytic", "dlg", "random-head")

@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-from attacks.shadow import Message
-from fedpriv.audit import label_leaks
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.membership import membership
-from fedpriv.audit.shadow_turns import Played, ShadowTurns
-from fedpriv.audit.single_images import single_images
+from attacks.inference.shadow import Message
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.shadow_turns import Played, ShadowTurns
+from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.membership import label_leaks
+from fedpriv.audit.membership.inference import membership
 from fedpriv.config import ExecutorConfig
 from fedpriv.data.federated import Split
 from tests.simulation.small import play

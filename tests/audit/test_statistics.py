@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.lab import Attacker
-from attacks.observation import ThreatModel
-from attacks.reconstruction import Inapplicable
-from attacks.registry import image_attack
-from fedpriv.audit import reconstructions, statistics
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.label_leaks import labels_of
-from fedpriv.audit.reconstructions import on_single_images
-from fedpriv.audit.single_images import single_images
+from attacks.core.observation import ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import image_attack
+from attacks.lab.attempts import Attacker
+from fedpriv.audit.evidence import statistics
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.images import reconstructions
+from fedpriv.audit.images.reconstructions import on_single_images
+from fedpriv.audit.membership.label_leaks import labels_of
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
 from tests.simulation.small import play

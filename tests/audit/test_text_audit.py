@@ -12,11 +12,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from attacks.controls import Control
-from attacks.multistep import as_gradient
-from attacks.observation import ThreatModel
-from fedpriv.audit.evidence import Evidence
-from fedpriv.audit.text_samples import requests
+from attacks.core.observation import ThreatModel
+from attacks.gradients.multistep import as_gradient
+from attacks.lab.controls import Control
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.text.samples import requests
 from fedpriv.cli import main
 from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
@@ -42,10 +42,10 @@ Runs = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
-    monkeypatch.setattr("fedpriv.audit.text_recovery.EASIEST", 2)
+    monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 2)
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: pytest.fail("no images are attacked"))
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_why_centres_of_texts_are_not_inverted(runs: Runs) -> None:
 def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each half gives away, side by side."""
     passed = (Control("positive", True, "recovered 3 of 3", 0.1),)
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: passed)
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
     assert "row distance" in {one["attack"] for one in run["membership"]} and run["membership_not_tried"] == {}

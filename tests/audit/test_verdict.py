@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attacks.scores import wilson
-from fedpriv.audit.membership_verdict import known_members
+from attacks.scoring.scores import wilson
+from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.verdict import best_attempt, verdict
 
 

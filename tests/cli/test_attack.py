@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import Result
 
-from attacks.dlg import Dlg
-from attacks.observation import Observation
-from attacks.reconstruction import Reconstruction
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Reconstruction
+from attacks.image.dlg import Dlg
 
 Fedpriv = Callable[..., Result]
 FIGURES = {
@@ -36,7 +36,7 @@ FEW = ("--n", 2, "--set", "steps=1", "--set", "adam_steps=2", "--set", "restarts
 @pytest.fixture
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     """For attacks that are cut short and would fail them."""
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: ())
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
 
 
 def last_line(result: Result) -> Any:
@@ -90,7 +90,7 @@ class Leaking:
 
 
 def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacks.images import default_images
+    from attacks.lab.images import default_images
 
     leaking = Leaking(Dlg.run, default_images(4)[0])
     monkeypatch.setattr(Dlg, "run", lambda *arguments: leaking(*arguments))
@@ -171,7 +171,7 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
 def test_what_cannot_be_right_is_refused(
     empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, arguments: list[object], words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: pytest.fail("refused too late"))
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("refused too late"))
     refused(fedpriv("attack", *arguments), *words)
     assert list(empty_folder.iterdir()) == []
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from PIL import Image
 
-from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.evidence.messages import Evidence
 from tests.simulation.small import play
 
 Fedpriv = Callable[..., Result]
@@ -21,7 +21,7 @@ HIDDEN = (*SHORT, *(word for one in ("adam_steps=2", "adam=2", "lbfgs=1", "itera
 
 @pytest.fixture(autouse=True)
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.run_controls", lambda *asked: ())
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
 
 
 @pytest.fixture(scope="module")

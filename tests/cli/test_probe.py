@@ -12,8 +12,8 @@ from click.testing import Result
 
 from fedpriv.audit.run_audit import AuditOptions, audit_run
 from fedpriv.config import load_config
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
-from fedpriv.simulation.run_folder import RunFolder
 
 Fedpriv = Callable[..., Result]
 SMALL: dict[str, Any] = {

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
 
 from fedpriv.data import decoding, sources
-from fedpriv.data.choosing import in_proportion
 from fedpriv.data.dataset import Dataset, Source
 from fedpriv.data.sources import load_dataset, load_labels
+from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.hub import hub_mode
 

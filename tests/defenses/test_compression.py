@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedpriv.defenses import build_transforms
-from fedpriv.encoding import decoded, pack_codes, unpack_codes
 from fedpriv.errors import UsageError
 from fedpriv.wire import Payload, seal
+from fedpriv.wire.coding import decoded, pack_codes, unpack_codes
 from tests.defenses.upload import Sender, change, received, upload
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses import build_transforms
-from fedpriv.encoding import decoded
 from fedpriv.wire import Payload, Sealed, TransformContext, Wire
+from fedpriv.wire.coding import decoded
 
 LAYERS = ("encoder.fc1.weight", "encoder.fc1.bias", "encoder.fc2.weight", "head.weight", "head.bias")
 LINEAR = ("encoder.fc1", "encoder.fc2", "head")

@@ -19,8 +19,8 @@ from made_results import BASE, write_result, write_yaml
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
 from fedpriv.experiments.spec import Experiment
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run as simulation
-from fedpriv.simulation.run_folder import RunFolder
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
 TINY = {

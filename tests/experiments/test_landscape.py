@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.client.turn import Turn
 from fedpriv.experiments.gradient_norms import gradient_norms
 from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.turn import Turn
 
 Simulate = Callable[..., Simulation]
 

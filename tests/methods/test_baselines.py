@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from fedpriv.aggregation.mean import normalised, weighted_mean
-from fedpriv.encoding import Upload
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
+from fedpriv.server.merging import merge
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.merging import merge
 from fedpriv.wire import Sealed
+from fedpriv.wire.coding import Upload
 
 Simulate = Callable[..., Simulation]
 

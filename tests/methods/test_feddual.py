@@ -25,6 +25,7 @@ from fedpriv.aggregation.barycentre import (
     wasserstein,
 )
 from fedpriv.aggregation.mean_shift import MeanShift, dynamic_names
+from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import options_of
@@ -32,7 +33,6 @@ from fedpriv.methods.build import with_options
 from fedpriv.methods.feddual import FedDual
 from fedpriv.objectives.adaptive_kl import LAST_ACCURACY, kl_gradient, kl_of_softmax, weight_of_kl
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.turn import Turn
 from fedpriv.wire import Sealed, tensor_of
 from tests.oracles import feddual as oracle
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedpriv.aggregation import Uploads, find_aggregation
 from fedpriv.aggregation.fednova import STEP_WEIGHT, step_weight
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Context
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import Context
 from fedpriv.simulation.loop import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same, world
 from tests.oracles import global_baselines as oracles

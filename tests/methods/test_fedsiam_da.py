@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.client.turn import Turn
 from fedpriv.config import load_config, parse_assignment
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Batch, ClientTurn, Loss
 from fedpriv.methods.base import phase
 from fedpriv.methods.build import with_options
 from fedpriv.objectives.siamese import PREVIOUS, mean_cosine
-from fedpriv.parts import Batch, ClientTurn, Loss
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.turn import Turn
 from tests.oracles import siamese as oracle
 
 Simulate = Callable[..., Simulation]

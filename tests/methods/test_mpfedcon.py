@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
 from fedpriv.data.partition import make_partition
-from fedpriv.encoding import Upload
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.simulation.checkpoint import Progress
+from fedpriv.server.checkpoint import Progress
+from fedpriv.server.merging import merge
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.merging import merge
-from fedpriv.simulation.turn import Turn
 from fedpriv.wire import Payload, Sealed, seal
+from fedpriv.wire.coding import Upload
 
 Simulate = Callable[..., Simulation]
 QUICK = {"method.head_epochs": 1, "train.rounds": 2, "model.projection": 16}
@@ -166,8 +166,8 @@ def test_all_center_denominator_and_its_gradient_where_a_class_has_no_center() -
 def test_samples_of_a_class_without_center_count_in_the_mean(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK, **{"method.mu": 3, "method.negative": "none"})
     method = simulation.federation.method
+    from fedpriv.interfaces import Step
     from fedpriv.models.net import Outputs
-    from fedpriv.parts import Step
 
     z = torch.randn(4, 16)
     outputs = Outputs(z, z, None, torch.zeros(4, 10))

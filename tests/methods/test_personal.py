@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Batch, Learner
 from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
-from fedpriv.parts import Batch, Learner
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
 from fedpriv.wire import Sealed
@@ -189,7 +189,7 @@ class DoubleBatch:
     def under(self, learner: Any) -> Any:
         learner.leaves = {n: t.clone().requires_grad_() for n, t in learner.space.unpack(learner.row).items()}
         outputs = torch.func.functional_call(learner.net, learner.leaves, (self.x[self.index],))
-        from fedpriv.parts import Step
+        from fedpriv.interfaces import Step
 
         return Step(self.labels, outputs, learner.leaves, {}, learner.trains, lambda name: outputs)
 

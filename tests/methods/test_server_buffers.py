@@ -10,8 +10,8 @@ from torch import nn
 
 from fedpriv.aggregation import Aggregation, Merged, Uploads, find_aggregation
 from fedpriv.aggregation.fednova import STEP_WEIGHT
+from fedpriv.interfaces import Context
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import Context
 from fedpriv.wire import statistic
 
 SPACE = ParameterSpace.of(nn.ModuleDict({"head": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))}))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.encoding import Upload
 from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
+from fedpriv.server.sampling import participants
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.sampling import participants
 from fedpriv.wire import Payload, seal
+from fedpriv.wire.coding import Upload
 
 Simulate = Callable[..., Simulation]
 C, M = 0.5, 4.0

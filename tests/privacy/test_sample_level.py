@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import phase
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.models.registry import build_model
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.parts import Loss, Step
 from fedpriv.privacy import per_sample
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients

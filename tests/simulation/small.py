@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, load_config
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 
 SMALL: dict[str, Any] = {

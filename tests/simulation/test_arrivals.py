@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.methods import methods
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
-from fedpriv.simulation.executor import TurnResult
+from fedpriv.simulation.executors.sequential import TurnResult
 from fedpriv.simulation.loop import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
 from tests.simulation.small import simulation as prepare

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.interfaces import Step
 from fedpriv.models.net import Outputs
-from fedpriv.parts import Step
-from fedpriv.simulation import batched_loss
-from fedpriv.simulation.batched_loss import BatchedLoss, ForOneClient
+from fedpriv.simulation.vectorized import batched_loss
+from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
 
 CLIENTS, SAMPLES, CLASSES = 3, 5, 4
 Loss = Callable[[Step], Tensor]

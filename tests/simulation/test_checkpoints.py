@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpriv.files import Damaged, load_tensors, save_tensors
-from fedpriv.simulation.checkpoint import Checkpoints, Progress, _digest
+from fedpriv.server.checkpoint import Checkpoints, Progress, _digest
 
 KILOBYTE = 1024
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from fedpriv.simulation.turn import Turn
+from fedpriv.client.turn import Turn
 from tests.simulation.small import computed, facts, flags, play, rounds_recorded, simulation
 
 Fedpriv = Callable[..., Result]

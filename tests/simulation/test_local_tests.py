@@ -11,10 +11,10 @@ from torch import nn
 
 from fedpriv.config import load_config
 from fedpriv.models.registry import Shape, register_model
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from tests.simulation.trial import in_float64, own_nets
 

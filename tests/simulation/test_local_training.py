@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.client.turn import Turn
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Batch, ClientTurn, Loss
 from fedpriv.methods.base import phase
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
-from fedpriv.parts import Batch, ClientTurn, Loss
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.turn import Turn
 
 Simulate = Callable[..., Simulation]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv.simulation import mail
-from fedpriv.simulation.mail import LARGE, Mail
+from fedpriv.simulation.executors import mail
+from fedpriv.simulation.executors.mail import LARGE, Mail
 
 
 def _echo(theirs: Mail) -> None:

@@ -12,9 +12,9 @@ import torch
 from fedpriv.data.pools import Paired
 from fedpriv.methods import base
 from fedpriv.samples import Pairs, without
-from fedpriv.simulation import computed_once
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.payloads import PayloadStore
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.simulation.processes import Process, die_at
@@ -195,7 +195,7 @@ def test_private(tmp_path: Path, folder: Path, level: str) -> None:
 @pytest.mark.parametrize("tune", ["lora", "head"])
 def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = computed_once.computed_once
+    real = cached_features.computed_once
 
     def counted(frozen: Any, inputs: Any, device: Any, compute: Any) -> torch.Tensor:
         def counting() -> torch.Tensor:
@@ -205,7 +205,7 @@ def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str
 
         return real(frozen, inputs, device, counting)
 
-    monkeypatch.setattr(computed_once, "computed_once", counted)
+    monkeypatch.setattr(cached_features, "computed_once", counted)
     options = pairs(folder, **WITH_BATCHNORM, **{"model.tune": tune})
     for name in ("one", "two"):
         play(tmp_path / name, "fedavg", **options)

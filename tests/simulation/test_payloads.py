@@ -13,8 +13,8 @@ from click.testing import Result
 
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.simulation.payloads import PayloadStore, rounds_to_keep
-from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.server.payloads import PayloadStore, rounds_to_keep
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.mirror import ARTIFACTS
 from fedpriv.wire import Sealed
 from tests.simulation.small import computed, config, flags, play, resume, simulation

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
-from fedpriv.simulation.probe import Protocol, Samples, features, fit, probe, recalibrated, samples
+from fedpriv.evaluation.linear_probe import Protocol, Samples, features, fit, probe, recalibrated, samples
 
 SHORT = Protocol(epochs=8, drops=(5, 7))
 
@@ -88,7 +88,7 @@ def test_the_classifier_is_plain_sgd_with_momentum_and_two_drops() -> None:
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 1438), (0.1, 144), (0.01, 14)])
 def test_fractions_keep_the_classes_in_proportion(fraction: float, count: int) -> None:
-    from fedpriv.simulation.probe import _choice
+    from fedpriv.evaluation.linear_probe import _choice
 
     labels = load_dataset("digits").train_labels.numpy()
     chosen = _choice(labels, fraction).numpy()

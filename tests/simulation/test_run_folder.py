@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from fedpriv.errors import UsageError
-from fedpriv.simulation.run_folder import RunFolder
+from fedpriv.server.run_folder import RunFolder
 from tests.simulation.processes import Process, become_nobody
 from tests.simulation.small import config, facts, flags, resume, simulation
 

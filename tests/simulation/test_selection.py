@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.errors import UsageError
+from fedpriv.server.sampling import read_schedule
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.sampling import read_schedule
 from tests.simulation.small import computed, play
 
 Simulate = Callable[..., Simulation]

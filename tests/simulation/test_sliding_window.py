@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.simulation.sampling import participants, sliding_window
+from fedpriv.server.sampling import participants, sliding_window
 from fedpriv.simulation.setup import build
 from tests.simulation.small import config
 

@@ -19,7 +19,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.tiny_encoder import tiny_encoder
 from fedpriv.seeding import generator
-from fedpriv.simulation import computed_once
+from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.loop import Simulation
 from fedpriv.wire import Sealed
 from tests.simulation.processes import Process, die_at
@@ -169,13 +169,13 @@ def test_an_encoder_that_cannot_be_taken_sample_by_sample_is_refused(
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts are shown to a frozen encoder, call by call."""
     seen: list[int] = []
-    real = computed_once.features
+    real = cached_features.features
 
     def counted(net: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
         seen.append(len(ids))
         return real(net, ids, chunk)
 
-    monkeypatch.setattr(computed_once, "features", counted)
+    monkeypatch.setattr(cached_features, "features", counted)
     return seen
 
 

@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import get_constant_schedule_with_warmup
 
-from fedpriv.audit.evidence import Evidence
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.client.resident import Resident
+from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import ClientTurn, Learner, Step
 from fedpriv.methods.base import phase
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
 from fedpriv.parameters import ParameterSpace
-from fedpriv.parts import ClientTurn, Learner, Step
 from fedpriv.seeding import generator
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.resident import Resident
-from fedpriv.simulation.turn import Turn
 from fedpriv.wire import Sealed, statistic
 from tests.simulation.small import play
 

@@ -19,13 +19,13 @@ from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
-from fedpriv.simulation import answers, stack
-from fedpriv.simulation.choosing import choose, client_bytes
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.executor_choice import choose, client_bytes
+from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.rendezvous import Question
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
-from fedpriv.simulation.vectorized import VectorizedExecutor
+from fedpriv.simulation.vectorized import requests, stack
+from fedpriv.simulation.vectorized.scheduler import Question
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
@@ -199,7 +199,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     options = {"data.partition.alpha": 0.1, "method.name": "fedavg", "train.participation": 1.0, "train.batch_size": 10}
     simulation = played("vectorized", **options)
     padding = simulation.progress.record["metrics"]["padding"]
-    assert 0 <= padding <= answers.MOST_PADDING == 0.15
+    assert 0 <= padding <= requests.MOST_PADDING == 0.15
     data = simulation.federation.data
     assert simulation.executor.shown.real == 0  # read for the record
     simulation.executor.shown.real = 0
@@ -392,7 +392,7 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
 def test_shorter_batches_are_filled_up_within_the_bound() -> None:
     def lengths(*sizes: int, exact: bool = False) -> list[list[int]]:
         asked = [Question(SimpleNamespace(inputs=torch.zeros(size, 1)), True, None) for size in sizes]
-        return [[len(one.content.inputs) for one in group] for group in answers._of_like_length(asked, exact)]
+        return [[len(one.content.inputs) for one in group] for group in requests._of_like_length(asked, exact)]
 
     assert lengths(16, 16, 16) == [[16, 16, 16]]
     assert lengths(16, 15, 12) == [[16, 15, 12]]  # 5 of 48

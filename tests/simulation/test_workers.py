@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.simulation import choosing, executors, run
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation import executor_choice, run
+from fedpriv.simulation.executors import build as executors
+from fedpriv.simulation.executors.workers import Workers
 from fedpriv.simulation.loop import Simulation
-from fedpriv.simulation.run_folder import RunFolder
 from fedpriv.simulation.setup import build
-from fedpriv.simulation.turn import Turn
-from fedpriv.simulation.workers import Workers
 from tests.simulation.small import SILENT, computed, config, play, rounds_recorded
 
 SMALL = {
@@ -173,6 +174,6 @@ def test_more_workers_than_cores_are_warned_of(played: Callable[..., Simulation]
 def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="a worker has one torch thread, and threads is 2; use --workers 1"):
         played(2, False, **{"method.name": "fedavg", "threads": 2})
-    monkeypatch.setattr(choosing.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(executor_choice.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError, match="cannot fork"):
         played(2, False, **{"method.name": "fedavg"})

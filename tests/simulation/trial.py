@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedpriv.client.resident import Resident
 from fedpriv.models import registry
-from fedpriv.simulation.resident import Resident
 from fedpriv.simulation.setup import Federation
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import append, line, make_run
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.evaluation import best, mean, worst_tenth
+from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.tracking import find_run, flatten, read_records
 
 

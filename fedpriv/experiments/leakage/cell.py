@@ -6,10 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from attacks.observation import ThreatModel
+from attacks.core.observation import ThreatModel
 
 LABEL_RULES = ("idlg-label", "bias-label")
-"""Attackers that only name the label (:mod:`attacks.labels`), beside the registry's, which make images."""
+"""Attackers that only name the label (:mod:`attacks.inference.labels`), beside the registry's, which make images."""
 
 
 class _Section(BaseModel):

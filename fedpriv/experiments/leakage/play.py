@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.baselines import grey
-from attacks.lab import Attacker, attempt
-from attacks.labels import bias_label, idlg_label
-from attacks.observation import Observation
-from attacks.reconstruction import Inapplicable, Reconstruction
-from attacks.registry import ImageAttack, image_attack, image_attacks
-from attacks.scores import Scores, mse
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import ImageAttack, image_attack, image_attacks
+from attacks.inference.labels import bias_label, idlg_label
+from attacks.lab.attempts import Attacker, attempt
+from attacks.scoring.baselines import grey
+from attacks.scoring.scores import Scores, mse
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.victim import Dealt, mean_of, observations
-from fedpriv.simulation.run_folder import PACKAGES, git_commit
+from fedpriv.server.run_folder import PACKAGES, git_commit
 
 _RULES = dict(zip(LABEL_RULES, (idlg_label, bias_label), strict=True))
 _POINTS = 60

@@ -10,23 +10,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.altered import Altered
-from attacks.nets import lenet, uniform_
-from attacks.observation import Kind, Observation, Schedule, Split, blank
-from fedpriv.audit.alteration import alteration
+from attacks.core.altered import Altered
+from attacks.core.observation import Kind, Observation, Schedule, SplitNet, blank
+from attacks.lab.nets import lenet, uniform_
+from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
-from fedpriv.encoding import decoded
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
 from fedpriv.seeding import generator
 from fedpriv.wire import Payload, TransformContext, Wire
+from fedpriv.wire.coding import decoded
 
 Report = Callable[[str, float], None]
 """Told of what a transform reports (signal-to-noise ratios, whether it clipped)."""
 
 
-def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width: int) -> Split:
+def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width: int) -> SplitNet:
     """The net, cut where sharing ends, with the parameters that the spec's seed draws."""
     features = 12 * -(-height // 4) * -(-width // 4)
     drawn = lenet(classes, spec.layers, spec.masked, channels, features)
@@ -36,11 +36,11 @@ def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width
     cut = len(drawn.body)  # type: ignore[arg-type]
     if spec.convolutions:
         cut = [i for i, layer in enumerate(whole) if isinstance(layer, nn.Conv2d)][-spec.convolutions]
-    net = Split(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
+    net = SplitNet(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
     if spec.convolutions:  # attackers expect features in a row
         stride = {1: 4, 2: 2}[spec.convolutions]  # of what is left, together
         maps = (12, -(-height // stride), -(-width // stride))
-        net = Split(nn.Sequential(*net.body, nn.Flatten()), nn.Sequential(nn.Unflatten(1, maps), *net.top))  # type: ignore[misc]
+        net = SplitNet(nn.Sequential(*net.body, nn.Flatten()), nn.Sequential(nn.Unflatten(1, maps), *net.top))  # type: ignore[misc]
     if not spec.bias:
         for layer in net.body.children():
             if isinstance(layer, nn.Linear):
@@ -94,14 +94,14 @@ def carried(
     return decoded(sealed, zeros).tensors(), alteration(sealed, zeros, wire.transforms)
 
 
-def _gradient(net: Split, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def _gradient(net: SplitNet, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Of the mean cross-entropy, by name."""
     free = {name: w.clone().requires_grad_() for name, w in weights.items()}
     loss = F.cross_entropy(functional_call(net, free, (images,)), labels)
     return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
 
 
-def _change(net: Split, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, spec: VictimSpec) -> dict[str, Tensor]:
+def _change(net: SplitNet, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, spec: VictimSpec) -> dict[str, Tensor]:
     """After minus before, over the local steps; hidden layers train too."""
     now = dict(weights)
     for _ in range(spec.steps):

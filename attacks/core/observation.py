@@ -1,0 +1,169 @@
+"""What an attacker gets: the tensors that crossed the wire, the net they belong to, and what a threat model adds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core.altered import UNALTERED, Altered
+
+Kind = Literal["gradient", "change"]
+Top = Literal["unknown", "initial", "current"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a client turned its data into what it sent: plain SGD with heavy-ball momentum and L2 penalty on the weights.
+
+    Attributes:
+        steps: number of SGD steps; 1 with ``kind="gradient"``.
+        batch_size: samples per step.
+    """
+
+    lr: float
+    steps: int = 1
+    batch_size: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    weight_decay_bias: float = 0.0
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the attacker knows besides the payload; printed with every result.
+
+    The default is the honest-but-curious server of the card: it follows the protocol and knows the architecture, the weights it
+    sent, the number of samples and the schedule.
+
+    Attributes:
+        top: what it knows of the layers that are not shared: nothing, the weights that were broadcast in round 0, or the present
+            ones (an oracle: nobody has them in practice).
+        labels: whether it is given the labels (an oracle, for calibration).
+        num_examples: whether it knows how many samples the payload stands for.
+        schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.
+    """
+
+    top: Top = "unknown"
+    labels: bool = False
+    num_examples: bool = True
+    schedule: bool = True
+
+    def sentences(self) -> list[str]:
+        """What it says, a line each, for people."""
+        tops = {
+            "unknown": "does not know the layers that are not shared",
+            "initial": "knows the initial weights of the layers that are not shared (they were broadcast)",
+            "current": "knows the present weights of the layers that are not shared (an oracle)",
+        }
+        others = {
+            "labels": ("is given the labels (an oracle)", "is not given the labels"),
+            "num_examples": ("knows the number of samples", "does not know the number of samples"),
+            "schedule": ("knows the client's schedule", "does not know the client's schedule"),
+        }
+        named = {f.name for f in fields(self)} - {"top"}
+        said = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
+        sees = "sees the payload, the architecture and the weights that were sent to the client"
+        given = "is given the means and standard deviations by which images, where there are any, are normalised"
+        return [sees, given, tops[self.top], *said]
+
+
+class SplitNet(nn.Module):
+    """A classifier cut where sharing ends: ``logits = top(body(x))``.
+
+    ``body`` maps ``(B, C, H, W)`` to features ``(B, d)``, ``top`` maps those to logits ``(B, classes)``. Where a mask hides
+    layers, ``top`` is exactly what is hidden; where nothing is hidden, ``top`` is the last linear layer.
+    """
+
+    def __init__(self, body: nn.Module, top: nn.Module) -> None:
+        super().__init__()
+        self.body, self.top = body, top
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)`` -> logits ``(B, classes)``."""
+        logits: Tensor = self.top(self.body(x))
+        return logits
+
+
+Architecture = TypeVar("Architecture", bound=nn.Module)
+
+
+@torch.no_grad()
+def blank(net: Architecture) -> Architecture:
+    """A copy of the net whose parameters, and buffers that are part of its state, are NaN: its architecture and nothing else.
+
+    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted makes NaN of
+    its images, and cannot pass for one that succeeds, or fails, by what it was told.
+    """
+    found = copy.deepcopy(net)
+    state = found.state_dict(keep_vars=True)
+    for name in state_names(found):
+        state[name].fill_(torch.nan)
+    return found
+
+
+def state_names(net: nn.Module) -> list[str]:
+    """Names of all that the net's outputs depend on besides the input: its parameters, and buffers such as running means."""
+    return [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What an attacker on text knows of the encoder: the architecture and the tokeniser are public.
+
+    ``net`` gets token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks what is ``pad`` itself.
+
+    Attributes:
+        words: name, among the parameters of ``net``, of the weight ``(V, d)`` of the word embedding.
+        positions: the same of the position embedding ``(length, d)``; ``None`` where there is none.
+        special: ids that every sentence has, the one that opens it first and the one that closes it last; scores leave them out.
+        length: most tokens that the encoder takes.
+    """
+
+    words: str
+    positions: str | None
+    pad: int
+    special: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One message of one client, as an attacker sees it. Attacks get this and nothing else: no image, no label, no data set.
+
+    Attributes:
+        shared: by parameter name of ``net`` (``body.…``, ``top.…``): the gradient of the mean loss over the client's samples, or
+            the change of the weights (after minus before). What was masked is absent.
+        weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model goes.
+        net: the architecture, of which :func:`blank` left no parameter.
+        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the longest that is sent through.
+        mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
+        num_examples: samples that the payload stands for; ``None`` where the attacker does not know.
+        schedule: ``None`` where the attacker does not know.
+        labels: ``(n,)``; ``None`` unless the threat model gives them.
+        statistics: what else crossed the wire (class centres, counts), by name.
+        text: of nets that read text; ``None`` for images.
+        loss: what the client minimised, where that is not the mean cross-entropy of its samples' labels (and what a method adds).
+        altered: what the message's transforms did to ``shared``; every attack takes it into account.
+    """
+
+    shared: Mapping[str, Tensor]
+    kind: Kind
+    weights: Mapping[str, Tensor]
+    net: SplitNet
+    input_shape: tuple[int, ...]
+    classes: int
+    threat: ThreatModel
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    num_examples: int | None = 1
+    schedule: Schedule | None = None
+    labels: Tensor | None = None
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    text: TextFacts | None = None
+    loss: str | None = None
+    altered: Altered = UNALTERED

@@ -1,0 +1,29 @@
+"""Attacks that reconstruct text, by name; other packages' come through the entry-point group ``text_attacks``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from attacks.core.by_name import ByName
+from attacks.core.observation import Observation
+from attacks.core.text_reconstruction import TextReconstruction
+
+BUILT_IN = ("attacks.text.tokens", "attacks.text.tag", "attacks.text.span")
+
+
+class TextAttack(Protocol):
+    """A frozen dataclass whose fields are the attack's options; its docstring's first line says what it does."""
+
+    name: ClassVar[str]
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        """Reconstruct the text of independent observations of as many sentences each.
+
+        Raises:
+            Inapplicable: it cannot be mounted on them.
+        """
+
+
+_TEXT_ATTACKS: ByName[TextAttack] = ByName("attack on text", "text_attacks", BUILT_IN)
+register, text_attacks, text_attack = _TEXT_ATTACKS.register, _TEXT_ATTACKS.all, _TEXT_ATTACKS.find

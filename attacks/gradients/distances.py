@@ -1,0 +1,115 @@
+"""How far the gradient of a guess is from the one that was seen, given what the message's transforms did to that one.
+
+Gradients are tensors by parameter name; a result is ``()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attacks.gradients.variables import smooth_variation
+
+Gradient = Mapping[str, Tensor]
+
+LEAST_SHARE = 1e-12
+"""A layer's squared norm counts as at least this share of the whole: one that is zero has no scale of its own."""
+
+NEIGHBOURS = 0.07
+"""Mean absolute difference of neighbouring pixels in [0, 1] of a small photograph."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A gradient as the attacker has it.
+
+    Attributes:
+        tensors: by name; zero where an entry was not sent.
+        rescaled: its length says nothing: the guess is brought to the same.
+        kept: 1 for the entries that were sent, by name; all of those that are not named. Only these are compared.
+        variance: expected error of an entry ``()``, by name: of all tensors, or of none where the gradient is exact.
+    """
+
+    tensors: Gradient
+    rescaled: bool = False
+    kept: Gradient = field(default_factory=dict)
+    variance: Gradient = field(default_factory=dict)
+
+
+Distance = Callable[[Gradient, Seen], Tensor]
+"""(gradient of the guess, seen) -> how far."""
+
+
+def squared(guess: Gradient, seen: Seen) -> Tensor:
+    """Sum of squared differences, as DLG and iDLG have it."""
+    made = comparable(guess, seen)
+    return sum_of((made[name] - there).square().sum() for name, there in seen.tensors.items())
+
+
+def relative(guess: Gradient, seen: Seen) -> Tensor:
+    """:func:`squared` as a share of the squared norm of what was seen: 1 for a guess of zero."""
+    return squared(guess, seen) / sum_of(tensor.square().sum() for tensor in seen.tensors.values()).clamp_min(1e-30)
+
+
+def standardised(guess: Gradient, seen: Seen) -> Tensor:
+    """:func:`relative` with every tensor in units of its expected error: where there are errors, the likeliest guess is nearest.
+
+    It is the negative logarithm of the Gaussian likelihood, up to a factor; :func:`unlikeliness` is that of a prior.
+    """
+    made = comparable(guess, seen)
+    missed = ((made[name] - there).square().sum() / seen.variance[name] for name, there in seen.tensors.items())
+    return sum_of(missed) / _square(seen.tensors, seen).clamp_min(1e-30)
+
+
+def per_layer(guess: Gradient, seen: Seen) -> Tensor:
+    """Mean over the tensors of squared difference over squared norm: no layer drowns another. 1 for a guess of zero."""
+    made = comparable(guess, seen)
+    norms = {name: tensor.square().sum() for name, tensor in seen.tensors.items()}
+    least = LEAST_SHARE * sum_of(norms.values())
+    shares = ((made[name] - seen.tensors[name]).square().sum() / torch.maximum(norm, least) for name, norm in norms.items())
+    return sum_of(shares) / len(norms)
+
+
+def cosine(guess: Gradient, seen: Seen) -> Tensor:
+    """One minus the cosine of the whole gradients (Geiping et al. 2020, equation 4)."""
+    made, there = comparable(guess, seen), seen.tensors
+    product = sum_of((made[name] * there[name]).sum() for name in there)
+    lengths = sum_of(made[name].square().sum() for name in there) * sum_of(tensor.square().sum() for tensor in there.values())
+    return 1 - product / lengths.clamp_min(1e-30).sqrt()
+
+
+def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
+    """The guess without what was not sent of it, and in the length that was seen where that says nothing."""
+    made = {name: guess[name] * seen.kept[name] if name in seen.kept else guess[name] for name in seen.tensors}
+    if not seen.rescaled:
+        return made
+    # The length, not the factor of least squares: that one is negative for half of the starts, and leads them astray.
+    factor = (_square(seen.tensors, seen) / _square(made, seen).clamp_min(1e-30)).sqrt()
+    return {name: factor * tensor for name, tensor in made.items()}
+
+
+def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
+    """What is added to :func:`standardised`: how unlike photographs the images ``(..., C, H, W)`` in [0, 1] are.
+
+    With Gaussian errors of variance ``v`` and neighbouring pixels that differ by a Laplace variable, the most probable image
+    minimises ``sum residual^2 / (2 v) + sum |differences| / NEIGHBOURS``: maximum a posteriori, with total variation as the
+    negative logarithm of the prior (Rudin, Osher & Fatemi 1992). Zero where the gradient is exact.
+    """
+    if not seen.variance:
+        return images.new_zeros(())
+    weight = 2 / _square(seen.tensors, seen).clamp_min(1e-30) * images.numel() / NEIGHBOURS
+    return weight * smooth_variation(images)
+
+
+def _square(gradient: Gradient, seen: Seen) -> Tensor:
+    """Squared norm, in units of the expected error where there is one."""
+    squares = {name: tensor.square().sum() for name, tensor in gradient.items()}
+    return sum_of(square / seen.variance[name] if seen.variance else square for name, square in squares.items())
+
+
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors ``()``."""
+    return torch.stack(list(parts)).sum()

@@ -1,0 +1,136 @@
+"""The linear layers of a message: their gradients, and what they are fed. Several attacks start from these."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+
+
+@dataclass(frozen=True)
+class SharedLinear:
+    """A linear layer whose weight crossed the wire.
+
+    Attributes:
+        weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` where absent or masked.
+        kept: ``(out, in)`` which entries of the weight were sent (1) or not (0); ``None``: all.
+        error: standard deviation of what noise and rounding did to an entry of the bias.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    kept: Tensor | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer is fed, as random images show it.
+
+    Attributes:
+        is_image: the flattened image itself, so that whoever has the layer's input has the image.
+        lowest: 0 where no input is ever below (after ReLU or sigmoid), else minus infinity.
+    """
+
+    is_image: bool
+    lowest: float
+
+
+def shared_linears(observation: Observation) -> list[SharedLinear]:
+    """All of them, in the order of the net's modules (first layer first)."""
+    found = []
+    for name, module in observation.net.named_modules():
+        weight = observation.shared.get(f"{name}.weight")
+        if isinstance(module, nn.Linear) and weight is not None:
+            bias, altered = f"{name}.bias", observation.altered
+            error = altered.variance.get(bias, 0.0) ** 0.5
+            found.append(SharedLinear(name, weight, observation.shared.get(bias), altered.kept.get(f"{name}.weight"), error))
+    return found
+
+
+def output_layer(observation: Observation) -> SharedLinear:
+    """The layer that makes the logits.
+
+    Raises:
+        Inapplicable: if its weight was not shared.
+    """
+    names = [name for name, module in observation.net.named_modules() if isinstance(module, nn.Linear)]
+    layers = [layer for layer in shared_linears(observation) if layer.name == names[-1]] if names else []
+    if not layers or len(layers[0].weight) != observation.classes:
+        raise Inapplicable("the layer that makes the logits was not shared: the rules that read its gradient do not apply")
+    return layers[0]
+
+
+def fed_by_one(layer: SharedLinear) -> Tensor:
+    """What the layer was fed ``(in,)``, if by one sample: the least squares of its weight by its bias gradient over all rows.
+
+    Of rows and entries that were sent; an input none of whose entries was sent is small beside the others, and 0 here. Noise on
+    the bias gradient makes its square too large by a known amount, which is taken off.
+    """
+    assert layer.bias is not None
+    bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
+    if layer.kept is None:
+        squares = bias.square().sum()
+        return bias @ layer.weight / (squares - len(bias) * layer.error**2).clamp(min=squares / 10).clamp(min=tiny)
+    kept = layer.kept.to(bias)
+    return bias @ (layer.weight * kept) / (bias.square() @ kept).clamp(min=tiny)
+
+
+def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:
+    """Device and floating type of the message."""
+    tensor = next(iter(observation.shared.values()))
+    return tensor.device, tensor.dtype
+
+
+def known_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The architecture in evaluation mode (a copy), and the weights that the attacker knows for it."""
+    return copy.deepcopy(observation.net).eval(), dict(observation.weights)
+
+
+@torch.no_grad()
+def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
+    """What each linear layer is fed, by name, found by sending random images through the net.
+
+    By experiment and not by reading the architecture, so that any net will do.
+    """
+    net, weights = known_net(observation)
+    device, dtype = weight_dtype(observation)
+    x = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    x = (x - 0.5) / 0.25
+    seen: dict[str, LayerInput] = {}
+
+    def watch(name: str, module: nn.Linear) -> None:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            fed = args[0]
+            same = fed.numel() == x.numel() and torch.equal(fed.flatten(), x.flatten())
+            seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf)
+
+        module.register_forward_pre_hook(hook)
+
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear):
+            watch(name, module)
+    functional_call(net, weights, (x,))
+    return seen
+
+
+def per_channel(observation: Observation, values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Mean or standard deviation ``(C, 1, 1)``, to be broadcast over ``(…, C, H, W)``."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device).expand(observation.input_shape[0]).reshape(-1, 1, 1)
+
+
+def to_picture(observation: Observation, x: Tensor) -> Tensor:
+    """What the net is fed ``(…, C, H, W)`` -> images in [0, 1] (not clipped): undoes the client's normalisation."""
+    return x * per_channel(observation, observation.std, x) + per_channel(observation, observation.mean, x)
+
+
+def from_picture(observation: Observation, image: Tensor) -> Tensor:
+    """Images in [0, 1] ``(…, C, H, W)`` -> what the net is fed."""
+    return (image - per_channel(observation, observation.mean, image)) / per_channel(observation, observation.std, image)

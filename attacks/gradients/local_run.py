@@ -1,0 +1,50 @@
+"""A client's local training as the attacker plays it: differentiable in the data, the labels and the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn import functional as F
+
+from attacks.core.observation import Schedule
+from attacks.gradients.multistep import is_bias
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Logits ``(B, C)`` and label probabilities ``(B, C)`` -> the mean loss."""
+
+
+def local_run(
+    net: nn.Module,
+    start: Mapping[str, Tensor],
+    trained: Sequence[str],
+    inputs: Tensor,
+    labels: Tensor,
+    schedule: Schedule,
+    loss: Loss = F.cross_entropy,
+) -> dict[str, Tensor]:
+    """The change of the ``trained`` weights over ``schedule.steps`` steps of SGD, differentiable in everything.
+
+    Args:
+        start: the weights of ``net`` before, by name.
+        inputs: ``(n, C, H, W)``, normalised; consecutive batches of ``schedule.batch_size``, the same in every epoch.
+        labels: ``(n, classes)`` probabilities.
+    """
+
+    def batch_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(net, {**start, **weights}, (x,)), y)
+
+    slope = grad(batch_loss)
+    batches = list(zip(torch.split(inputs, schedule.batch_size), torch.split(labels, schedule.batch_size), strict=True))
+    now = {name: start[name] for name in trained}
+    velocity: dict[str, Tensor] = {}
+    for step in range(schedule.steps):
+        gradient = slope(now, *batches[step % len(batches)])
+        for name in trained:
+            decay = schedule.weight_decay_bias if is_bias(now[name]) else schedule.weight_decay
+            push = gradient[name] + decay * now[name] if decay else gradient[name]
+            velocity[name] = schedule.momentum * velocity[name] + push if step else push
+        now = {name: now[name] - schedule.lr * velocity[name] for name in trained}
+    return {name: now[name] - start[name] for name in trained}

@@ -1,0 +1,122 @@
+"""A weight change of many local steps, read as a gradient (A6 of the method card; one-step approximation, row ratios).
+
+SGD with heavy-ball momentum ``m`` and L2 penalty ``d`` is linear in the gradients and the first weights::
+
+    v_k = m v_{k-1} + g_k + d W_{k-1},    W_k = W_{k-1} - lr v_k,    v_0 = 0
+
+so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k`` with numbers that only the schedule decides. Adding the known
+``shrink W_0`` back is therefore exact for whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0`` with
+``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``: the card's ``2 lr K d W_0`` for m = 0.5 and large K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from attacks.core.observation import Observation, Schedule
+from attacks.core.reconstruction import Inapplicable
+
+
+class Response(NamedTuple):
+    """What K steps make of the first weights and of a constant gradient: ``change = shrink * W_0 - gain * gradient``."""
+
+    shrink: float
+    gain: float
+
+
+def response(schedule: Schedule, weight_decay: float) -> Response:
+    """Exact for every K; computed by running the recurrence on the coefficients.
+
+    ``gain`` is also the sum of the weights ``c_k`` of the gradients, so that dividing by it gives their weighted mean.
+    """
+    moved_by_w, moved_by_g, v_by_w, v_by_g = 0.0, 0.0, 0.0, 0.0
+    for _ in range(schedule.steps):
+        v_by_w = schedule.momentum * v_by_w + weight_decay * (1 + moved_by_w)
+        v_by_g = schedule.momentum * v_by_g + weight_decay * moved_by_g + 1
+        moved_by_w -= schedule.lr * v_by_w
+        moved_by_g -= schedule.lr * v_by_g
+    return Response(moved_by_w, -moved_by_g)
+
+
+def noise_gain(schedule: Schedule) -> float:
+    """What independent noise of variance 1 on the gradient of every step comes to in the change, as a variance: ``sum_k c_k^2``.
+
+    Without weight decay, which moves the ``c_k`` by a share of about ``lr K d``.
+    """
+    m = schedule.momentum
+    return sum((schedule.lr * (1 - m ** (schedule.steps - k)) / (1 - m)) ** 2 for k in range(schedule.steps))
+
+
+def first_order(schedule: Schedule, weight_decay: float) -> Response:
+    """The same while the weights stay about where they were: the formula of this module's head."""
+    m, steps = schedule.momentum, schedule.steps
+    gain = schedule.lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+    return Response(-gain * weight_decay, gain)
+
+
+def is_bias(tensor: Tensor) -> bool:
+    """Whether the weight decay of biases and norm scales applies: a tensor of one dimension."""
+    return tensor.ndim <= 1
+
+
+def mean_gradient(
+    change: Mapping[str, Tensor], weights: Mapping[str, Tensor], schedule: Schedule, undo_decay: bool = True
+) -> dict[str, Tensor]:
+    """Weighted mean of the K gradients, by name; the gradient itself where it was constant.
+
+    Exact but for one thing: with weight decay the weights ``c_k`` of weights and biases differ by a share of about
+    ``lr K d / (1 - m)``, which the row ratio inherits (1e-4 for the project's default).
+
+    Args:
+        weights: those before the first step; needed where weight decay is not zero.
+        undo_decay: ``False`` leaves the penalty in, for comparison.
+
+    Raises:
+        Inapplicable: if a weight is needed that the attacker does not know.
+    """
+    gradients = {}
+    for name, tensor in change.items():
+        decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
+        shrink, gain = response(schedule, decay if undo_decay else 0.0)
+        if shrink:
+            if name not in weights:
+                raise Inapplicable(f"undoing the weight decay of {name!r} needs the weights at which the client began")
+            tensor = tensor - shrink * weights[name]
+        gradients[name] = tensor / -gain
+    return gradients
+
+
+def as_gradient(observation: Observation, undo_decay: bool = True) -> Observation:
+    """The same message as if it were one gradient, for attacks that want one.
+
+    Without a known schedule the change is only negated: right up to a factor (and to the weight decay), which is all that
+    ratios, signs and cosines need. Of a change that was clipped the weight decay stays in: by how much it shrank with the rest
+    is not known, and undoing all of it would do more harm (:func:`decay_left_in` tells what it is).
+    """
+    if observation.kind == "gradient":
+        return observation
+    altered, schedule = observation.altered, observation.schedule
+    if schedule is None:
+        shared = {name: -tensor for name, tensor in observation.shared.items()}
+        return replace(observation, kind="gradient", shared=shared)
+    undo_decay = undo_decay and not altered.rescaled
+    shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
+    return replace(observation, kind="gradient", shared=shared, altered=altered.scaled(1 / response(schedule, 0.0).gain))
+
+
+def decay_left_in(observation: Observation) -> dict[str, Tensor]:
+    """What weight decay adds to the mean gradient of a clipped change, by name, before it was clipped; nothing of others."""
+    schedule = observation.schedule
+    if observation.kind == "gradient" or schedule is None or not observation.altered.rescaled:
+        return {}
+    found = {}
+    for name, tensor in observation.shared.items():
+        decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
+        shrink, gain = response(schedule, decay)
+        if shrink and name in observation.weights:
+            found[name] = observation.weights[name] * (-shrink / gain)
+    return found

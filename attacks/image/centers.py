@@ -1,0 +1,162 @@
+"""Class centres on the wire (A7, A8): the label set in clear, and images that a centre lets one draw.
+
+A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label set:
+that is a finding about the protocol, not an attack. The centre of a class with one sample is that sample's projection under
+weights that the client has just uploaded; with more samples it is their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, state_names
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.linear import from_picture, known_net
+from attacks.gradients.variables import total_variation
+
+CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
+Embed = Callable[[Tensor], Tensor]
+"""Normalised images ``(B, C, H, W)`` -> projections ``(B, k)``."""
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """
+    Attributes:
+        present: ``(C,)`` bool.
+        counts: ``(C,)`` samples of each class, where they crossed the wire.
+        centers: ``(m, k)`` of the present classes, in ascending order of the class.
+    """
+
+    present: Tensor
+    counts: Tensor | None
+    centers: Tensor
+
+
+def read_label_set(observation: Observation) -> LabelSet:
+    """The client's labels, read and not inferred.
+
+    A dense table ``(C, k)`` without a list of classes gives them away as well: the rows of absent classes are zero.
+
+    Raises:
+        Inapplicable: if no centres crossed the wire.
+    """
+    sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
+    if CENTERS not in sent:
+        raise Inapplicable("no class centres crossed the wire")
+    centers = sent[CENTERS].cpu()
+    if CLASSES not in sent:
+        if len(centers) != observation.classes:
+            raise Inapplicable("the centres crossed the wire without saying whose they are")
+        present = (centers != 0).any(dim=1)
+        return LabelSet(present, None, centers[present])
+    classes = sent[CLASSES].long().cpu()
+    present[classes] = True
+    order = classes.argsort()
+    counts = None
+    if COUNTS in sent:
+        counts = torch.zeros(observation.classes, dtype=torch.long)
+        counts[classes] = sent[COUNTS].long().cpu()
+    return LabelSet(present, counts, centers[order])
+
+
+def uploaded_body(observation: Observation) -> Embed:
+    """The net's body with the weights that the client has just uploaded, under which it computed its centres.
+
+    In evaluation mode. For a gradient it is the body as it was sent to the client.
+    """
+    net, weights = known_net(observation)
+    if observation.kind == "change":
+        weights = {name: w + observation.shared[name] if name in observation.shared else w for name, w in weights.items()}
+    prefix = "body."
+    body = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+    missing = [name for name in state_names(net.get_submodule("body")) if name not in body]
+    if missing:
+        raise Inapplicable(f"inverting centres needs the weights of the body; {missing[0]!r} is not known")
+
+    def embed(x: Tensor) -> Tensor:
+        features: Tensor = functional_call(net.get_submodule("body"), body, (x,))
+        return features
+
+    return embed
+
+
+def embedding(observation: Observation, projector: nn.Module | Embed | None) -> Embed:
+    """``projector(body(x))``; the projector is the attacker's (of round 0, or an oracle's), ``None`` where features are sent."""
+    body = uploaded_body(observation)
+    return body if projector is None else lambda x: projector(body(x))
+
+
+@dataclass(frozen=True)
+class CenterOptions:
+    """
+    Attributes:
+        distance: ``cosine``, as the method card has it; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
+        tv: weight of the total variation.
+        restarts: further starts per centre, all in one batch; the one with the smallest objective is given back.
+    """
+
+    distance: Literal["cosine", "relative"] = "cosine"
+    steps: int = 500
+    lr: float = 0.05
+    tv: float = 0.01
+    restarts: int = 1
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """
+    Attributes:
+        images: ``(m, C, H, W)`` in [0, 1], one for each centre.
+        distance: ``(m,)`` of its projection to the centre, without the total variation.
+    """
+
+    images: Tensor
+    distance: Tensor
+
+
+def invert_centers(
+    observation: Observation, embed: Embed, centers: Tensor, options: CenterOptions | None = None, seed: int = 0
+) -> Inverted:
+    """For each centre ``(m, k)`` an image whose embedding is it.
+
+    All centres and restarts are one batch: ``embed`` must treat samples independently (evaluation mode). Starts are grey with a
+    little noise; a sigmoid keeps pixels in [0, 1]; Adam with a cosine schedule.
+    """
+    options = options or CenterOptions()
+    variation = torch.vmap(total_variation)
+    m = len(centers)
+    wanted = centers.repeat(1 + options.restarts, 1)
+    drawn = torch.Generator().manual_seed(seed)
+    raw = 0.5 * torch.randn(len(wanted), *observation.input_shape, generator=drawn, dtype=centers.dtype)
+    raw = raw.to(centers.device).requires_grad_()
+    optimiser = torch.optim.Adam([raw], lr=options.lr)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, options.steps)
+    for _ in range(options.steps):
+        images = raw.sigmoid()
+        away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
+        # A sum, so that the rows stay independent of how many there are.
+        (raw.grad,) = torch.autograd.grad((away + options.tv * variation(images)).sum(), raw)
+        optimiser.step()
+        rate.step()
+    with torch.no_grad():
+        images = raw.sigmoid()
+        away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
+        objective = (away + options.tv * variation(images)).nan_to_num(torch.inf).reshape(-1, m)
+        best = objective.argmin(dim=0) * m + torch.arange(m, device=centers.device)
+        return Inverted(images[best], away[best])
+
+
+def _distance(z: Tensor, wanted: Tensor, kind: str) -> Tensor:
+    if kind == "cosine":
+        away: Tensor = 1 - F.cosine_similarity(z, wanted, dim=1)
+        return away
+    missed: Tensor = (z - wanted).square().sum(dim=1) / wanted.square().sum(dim=1).clamp(min=1e-30)
+    return missed

@@ -1,0 +1,185 @@
+"""Deep Leakage from Gradients (Zhu et al. 2019) and improved DLG (Zhao et al. 2020): as published, and safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.core.altered import UNALTERED
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import register
+from attacks.gradients.distances import Distance, per_layer, relative, squared
+from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from attacks.gradients.variables import Layout
+from attacks.lab.setting import Setting
+from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.optimise.search import Best, Found, lbfgs, search
+
+FAILED = 3.0
+"""Times the distance at the truth above which a start has failed where the gradient has errors."""
+
+
+@register("dlg-published")
+@dataclass(frozen=True)
+class PublishedDlg:
+    """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
+
+    # A third of these runs diverges, so that four images say no more than that the attack can succeed.
+    control: ClassVar = Setting(least=0.25)
+    usual: ClassVar = None
+    head: ClassVar = "shared"
+    steps: int = 300
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
+
+
+@register("idlg-published")
+@dataclass(frozen=True)
+class PublishedIdlg:
+    """iDLG as published: the label by the sign rule, then as DLG."""
+
+    control: ClassVar = Setting(least=0.25)
+    usual: ClassVar = None
+    head: ClassVar = "shared"
+    steps: int = 300
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
+
+
+@register("dlg")
+@dataclass(frozen=True)
+class Dlg:
+    """DLG made safe: strong-Wolfe line search, image kept in [0, 1], stop when done, restart what failed by its own loss.
+
+    Attributes:
+        steps: outer steps per start.
+        restarts: at most so many further starts for what failed.
+        enough: done: the share of the gradient's squared norm that is unexplained.
+        failed: an end above this is a failure.
+        give_up: (outer step, share): what is above it then has failed already, and starts anew; not in the last restart.
+        normalised: every tensor counts alike (:func:`attacks.gradients.distances.per_layer`), instead of every entry.
+    """
+
+    control: ClassVar = Setting()
+    usual: ClassVar = {"restarts": 1}
+    at_once: ClassVar = 4
+    head: ClassVar = "shared"
+    steps: int = 100
+    restarts: int = 4
+    enough: float = 5e-8
+    failed: float = 1e-5
+    give_up: tuple[int, float] = (20, 1e-2)
+    history: int = 100
+    normalised: bool = False
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        return safe(self, case_of(observations, bounded=True), False, seed)
+
+
+@register("idlg")
+@dataclass(frozen=True)
+class Idlg(Dlg):
+    """iDLG made safe: the label by the sign rule, then as the safe DLG."""
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        return safe(self, case_of(observations, bounded=True), True, seed)
+
+
+def sign_rule(case: Case) -> Tensor:
+    """iDLG's labels ``(N, B)``: for one sample only the true class has a negative gradient at its output.
+
+    The gradient of the last bias is that of the outputs; without a bias the row sums of the last weight serve, as published,
+    if the features are not negative. For ``B`` samples the ``B`` least entries: right if all labels differ.
+
+    Raises:
+        Inapplicable: the last layer's gradient is not shared, or there are more samples than classes.
+    """
+    if case.samples > case.classes:
+        raise Inapplicable(
+            f"the label rule is for labels that differ, and there are {case.samples} samples of {case.classes} classes"
+        )
+    last = [name for name, _ in case.net.top.named_parameters()][-1]
+    seen = case.seen.get(f"top.{last}")
+    if seen is None:
+        raise Inapplicable("the label rule reads the last layer, and its gradient is not shared")
+    scores = seen if seen.ndim == 2 else seen.flatten(2).sum(2)
+    return scores.topk(case.samples, 1, largest=False).indices
+
+
+def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_top: bool = False) -> Objective:
+    """Unknown images, and soft labels unless given ``(N, B)``; through the net with known weights.
+
+    Raises:
+        Inapplicable: the weights of a layer are not known.
+    """
+    if not case.knows_top():
+        raise Inapplicable("layers are hidden, and their weights are not known: head-free needs none of them")
+    if not known_top and not case.shared_top():
+        raise Inapplicable("layers are hidden; known-head matches the gradient of the others")
+    shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
+    data = case.data()
+    if labels is None:
+        shapes["label"] = (case.samples, case.classes)
+    else:
+        data["target"] = torch.nn.functional.one_hot(labels, case.classes).to(data[next(iter(data))].dtype)
+    names = list(case.seen)
+
+    def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        target = data["target"] if "target" in data else unknown["label"].softmax(-1)
+        inputs = case.pixels.input(unknown["image"])
+        guess = gradient_by_labels(case.net, case.weights_of(data), names, inputs, target)
+        return case.distance(distance, guess, unknown["image"], data)
+
+    return Objective(loss, Layout(shapes), data)
+
+
+def reconstruction(case: Case, layout: Layout, best: Best, labels: Tensor | None) -> Reconstruction:
+    """Images and labels out of the best rows."""
+    unknown = layout.unpack(best.x)
+    if labels is None:
+        labels = unknown["label"].argmax(-1) if "label" in unknown else torch.full((case.n, case.samples), -1)
+    raw = case.pixels.image(unknown["image"]).flatten(0, 1)
+    return Reconstruction(raw, labels.flatten(), best.loss, best.curve, best.iterations, best.restart, best.cpu_seconds)
+
+
+def normal(size: int) -> Callable[[torch.Generator], Tensor]:
+    """Starts from N(0, 1)."""
+    return lambda generator: torch.randn(size, generator=generator)
+
+
+def as_published(observations: Sequence[Observation]) -> list[Observation]:
+    """The messages taken for undefended gradients, as the published attacks take them."""
+    return [replace(one, altered=UNALTERED) for one in observations]
+
+
+def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
+    labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
+    objective = label_matching(case, squared, labels)
+    best = search(objective, normal(objective.layout.size), lambda o, x, last: lbfgs(o, x, LbfgsOptions(), steps), seed)
+    return reconstruction(case, objective.layout, best, labels)
+
+
+def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = False) -> Reconstruction:
+    labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
+    objective = label_matching(case, per_layer if options.normalised else relative, labels, known_top)
+    how = LbfgsOptions(history=options.history, line_search=True)
+
+    noise = FAILED * case.expected()
+
+    def solve(objective: Objective, x: Tensor, last: bool) -> Found:
+        give_up = (0, 0.0) if last else (options.give_up[0], max(options.give_up[1], noise))
+        return lbfgs(objective, x, how, options.steps, options.enough, give_up, SAFE_SCALE)
+
+    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, max(options.failed, noise))
+    return reconstruction(case, objective.layout, best, labels)

@@ -1,0 +1,182 @@
+"""The head-free attack (A3 of the method card): layers that are hidden act on one sample through one vector, dL/dh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core.observation import Observation, state_names
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import register
+from attacks.gradients.distances import per_layer, relative
+from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal
+from attacks.gradients.projection import convolution_signal, determined, input_of
+from attacks.gradients.variables import Layout
+from attacks.image.dlg import FAILED, reconstruction
+from attacks.lab.setting import Setting
+from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.optimise.search import Found, adam, lbfgs, search
+
+
+@register("head-free")
+@dataclass(frozen=True)
+class HeadFree:
+    """No head at all: optimises the image alone; dL/dh per sample follows from the last shared layer, or is optimised too.
+
+    For one sample the gradient of the last shared linear layer's bias *is* the back-propagated signal at its output, whatever
+    hidden layers made it. The weight gradient of a convolution is linear in that signal, so that for a given image least squares
+    give it. In both cases the image is matched as in the safe iDLG. Otherwise the signal is a second unknown, and Adam on the
+    per-layer residual comes before L-BFGS.
+
+    Attributes:
+        adam_steps, lr: of the first phase where the signal is unknown.
+        steps: outer steps of L-BFGS.
+        failed, enough: as of :class:`attacks.image.dlg.Dlg`.
+        closed_form: ``False`` makes the signal an unknown in any case, to see what the closed forms are worth.
+    """
+
+    control: ClassVar = Setting(masked=1)
+    usual: ClassVar = {"restarts": 0}
+    at_once: ClassVar = 2
+    head: ClassVar = "hidden"
+    adam_steps: int = 300
+    lr: float = 0.05
+    steps: int = 80
+    restarts: int = 2
+    enough: float = 5e-8
+    failed: float = 1e-5
+    history: int = 100
+    closed_form: bool = True
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        case = case_of(observations, bounded=True)
+        objective = signal_matching(case, self.closed_form)
+        how = LbfgsOptions(history=self.history, line_search=True)
+
+        def solve(objective: Objective, x: Tensor, last: bool) -> Found:
+            if "signal" not in objective.layout.shapes or "begun" in objective.data:
+                return lbfgs(objective, x, how, self.steps, self.enough, scale=SAFE_SCALE)
+            return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough)
+
+        def start(generator: torch.Generator) -> Tensor:
+            return torch.randn(objective.layout.size, generator=generator)
+
+        failed = max(self.failed, FAILED * case.expected())
+        best = search(objective, start, solve, seed, self.restarts, failed)
+        return reconstruction(case, objective.layout, best, None)
+
+
+def adam_then_lbfgs(
+    objective: Objective, x: Tensor, lr: float, adam_steps: int, options: LbfgsOptions, steps: int, enough: float
+) -> Found:
+    """Adam gets near from anywhere, L-BFGS gets exact; the curves follow each other."""
+    first = adam(objective, x, lr, adam_steps, milestones=(0.5, 0.8), enough=enough)
+    second = lbfgs(objective, first.x, options, steps, enough, scale=SAFE_SCALE)
+    return Found(second.x, second.loss, torch.cat([first.curve, second.curve]), first.iterations + second.iterations)
+
+
+def signal_matching(case: Case, closed_form: bool = True) -> Objective:
+    """Unknown images, and unknown signals unless a bias gradient gives them.
+
+    Where the bias gradient has noise, was rounded or not sent in full, it is where the search for the signal begins.
+
+    Raises:
+        Inapplicable: nothing of the body is shared, or its weights are not known.
+    """
+    unknown_weights = [name for name in state_names(case.net.body) if f"body.{name}" not in case.weights | case.stacked]
+    if unknown_weights:
+        raise Inapplicable(f"the weights of shared layers are not known: {', '.join(unknown_weights)}")
+    order, features, places = layer_calls(case)
+    case = case.of_body()
+    names = list(case.seen)
+    if not names:
+        raise Inapplicable("none of the layers before the hidden ones is shared")
+    of = {layer: name for name, layer in case.net.named_modules()}
+    at, how = _source(case, order, places, of) if closed_form and case.samples == 1 else (None, "unknown")
+    if at is not None:  # only what lies before that layer is reached from it
+        reached = {of[layer] for layer in order[: order.index(at) + 1]}
+        names = [name for name in names if name.rpartition(".")[0] in reached]
+    shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
+    data = case.data()
+    if how == "unknown":
+        shapes["signal"] = (case.samples, features)
+    elif how == "begun":
+        bias = f"{of[at]}.bias"
+        shapes["signal"] = (case.samples, case.seen[bias].shape[1])
+        data["begun"], data["scale"] = case.seen[bias], case.deviation(bias)
+
+    def guess(unknown: Mapping[str, Tensor], data: Data) -> Data:
+        weights = {n.removeprefix("body."): w for n, w in case.weights_of(data).items()}
+        inputs = case.pixels.input(unknown["image"])
+        if how == "bias":
+            signal = data[f"seen:{of[at]}.bias"][None]
+        elif how == "begun":
+            signal = data["begun"] + unknown["signal"] * data["scale"]
+        elif how == "projection":
+            assert isinstance(at, nn.Conv2d)
+            seen = data[f"seen:{of[at]}.weight"], data.get(f"seen:{of[at]}.bias")
+            signal = convolution_signal(at, input_of(case.net.body, at, weights, inputs), *seen)
+        else:
+            signal = unknown["signal"] * data["scale"]
+        some = [n.removeprefix("body.") for n in names]
+        made = gradient_by_signal(case.net.body, at or case.net.body, weights, some, inputs, signal)
+        return {f"body.{n}": g for n, g in made.items()}
+
+    def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        distance = per_layer if how == "unknown" else relative
+        return case.distance(distance, guess(unknown, data), unknown["image"], data)
+
+    layout = Layout(shapes)
+    if how == "unknown":
+        data["scale"] = torch.ones(case.n, dtype=next(iter(data.values())).dtype)
+        data["scale"] = _scale(guess, layout, data, names)
+    return Objective(loss, layout, data)
+
+
+def _scale(guess: Callable[[Mapping[str, Tensor], Data], Data], layout: Layout, data: Data, names: list[str]) -> Tensor:
+    """How large dL/dh is, per observation ``(N,)``: such that a random one makes gradients as large as those seen."""
+    n = len(data["scale"])
+    rows = torch.randn(n, layout.size, generator=torch.Generator().manual_seed(0), dtype=data["scale"].dtype)
+    made = torch.func.vmap(lambda row, data: guess(layout.unpack(row), data))(rows, data)
+    last = [name for name in names if made[name].ndim > 2][-1]  # the layer next to the signal says most about it
+    scale: Tensor = data[f"seen:{last}"].flatten(1).norm(dim=1) / made[last].flatten(1).norm(dim=1).clamp_min(1e-30)
+    return scale
+
+
+def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
+    """The body's layers with parameters in the order of their calls, the number of features, and places per channel of each."""
+    called: list[nn.Module] = []
+    places: list[int] = []
+
+    def note(module: nn.Module, args: object, output: Tensor) -> None:
+        called.append(module)
+        places.append(output[0, 0].numel())
+
+    layers = [layer for layer in case.net.body.modules() if next(layer.parameters(recurse=False), None) is not None]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    weights = {n.removeprefix("body."): w for n, w in case.weights.items() if n.startswith("body.")}
+    weights |= {n.removeprefix("body."): w[0] for n, w in case.stacked.items() if n.startswith("body.")}
+    inputs = torch.zeros(1, *case.shape, dtype=next(iter(case.seen.values())).dtype)
+    try:
+        features = functional_call(case.net.body, weights, (inputs,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called, features.shape[-1], places
+
+
+def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[nn.Module, str]) -> tuple[nn.Module | None, str]:
+    """At which layer's output the signal is known, and by what: a linear layer's bias, the last layer's weights, or nothing."""
+    once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
+    for layer, _ in reversed(once):
+        if isinstance(layer, nn.Linear) and f"{of[layer]}.bias" in case.seen:
+            return layer, "bias" if case.exact else "begun"
+    if once and case.exact and determined(*once[-1]) and f"{of[once[-1][0]]}.weight" in case.seen:
+        return once[-1][0], "projection"
+    return None, "unknown"

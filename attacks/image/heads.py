@@ -1,0 +1,171 @@
+"""Attackers that put something in the place of hidden layers: what they know (A1, A2), their own (A0), or unknowns (A4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import register
+from attacks.gradients.distances import per_layer, relative, squared
+from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from attacks.gradients.variables import Layout
+from attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal, reconstruction, safe
+from attacks.image.head_free import adam_then_lbfgs, layer_calls
+from attacks.lab.nets import WIDTHS, linear_layers, uniform_
+from attacks.lab.setting import Setting
+from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.optimise.search import lbfgs, search
+
+
+@register("known-head")
+@dataclass(frozen=True)
+class KnownHead(Dlg):
+    """Matches the shared layers through the hidden ones' weights, which the server broadcast (A1) or which are stale (A2).
+
+    The safe DLG, without the gradient of the hidden layers; image and soft labels are the unknowns.
+    """
+
+    control: ClassVar = Setting(masked=1, threat=ThreatModel(top="initial"))
+    head: ClassVar = "hidden"
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
+
+
+@register("random-head")
+@dataclass(frozen=True)
+class RandomHead:
+    """The paper's naive attacker (A0): DLG on the shared layers through a head of its own, drawn at random and wrong.
+
+    Attributes:
+        assumed: linear layers that it takes the head to have (``at`` in the paper), widths as in the reference nets.
+        steps: its loss hardly moves after some 20 of them.
+        published: unbounded image and no line search, as in the paper, where it drifts off; otherwise the safe settings.
+    """
+
+    control: ClassVar = Setting(masked=1, least=0)
+    usual: ClassVar = {"steps": 30}
+    head: ClassVar = "hidden"
+    assumed: int = 1
+    steps: int = 50
+    restarts: int = 0
+    published: bool = False
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        observations = as_published(observations) if self.published else observations
+        case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
+        objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
+        how = LbfgsOptions() if self.published else LbfgsOptions(history=100, line_search=True)
+        draw = normal(objective.layout.size)
+        best = search(
+            objective,
+            draw,
+            lambda o, x, last: lbfgs(o, x, how, self.steps, scale=1.0 if self.published else SAFE_SCALE),
+            seed,
+            self.restarts,
+            failed=-1.0,
+        )
+        return reconstruction(case, objective.layout, best, case.labels)
+
+
+@register("joint-head")
+@dataclass(frozen=True)
+class JointHead:
+    """Optimises a head together with image and soft labels (A4): the hidden architecture, or ``assumed`` linear layers.
+
+    Every start moves all weights of the head (100,000 for two linear layers). Three times the steps and a second start recovered
+    no more: 0 of 20 images either way.
+    """
+
+    control: ClassVar = Setting(masked=1, least=0)
+    usual: ClassVar = {"adam_steps": 300}
+    head: ClassVar = "hidden"
+    assumed: int | None = None
+    adam_steps: int = 500
+    lr: float = 0.05
+    steps: int = 20
+    restarts: int = 0
+    enough: float = 1e-7
+    failed: float = 1e-4
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        case = case_of(observations, bounded=True)
+        if self.assumed is not None:
+            case = with_own_top(case, self.assumed, seed)
+        objective = joint_matching(case)
+        how = LbfgsOptions(history=100, line_search=True)
+
+        def start(generator: torch.Generator) -> Tensor:
+            drawn: dict[str, Tensor] = {}
+            for name, shape in objective.layout.shapes.items():
+                uniform = name.startswith("top.")
+                drawn[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
+                    1, *shape, generator=generator
+                )  # fmt: skip
+            return objective.layout.pack(drawn)[0]
+
+        best = search(
+            objective,
+            start,
+            lambda o, x, last: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
+            seed,
+            self.restarts,
+            max(self.failed, FAILED * case.expected()),
+        )
+        return reconstruction(case, objective.layout, best, case.labels)
+
+
+def with_own_top(case: Case, assumed: int, seed: int) -> Case:
+    """The case with ``assumed`` linear layers of the attacker's own as ``top``, U(-0.5, 0.5), and none that was seen.
+
+    Raises:
+        Inapplicable: nothing but ``top`` was shared, or no such head is defined.
+    """
+    if assumed not in WIDTHS:
+        raise Inapplicable(f"a head of {min(WIDTHS)} to {max(WIDTHS)} linear layers can be assumed, not {assumed}")
+    body = case.of_body()
+    if not body.seen:
+        raise Inapplicable("none of the layers before the head is shared")
+    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.seen.values())).dtype)
+    uniform_(top, torch.Generator().manual_seed(seed))
+    own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
+    net = SplitNet(case.net.body, top).requires_grad_(False).eval()
+    return replace(body, net=net, weights=body.weights | own)
+
+
+def joint_matching(case: Case) -> Objective:
+    """Unknown images, soft labels (unless given) and all weights of ``top``.
+
+    Raises:
+        Inapplicable: none of the layers before the head is shared.
+    """
+    case = case.of_body()
+    shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
+    data = case.data()
+    if case.labels is None:
+        shapes["label"] = (case.samples, case.classes)
+    else:
+        data["target"] = nn.functional.one_hot(case.labels, case.classes).to(next(iter(data.values())).dtype)
+    shapes |= {f"top.{name}": tuple(p.shape) for name, p in case.net.top.named_parameters()}
+    names = list(case.seen)
+    if not names:
+        raise Inapplicable("none of the layers before the head is shared")
+    if buffers := [name for name in state_names(case.net.top) if f"top.{name}" not in shapes]:
+        raise Inapplicable(f"hidden layers that keep statistics ({buffers[0]}) are no unknowns of this attack")
+
+    def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        target = data["target"] if "target" in data else unknown["label"].softmax(-1)
+        weights = case.weights_of(data) | {n: w for n, w in unknown.items() if n.startswith("top.")}
+        guess = gradient_by_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
+        return case.distance(per_layer, guess, unknown["image"], data)
+
+    return Objective(loss, Layout(shapes), data)

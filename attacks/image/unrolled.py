@@ -1,0 +1,151 @@
+"""Unrolled local training (A6): dummy data whose simulated local run changes the weights as the client's did.
+
+The simulation is differentiable, so the dummy images are found by matching the change, as gradient matching finds them for one
+step (Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging"). Cost and memory grow with the
+number of steps: for small K. The order of the samples over the batches is the attacker's guess (consecutive, the same in every
+epoch), which is right where one batch holds all samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, state_names
+from attacks.core.reconstruction import Inapplicable, require_labels
+from attacks.gradients.distances import per_layer, standardised, unlikeliness
+from attacks.gradients.linear import known_net, to_picture, weight_dtype
+from attacks.gradients.local_run import Loss, local_run
+from attacks.gradients.matching import seen_alone
+from attacks.gradients.variables import total_variation
+
+
+@dataclass(frozen=True)
+class UnrolledOptions:
+    """
+    Attributes:
+        iterations: outer L-BFGS steps.
+        restarts: further starts; the one with the smallest matching loss is given back.
+        tv: weight of the total variation of the images.
+        train_top: whether the client's run trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
+        history: of L-BFGS.
+        stop: matching loss at which a start ends.
+    """
+
+    iterations: int = 100
+    restarts: int = 1
+    tv: float = 0.0
+    train_top: bool = False
+    history: int = 50
+    stop: float = 1e-12
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """
+    Attributes:
+        images: ``(n, C, H, W)`` in [0, 1].
+        labels: ``(n, C)`` label probabilities, given or found.
+        loss: matching loss of the start that was chosen: mean over tensors of the unexplained share of the change's square.
+        losses: of every start.
+        curve: of the start that was chosen, after every outer step.
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss: float
+    losses: tuple[float, ...]
+    curve: tuple[float, ...]
+
+
+def unroll(
+    observation: Observation, options: UnrolledOptions | None = None, loss: Loss = F.cross_entropy, seed: int = 0
+) -> Recovered:
+    """Dummy images (and labels, and hidden weights) whose local run changes the shared weights as observed.
+
+    Labels are those of the observation, or found along; hidden weights that the attacker does not know are found along too,
+    starting from values of its own.
+
+    Raises:
+        Inapplicable: if the schedule or the number of samples is not known, or labels had no part in it.
+    """
+    options = options or UnrolledOptions()
+    require_labels(observation)
+    if observation.schedule is None or observation.num_examples is None:
+        raise Inapplicable("the unrolled attack needs the client's schedule and its number of samples")
+    if observation.kind == "gradient":
+        raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
+    starts = [_one_start(observation, options, loss, start) for start in range(seed, seed + 1 + options.restarts)]
+    images, labels, best, curve = min(starts, key=lambda start: start[2])
+    return Recovered(images, labels, best, tuple(start[2] for start in starts), tuple(curve))
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Where the search for a hidden tensor begins: as torch draws weights, and biases at 0."""
+    if like.ndim <= 1:
+        return torch.zeros(like.shape)
+    bound = like[0].numel() ** -0.5
+    drawn: Tensor = (2 * torch.rand(like.shape, generator=generator) - 1) * bound
+    return drawn
+
+
+def _one_start(
+    observation: Observation, options: UnrolledOptions, loss: Loss, seed: int
+) -> tuple[Tensor, Tensor, float, list[float]]:
+    n, schedule = observation.num_examples, observation.schedule
+    assert n is not None and schedule is not None
+    device, dtype = weight_dtype(observation)
+    drawn = torch.Generator().manual_seed(seed)
+    # A sigmoid keeps the images in [0, 1]: unbounded ones run away and look like protection (audit rules of the card).
+    raw = torch.randn(n, *observation.input_shape, generator=drawn, dtype=dtype).to(device).requires_grad_()
+    free = [raw]
+    if observation.labels is not None:
+        known = F.one_hot(observation.labels.to(device), observation.classes).to(dtype)
+    else:
+        known = None
+        label_logits = torch.randn(n, observation.classes, generator=drawn, dtype=dtype).to(device).requires_grad_()
+        free.append(label_logits)
+    net, start = known_net(observation)
+    hidden = {name: _drawn(p, drawn).to(device, dtype) for name, p in net.named_parameters() if name not in start}
+    free += [weight.requires_grad_() for weight in hidden.values()]
+    start |= hidden
+    if unknown := [name for name in state_names(net) if name not in start]:
+        raise Inapplicable(f"hidden layers that keep statistics ({unknown[0]}) are no unknowns of this attack")
+    sent = observation.shared
+    seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
+    distance = standardised if seen.variance else per_layer
+    trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
+    mean, std = (
+        to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
+    )
+    std = std - mean
+
+    def labels() -> Tensor:
+        return known if known is not None else label_logits.softmax(dim=1)
+
+    def objective() -> Tensor:
+        images = raw.sigmoid()
+        simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
+        matching = distance(simulated, seen) + unlikeliness(images, seen)
+        return matching + options.tv * total_variation(images) if options.tv else matching
+
+    optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = objective()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    curve = []
+    for _ in range(options.iterations):
+        value = float(optimiser.step(closure))  # type: ignore[no-untyped-call]
+        curve.append(value)
+        if not value > options.stop:
+            break
+    with torch.no_grad():
+        final = float(objective())
+        return raw.sigmoid(), labels(), final if final == final else float("inf"), curve

@@ -1,0 +1,146 @@
+"""Which labels a client trained on, read off the gradient of the layer that makes the logits.
+
+With mean cross-entropy over n samples the bias gradient of that layer is ``mean_i p_i - counts / n`` and the weight gradient
+``mean_i (p_i - y_i) h_i^T``: all rules below are ways of reading these two. They take weight changes too, as
+:mod:`attacks.gradients.multistep` reads them. Where the layer is hidden they raise ``Inapplicable``; then there is
+:mod:`attacks.inference.shadow`.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+from torch.func import functional_call
+
+from attacks.core.observation import Observation, state_names
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
+from attacks.gradients.multistep import as_gradient
+
+
+def idlg_label(observation: Observation) -> int:
+    """Label of the one sample: the row of the weight gradient with the smallest sum (Zhao et al. 2020, iDLG, section 3).
+
+    Right for a single sample whose features are not negative (behind ReLU or sigmoid).
+    """
+    return int(output_layer(as_gradient(observation)).weight.sum(dim=1).argmin())
+
+
+def bias_label(observation: Observation) -> int:
+    """The same from the bias gradient ``p - y``, whatever the sign of the features."""
+    return int(_bias(observation).argmin())
+
+
+def surely_present(observation: Observation) -> Tensor:
+    """``(C,)``: classes whose bias gradient is negative. Each is certainly in the batch; others may be too, where the model is
+    already confident. (The bias gradient of an absent class is a mean of probabilities.)"""
+    return _bias(observation) < 0
+
+
+def bias_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
+    """``(C,)`` counts ``n (mean p - dL/db)``, rounded to n (Geng et al. 2021, "Towards general deep leakage", section on batch
+    labels). Exact where the mean prediction is known.
+
+    Args:
+        mean_probability: ``(C,)`` the attacker's estimate of the mean prediction over the batch; default
+            :func:`guessed_probability`.
+    """
+    guess = (guessed_probability(observation) if mean_probability is None else mean_probability).double().cpu()
+    bias = _bias(observation).double().cpu()
+    return to_counts(guess - bias / clipped_to(observation, bias, guess), _examples(observation))
+
+
+def embedding_counts(observation: Observation) -> Tensor:
+    """``(C,)`` counts from class-wise embeddings (Ma et al. 2023, "Instance-wise batch label restoration via gradients").
+
+    Row c of weight over bias gradient is about the mean feature of class c; the known layer says what it predicts for each; the
+    counts then solve the linear system ``dL/db = (P^T - I) counts / n``, here with counts that are not negative and sum to n.
+
+    Raises:
+        Inapplicable: also if the attacker does not know the layer's weights.
+    """
+    layer = output_layer(as_gradient(observation))
+    bias, rows = _bias(observation).double().cpu(), layer.weight.double().cpu()
+    if observation.altered.rescaled:
+        factor = clipped_to(observation, bias, guessed_probability(observation).double().cpu())
+        bias, rows = bias / factor, rows / factor
+    known = [observation.weights.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
+    if known[0] is None or known[1] is None:
+        raise Inapplicable("class-wise embeddings need the weights of the layer that makes the logits")
+    weight, offset = (k.double().cpu() for k in known if k is not None)
+    embeddings = rows / torch.where(bias.abs() < 1e-12, 1e-12, bias)[:, None]
+    predicted = (embeddings @ weight.T + offset).softmax(dim=1).nan_to_num(1 / len(bias))
+    # The rows of P^T - I sum to zero, so that only the last equation fixes the total. It is known exactly and weighs more.
+    system = torch.cat(
+        [predicted.T - torch.eye(len(bias), dtype=torch.float64), 10 * torch.ones(1, len(bias), dtype=torch.float64)]
+    )
+    shares, _ = nnls(system.numpy(), torch.cat([bias, torch.tensor([10.0], dtype=torch.float64)]).numpy())
+    return to_counts(torch.from_numpy(shares), _examples(observation))
+
+
+def clipped_to(observation: Observation, bias: Tensor, probability: Tensor) -> float:
+    """By what factor clipping made the bias gradient ``(C,)`` shorter, given the mean prediction ``(C,)``; 1 without clipping.
+
+    ``bias_c = factor (p_c - counts_c / n)``, so that an absent class shows the factor, and every other class less. Where no class
+    is absent the rarest counts as absent.
+    """
+    if not observation.altered.rescaled:
+        return 1.0
+    return float((bias / probability.clamp_min(1e-12)).max().clamp_min(1e-300))
+
+
+def batch_labels(observation: Observation) -> Tensor:
+    """The labels ``(n,)`` of a message in ascending order, by the best rule here that applies: :func:`bias_label` for one sample,
+    else :func:`embedding_counts`, or :func:`bias_counts` where the weights of the layer are not known.
+
+    Raises:
+        Inapplicable: none applies.
+    """
+    if _examples(observation) == 1:
+        layer = output_layer(as_gradient(observation))
+        return torch.tensor([idlg_label(observation) if layer.bias is None else bias_label(observation)])
+    known = f"{output_layer(as_gradient(observation)).name}.weight" in observation.weights
+    counts = embedding_counts(observation) if known else bias_counts(observation)
+    return torch.arange(len(counts)).repeat_interleave(counts)
+
+
+@torch.no_grad()
+def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
+    """``(C,)`` mean prediction of the client's model, guessed without its data: on random images where the weights are known
+    (Geng et al.'s dummy data), else uniform."""
+    net, weights = known_net(observation)
+    device, dtype = weight_dtype(observation)
+    if any(name not in weights for name in state_names(net)):
+        return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
+    drawn = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    logits: Tensor = functional_call(net, weights, (from_picture(observation, drawn),))
+    return logits.softmax(dim=1).mean(dim=0)
+
+
+def to_counts(shares: Tensor, n: int) -> Tensor:
+    """Shares ``(C,)`` of about sum 1 -> whole numbers that sum to ``n`` (largest remainders; negative shares count as none)."""
+    shares = shares.clamp(min=0)
+    total = shares.sum()
+    exact = (shares / total if total > 0 else torch.full_like(shares, 1 / len(shares))) * n
+    counts = exact.floor().long()
+    counts[(exact - counts).argsort(descending=True)[: n - int(counts.sum())]] += 1
+    return counts
+
+
+def count_accuracy(found: Tensor, true: Tensor) -> float:
+    """Share of the samples whose label was found, each true label matched at most once: ``(C,)`` and ``(C,)`` -> [0, 1]."""
+    return float(torch.minimum(found, true.to(found)).sum() / true.sum().clamp(min=1))
+
+
+def _bias(observation: Observation) -> Tensor:
+    layer: SharedLinear = output_layer(as_gradient(observation))
+    if layer.bias is None:
+        raise Inapplicable("the layer that makes the logits has no shared bias: its gradient is what this rule reads")
+    return layer.bias
+
+
+def _examples(observation: Observation) -> int:
+    if observation.num_examples is None:
+        raise Inapplicable("counting labels needs the number of samples")
+    return observation.num_examples

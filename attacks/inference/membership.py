@@ -1,0 +1,128 @@
+"""Membership inference (A11): was a sample among those that a model was trained on? A score per sample, higher is likelier.
+
+The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the likelihood-ratio attack LiRA (Carlini et al.,
+S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it. Both take any
+number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
+(:mod:`attacks.inference.row_distance`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+Use = Literal["alone", "LiRA", "LiRA offline"]
+"""How an attack uses a statistic: candidates beside each other, or each beside what shadows with and without it show of it."""
+
+_LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a width
+
+
+def confidence(logits: Tensor, labels: Tensor) -> Array:
+    """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V).
+
+    Computed as ``z_y - logsumexp of the others``, which neither overflows nor rounds to infinity where p_y is almost 1.
+
+    Raises:
+        ValueError: a single class, or logits that are not finite.
+    """
+    if logits.shape[1] < 2:
+        raise ValueError("with one class there is nothing to be confident of")
+    if not bool(logits.isfinite().all()):
+        raise ValueError("logits that are not finite")
+    scores = logits.detach().double()
+    own = scores.gather(1, labels[:, None])
+    others = scores.scatter(1, labels[:, None], -torch.inf).logsumexp(1, keepdim=True)
+    odds: Array = (own - others).squeeze(1).cpu().numpy()
+    return odds
+
+
+def losses(confidences: Array) -> Array:
+    """The cross entropy ``-log p_y`` of each confidence; less loss is more confidence, so both rank samples alike."""
+    return np.logaddexp(0.0, -confidences)
+
+
+def loss_threshold(confidences: Array) -> Array:
+    """Yeom et al. 2018: the less loss a sample has, the likelier it is a member; the score is the loss, negated."""
+    return -losses(confidences)
+
+
+def lira(
+    observed: Array,
+    shadows: Array,
+    inside: Mask,
+    mode: Literal["online", "offline"] = "online",
+    variance: Literal["pooled", "per_sample"] = "pooled",
+) -> Array:
+    """The likelihood ratio of Carlini et al. 2022 for every sample ``(n,)``, by Gaussians of the shadows' confidences.
+
+    ``online``: ``log N(observed; in) - log N(observed; out)``. ``offline``: only shadows without the sample are looked at; the
+    score is by how many standard deviations the observed confidence lies above theirs, of which the paper's one-sided
+    probability is a monotone function.
+
+    Args:
+        observed: confidences under the attacked model ``(n,)``.
+        shadows: confidences under the shadow models ``(S, n)``.
+        inside: which samples each shadow was trained on ``(S, n)``.
+        variance: ``pooled`` over all samples, about each sample's own mean: what the paper advises for few shadows (below 64).
+
+    Raises:
+        ValueError: shapes that do not fit, or too few shadows with or without a sample.
+    """
+    if shadows.shape != inside.shape or shadows.shape[1:] != observed.shape:
+        raise ValueError(f"shapes do not fit: {observed.shape}, {shadows.shape}, {inside.shape}")
+    out_mean, out_spread = _gaussians(shadows, ~inside, variance, "without")
+    if mode == "offline":
+        return (observed - out_mean) / out_spread
+    in_mean, in_spread = _gaussians(shadows, inside, variance, "with")
+    ratio: Array = norm.logpdf(observed, in_mean, in_spread) - norm.logpdf(observed, out_mean, out_spread)
+    return ratio
+
+
+def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Array]:
+    """The scores ``(n,)`` of all attacks that one statistic makes; arguments as of :func:`lira`.
+
+    Raises:
+        ValueError: see :func:`lira`.
+    """
+    return {
+        "alone": observed,
+        "LiRA": lira(observed, shadows, inside),
+        "LiRA offline": lira(observed, shadows, inside, "offline"),
+    }
+
+
+def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple[Array, Array]:
+    """Mean and standard deviation of each sample ``(n,)`` over the chosen shadows."""
+    counts = chosen.sum(axis=0)
+    least = 2 if variance == "per_sample" else 1
+    if counts.min(initial=least) < least or counts.sum() <= len(counts):
+        raise ValueError(f"{variance} variance: too few shadows {which} some sample (from {counts.min()} to {counts.max()})")
+    mean = np.where(chosen, shadows, 0.0).sum(axis=0) / counts
+    squares = np.where(chosen, (shadows - mean) ** 2, 0.0).sum(axis=0)
+    if variance == "per_sample":
+        spread = np.sqrt(squares / (counts - 1))
+    else:
+        spread = np.full(len(mean), np.sqrt(squares.sum() / (counts.sum() - len(counts))))
+    return mean, np.maximum(spread, _LEAST_SPREAD)
+
+
+def halves(shadows: int, n: int, seed: int) -> Mask:
+    """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: random halves, every other one what the last one left.
+
+    So each sample is inside for half of an even number of shadows, and no shadow has more samples than another (by one at most).
+    """
+    draw = np.random.default_rng(seed)
+    inside = np.zeros((shadows, n), dtype=np.bool_)
+    for i in range(0, shadows, 2):
+        inside[i, draw.permutation(n)[: n // 2]] = True
+        if i + 1 < shadows:
+            inside[i + 1] = ~inside[i]
+    return inside

@@ -1,0 +1,137 @@
+"""Membership by the row ratios of a linear layer: what a row shows was trained on.
+
+A row of a linear layer's weight gradient over its entry of the bias gradient is a weighted mean of what the layer was fed
+(:mod:`attacks.gradients.analytic`), of few samples where few moved that neuron. So a candidate is the likelier a member the
+nearer a row comes to what the layer would be fed for it. No label, no head and no shadow is needed; the attacker only compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.analytic import AnalyticOptions, leaky_layers, quotients
+from attacks.gradients.linear import known_net
+from attacks.gradients.multistep import as_gradient
+from attacks.inference.membership import Array
+
+ENOUGH = 0.1
+"""Share of a pruned row's entries that must have been sent for it to be compared: a few numbers are near to anything."""
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class RowDistance:
+    """How near the rows of a layer come to candidates.
+
+    Attributes:
+        layer: its name in the net of the observations.
+        fed: what it is fed for each candidate ``(n, in)``, double precision.
+    """
+
+    layer: str
+    fed: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, observation: Observation, candidates: Sequence[Any]) -> RowDistance:
+        """For the first shared linear layer with a bias that is fed one vector a sample, at the weights that the client received.
+
+        Args:
+            candidates: as the net takes them, normalised; in consecutive parts, which go through the net one after another.
+
+        Raises:
+            Inapplicable: there is no such layer, or layers below it are not known.
+        """
+        layers = {layer.name for layer in leaky_layers(observation)}
+        if not layers:
+            raise Inapplicable("no linear layer with a bias was shared, and the distance to its rows needs one")
+        net, weights = _at_received_weights(observation)
+        reached = [_first_fed(net, weights, part, layers) for part in candidates]
+        name, fed = reached[0][0], torch.cat([inputs for _, inputs in reached]).double().cpu()
+        if not bool(fed.isfinite().all()):
+            raise Inapplicable(f"layers below {name}, the first shared linear layer with a bias, are not known")
+        return cls(name, fed)
+
+    def __call__(self, observation: Observation) -> Array:
+        """Minus the distance to the nearest row ratio, as a share of the candidate's norm ``(n,)``; higher is likelier a member.
+
+        Weight decay and momentum are undone. Where no bias moved there is no ratio, and zeros stand for the row.
+
+        Raises:
+            Inapplicable: the layer was not shared.
+        """
+        tensors = {name: observation.shared[name] for name in _tensors(self.layer) if name in observation.shared}
+        layers = leaky_layers(as_gradient(replace(observation, shared=tensors)))
+        if not layers:
+            raise Inapplicable(f"{self.layer} was not shared with its bias")
+        rows, neurons, _ = quotients(layers[0], AnalyticOptions.weakest)
+        if not len(rows):
+            rows, neurons = torch.zeros(1, self.fed.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+        if observation.altered.kept:
+            return self._of_what_was_sent(rows, observation.shared[_tensors(self.layer)[0]].cpu()[neurons] != 0)
+        size = self.fed.norm(dim=1).clamp(min=_TINY)
+        score: Array = (-torch.cdist(self.fed, rows).amin(dim=1) / size).numpy()
+        return score
+
+    def _of_what_was_sent(self, rows: Tensor, sent: Tensor) -> Array:
+        """The same on the entries of each row that were ``sent`` ``(m, in)``, of rows of which there are enough to compare."""
+        enough = sent.double().mean(dim=1) >= ENOUGH
+        if not bool(enough.any()):
+            return -torch.ones(len(self.fed), dtype=torch.float64).numpy()
+        rows, kept = rows[enough] * sent[enough], sent[enough].double()
+        sizes = self.fed.square() @ kept.T
+        squares = (sizes - 2 * self.fed @ rows.T + rows.square().sum(dim=1)).clamp(min=0)
+        score: Array = -(squares / sizes.clamp(min=_TINY)).amin(dim=1).sqrt().numpy()
+        return score
+
+
+def _tensors(layer: str) -> tuple[str, str]:
+    return f"{layer}.weight", f"{layer}.bias"
+
+
+def _at_received_weights(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The net as it was fed: unknown weights are not numbers, and BatchNorm normalises by the batch, as in training."""
+    net, known = known_net(observation)
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()
+    device = next(iter(observation.shared.values())).device
+    unknown = {name: torch.full_like(parameter, torch.nan) for name, parameter in net.named_parameters()}
+    return net.to(device), {name: tensor.to(device) for name, tensor in (unknown | known).items()}
+
+
+class _ReachedError(Exception):
+    """Ends a forward pass: what comes after is not needed, and may not be known."""
+
+    def __init__(self, layer: str, fed: Tensor) -> None:
+        self.layer, self.fed = layer, fed
+
+
+def _first_fed(net: nn.Module, weights: dict[str, Tensor], samples: Any, layers: set[str]) -> tuple[str, Tensor]:
+    """The first of the layers that is fed ``(n, in)``, and what."""
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if args[0].ndim == 2:
+                raise _ReachedError(name, args[0])
+
+        return hook
+
+    hooks = [net.get_submodule(name).register_forward_pre_hook(watch(name)) for name in layers]
+    try:
+        functional_call(net, weights, (samples,))
+    except _ReachedError as reached:
+        return reached.layer, reached.fed
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise Inapplicable("no shared linear layer with a bias is fed one vector a sample")

@@ -1,0 +1,221 @@
+"""One step of the reference victim on chosen images, and attackers with their controls: who can be tried, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from attacks.core.by_name import nearest
+from attacks.core.observation import Observation, ThreatModel
+from attacks.core.options import defaults_of, like
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import ImageAttack, image_attack, image_attacks
+from attacks.lab.controls import Control, controls
+from attacks.lab.nets import observe, reference_victim
+from attacks.lab.setting import Setting, declared
+from attacks.scoring.scores import Scores, match_batches, score
+
+LARGEST = 32
+"""Side of the images of controls at most: those of larger ones would take longer than the attacks."""
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """An attack with its options, and what it is assumed to know."""
+
+    attack: ImageAttack
+    threat: ThreatModel
+
+    @property
+    def name(self) -> str:
+        return self.attack.name
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one attacker made of the observations.
+
+    Attributes:
+        images: what it made ``(n, C, H, W)``, each beside the original that it stands for.
+        inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
+        controls: those that it passed before, at its very budget and with as many images behind a message.
+    """
+
+    attacker: Attacker
+    found: Reconstruction | None = None
+    scores: Scores | None = None
+    images: Tensor | None = None
+    inapplicable: str | None = None
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it says something that images were not recovered: the attacker recovers some where it must."""
+        return self.found is not None and any(control.name == "positive" and control.passed for control in self.controls)
+
+
+def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
+    """The attackers to report for an attack by name: itself, or where it cannot see the last layer, all that can be tried.
+
+    With ``masked`` linear layers an attack that reads the last layer gives way to :func:`suited`: a defence is as good as the
+    best of them.
+
+    Args:
+        options: of the attack; with several attackers, of those that have them.
+
+    Raises:
+        KeyError: no attack has that name, or none of them that option.
+        TypeError: an option cannot be that.
+    """
+    options, named = options or {}, image_attack(name)
+    chosen = _suited(masked) if masked and declared(named).head == "shared" else {name: named}
+    defaults = {one: defaults_of(kind) for one, kind in chosen.items()}
+    known = set().union(*defaults.values())
+    for option in options.keys() - known:
+        raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
+    made = []
+    for one, kind in chosen.items():
+        naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
+        own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
+        given = {option: like(defaults[one][option], options[option], option) for option in defaults[one].keys() & options.keys()}
+        made.append(_attacker(kind, own | given))
+    return made
+
+
+def suited(masked: int) -> list[Attacker]:
+    """Every attacker for messages whose last ``masked`` linear layers are hidden, at its usual budget."""
+    made = []
+    for kind in _suited(masked).values():
+        assumed = {"assumed": masked} if masked and defaults_of(kind).get("assumed") is not None else {}
+        made.append(_attacker(kind, {**assumed, **(declared(kind).usual or {})}))
+    return made
+
+
+def _suited(masked: int) -> dict[str, type[ImageAttack]]:
+    """By name, closed forms first, those for such messages, but for those that another does better."""
+    fits = {name: kind for name, kind in image_attacks().items() if declared(kind).usual is not None}
+    wanted = ("either", "hidden" if masked else "shared")
+    fits = {name: kind for name, kind in fits.items() if declared(kind).head in wanted}
+    return dict(sorted(fits.items(), key=lambda item: (declared(item[1]).optimises, item[0])))
+
+
+def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
+    control = declared(kind).control
+    return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
+
+
+def run_controls(
+    attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None
+) -> tuple[Control, ...]:
+    """The controls of an attack at its very budget; none where it declares no setting for them.
+
+    Args:
+        observed: the messages that are to be attacked: the victim of the controls hides the last layer where they do, and takes
+            as many local steps if the attack simulates them.
+        images: what they stand for together ``(n, C, H, W)``: as many are behind each message of the controls, up to what the
+            attack declares, and as large, up to :data:`LARGEST`.
+    """
+    says = declared(attacker.attack)
+    if (setting := says.control) is None:
+        return ()
+    if observed:
+        hides, schedule = not any(name.startswith("top.") for name in observed[0].shared), observed[0].schedule
+        setting = replace(setting, masked=max(setting.masked, int(hides)))
+        if setting.steps and schedule is not None:
+            setting = replace(setting, steps=schedule.steps)
+    if observed and images is not None:
+        at_once, side = len(images) // len(observed), max(images.shape[2:])
+        setting = replace(setting, at_once=min(at_once, says.at_once), side=min(side, LARGEST))
+    return controls(attacker.attack, setting, seed)
+
+
+def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
+    """Why a failure of the attacker would say nothing here: it is asked for more than its control shows that it can do."""
+    says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
+    if says.optimises and each > says.at_once:
+        reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
+            f"nothing is promised of it, and it is tried on up to {says.at_once}"
+        )  # fmt: skip
+        return f"{each} images behind one message; {reach}"
+    if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
+        return f"{schedule.steps} local steps are more than the {says.most_steps} of this budget"
+    return None
+
+
+def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+    """:func:`attempt` behind its controls: with as many images of that size behind a message, at the same budget.
+
+    An attacker that fails them is not run.
+    """
+    try:
+        declared(attacker.attack).check(observed[0])
+    except Inapplicable as error:
+        return Attempt(attacker, inapplicable=str(error))
+    passed = run_controls(attacker, seed, observed, images)
+    if failed := [control.sentence for control in passed if not control.passed]:
+        return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
+    return replace(attempt(attacker, observed, images, labels, seed), controls=passed)
+
+
+def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
+    """One attempt of several by the same attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
+    found = [one.found for one in attempts if one.found is not None]
+    made = torch.cat([one.images for one in attempts if one.images is not None])
+    whole = Reconstruction(
+        raw=torch.cat([one.raw for one in found]),
+        labels=torch.cat([one.labels for one in found]),
+        loss=torch.cat([one.loss for one in found]),
+        curve=pad_sequence([curve for one in found for curve in one.curve.T], padding_value=torch.nan),
+        iterations=torch.cat([one.iterations for one in found]),
+        restart=torch.cat([one.restart for one in found]),
+        cpu_seconds=sum(one.cpu_seconds for one in found),
+    )
+    return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made)
+
+
+def _promises(control: Setting | None) -> bool:
+    return control is not None and control.least > 0
+
+
+def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:
+    """One gradient step on each image ``(n, C, H, W)``, each of a reference victim of its own, the last ``masked`` layers hidden.
+
+    Of its own, because how easily an image is found depends on the net: with one for all, a rate would be that net's.
+    """
+    channels, height, width = images.shape[1:]
+    seeds = torch.randint(2**31, (len(images),), generator=torch.Generator().manual_seed(seed)).tolist()
+    nets = [reference_victim(own, classes, max(1, masked), masked, channels, height, width) for own in seeds]
+    triples = zip(nets, torch.split(images, 1), torch.split(labels, 1), strict=True)
+    return [observe(net, image, label, threat, hidden=masked > 0) for net, image, label in triples]
+
+
+def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+    """Mount the attack and score it against what it was kept from seeing.
+
+    A gradient does not tell the order of a batch: where a message stands for several of the images ``(n, C, H, W)``, what was
+    made of it is matched to them (:func:`attacks.scoring.scores.match_batches`), and images that are missing count as grey ones.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = attacker.attack.run(observed, seed)
+    except Inapplicable as error:
+        return Attempt(attacker, inapplicable=str(error))
+    made, guessed = _in_order(found, images, len(observed))
+    return Attempt(attacker, found, score(made, images, guessed, labels), images=made)
+
+
+def _in_order(found: Reconstruction, images: Tensor, messages: int) -> tuple[Tensor, Tensor]:
+    """Reconstructions and labels, matched to the images within each message."""
+    size, made_each = len(images) // messages, len(found.images) // messages
+    if size == 1:
+        return found.images, found.labels
+    made, labels = torch.full_like(images, 0.5), torch.full((len(images),), -1)
+    here = torch.arange(len(images)) % size < made_each
+    made[here], labels[here] = found.images.to(made), found.labels
+    order = match_batches(made, images, size)
+    return made[order], labels[order]

@@ -1,0 +1,100 @@
+"""Controls that run with every attack: a broken attack makes every defence look good, a leaking harness every attack.
+
+They run the attack as it is, with all its steps and restarts: what fails its control at a budget says nothing at that budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import ImageAttack
+from attacks.lab.setting import Setting
+from attacks.scoring.baselines import flat
+from attacks.scoring.scores import RECOVERED, match_batches, mse
+
+UNDEFENDED = Setting()
+OF_NOISE = 2
+"""Images of the negative control where each is a message of its own: what leaks into an attack shows in any of them."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a control found."""
+
+    name: str
+    passed: bool
+    sentence: str
+    cpu_seconds: float
+
+
+@cache
+def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control, ...]:
+    """Positive and negative control, or the negative one alone where nothing is promised; once for equal attacks."""
+    negative = negative_control(attack, setting, seed)
+    return (positive_control(attack, setting, seed), negative) if setting.least else (negative,)
+
+
+def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
+    """The attack recovers images where it must, without a defence."""
+    began = time.process_time()
+    images, labels = setting.truth(seed)
+    n = len(images)
+    needed = f"MSE below {RECOVERED:g}; at least {setting.least:.0%} needed"
+    try:
+        made = _run(attack, setting.observations(images, labels, seed), images, setting.at_once, seed)
+    except Inapplicable as refusal:
+        return Control("positive", False, f"{attack.name} refused undefended images ({refusal})", time.process_time() - began)
+    recovered = int((mse(made, images) < RECOVERED).sum())
+    sentence = f"{attack.name} recovered {recovered} of {n} undefended images{_shown(setting)} ({needed})"
+    return Control("positive", recovered >= setting.least * n, sentence, time.process_time() - began)
+
+
+def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
+    """The attack finds nothing in noise: gradients drawn at random, every tensor as long as the true one.
+
+    Nothing: no image is recovered, and they come no nearer than flat images of the right colour.
+    """
+    began, setting = time.process_time(), replace(setting, images=min(setting.images, OF_NOISE))
+    images, labels = setting.truth(seed)
+    draw = torch.Generator().manual_seed(seed)
+    observations = [replace(o, shared=_noise_like(o, draw)) for o in setting.observations(images, labels, seed)]
+    try:
+        made = _run(attack, observations, images, setting.at_once, seed)
+    except Inapplicable as refusal:
+        return Control("negative", True, f"{attack.name} refused random gradients ({refusal})", time.process_time() - began)
+    error, blank = mse(made, images), mse(flat(images), images)
+    recovered = int((error < RECOVERED).sum())
+    passed = recovered == 0 and bool(error.median() >= blank.median())
+    sentence = (
+        f"{attack.name} recovered {recovered} of {len(images)} images from random gradients{_shown(setting)}"
+        f" (median MSE {float(error.median()):.3f}; flat images of the right colour score {float(blank.median()):.3f})"
+    )
+    return Control("negative", passed, sentence, time.process_time() - began)
+
+
+def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
+    """What the attack made, in the order of the images of each message, which a gradient does not tell."""
+    with torch.random.fork_rng(devices=[]):
+        made = attack.run(observations, seed).images
+    return made[match_batches(made, images, at_once)]
+
+
+def _shown(setting: Setting) -> str:
+    behind = "" if setting.at_once == 1 else f", {setting.at_once} behind one message"
+    return f" of {setting.side}x{setting.side} pixels{behind}"
+
+
+def _noise_like(observation: Observation, draw: torch.Generator) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in observation.shared.items():
+        noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
+        found[name] = noise * tensor.norm() / noise.norm()
+    return found

@@ -1,0 +1,138 @@
+"""The reference victims: the sigmoid LeNet of the DLG code with one to three linear layers at the end, and one step of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, SplitNet, ThreatModel, blank
+
+FEATURES = 768
+"""What the convolutions make of 32x32 pixels: 12 channels of 8x8."""
+WIDTHS: dict[int, tuple[int, ...]] = {1: (), 2: (128,), 3: (256, 128)}
+"""Widths between the features and the classes, by the number of linear layers."""
+
+
+def linear_layers(features: int, classes: int, layers: int) -> list[nn.Module]:
+    """``features -> … -> classes`` through 1, 2 or 3 linear layers with sigmoids between."""
+    widths = (features, *WIDTHS[layers], classes)
+    found: list[nn.Module] = []
+    for i, o in pairwise(widths):
+        found += [nn.Linear(i, o), nn.Sigmoid()]
+    return found[:-1]
+
+
+def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, features: int = FEATURES) -> SplitNet:
+    """The net of DLG (Zhu et al. 2019) for ``(channels, 32, 32)``: three 5x5 convolutions of 12 channels, strides 2, 2, 1.
+
+    Args:
+        layers: linear layers at the end: ``768 -> C``, ``768 -> 128 -> C`` or ``768 -> 256 -> 128 -> C``.
+        masked: the last so many of them are ``top``; with 0 nothing is hidden, and ``top`` is the last one.
+        features: 768 for 32x32 pixels; ``12 * ceil(height / 4) * ceil(width / 4)`` for others.
+    """
+    if layers not in WIDTHS or not 0 <= masked <= layers:
+        raise ValueError(f"1 to 3 linear layers, of which none to all are masked; not {layers}, {masked} masked")
+    convolutions: list[nn.Module] = []
+    for wide, stride in zip((channels, 12, 12), (2, 2, 1), strict=True):
+        convolutions += [nn.Conv2d(wide, 12, 5, stride, 2), nn.Sigmoid()]
+    whole = [*convolutions, nn.Flatten(), *linear_layers(features, classes, layers)]
+    linear = [i for i, layer in enumerate(whole) if isinstance(layer, nn.Linear)]
+    cut = linear[-max(1, masked)]
+    return SplitNet(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
+
+
+def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64) -> SplitNet:
+    """A net whose first layer is linear and fed the image: ``pixels -> hidden -> classes`` with a sigmoid, as torch draws it."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.Sigmoid())
+    net = SplitNet(body, nn.Linear(hidden, classes))
+    generator = torch.Generator().manual_seed(seed)
+    for layer in (body[1], net.top):
+        assert isinstance(layer, nn.Linear)
+        uniform_(layer, generator, layer.in_features**-0.5)
+    return net
+
+
+def one_for_each(images: Tensor, seed: int, classes: int = 10) -> SplitNet:
+    """A first linear layer whose neurons, behind ReLU, each answer to one of the images ``(n, C, H, W)`` alone.
+
+    Such neurons give their image away exactly, however many are behind the message (Boenisch et al. 2021, "When the curious
+    abandon honesty", section 4); in trained nets some are like that by themselves. Directions are drawn, and each neuron's bias
+    lies between its largest and its second largest answer; images that are no neuron's largest are not given away.
+    """
+    generator, pixels, n = torch.Generator().manual_seed(seed), images[0].numel(), len(images)
+    first, top = nn.Linear(pixels, max(64, min(8 * n, 1024))), nn.Linear(max(64, min(8 * n, 1024)), classes)
+    for layer in (first, top):
+        uniform_(layer, generator, layer.in_features**-0.5)
+    with torch.no_grad():
+        largest = (images.flatten(1) @ first.weight.T).topk(min(2, n), dim=0).values
+        first.bias.copy_(-largest.mean(0) if n > 1 else 0.1 - largest[0])
+    return SplitNet(nn.Sequential(nn.Flatten(), first, nn.ReLU()), top)
+
+
+def uniform_(net: nn.Module, generator: torch.Generator, bound: float = 0.5) -> None:
+    """All parameters uniform in ``[-bound, bound]``, as the DLG code draws them (with 0.5)."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            drawn = torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.copy_((2 * drawn - 1) * bound)
+
+
+def reference_victim(
+    seed: int, classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, height: int = 32, width: int = 32
+) -> SplitNet:
+    """:func:`lenet` for images of the given size, parameters U(-0.5, 0.5) drawn by ``seed``."""
+    net = lenet(classes, layers, masked, channels, 12 * -(-height // 4) * -(-width // 4))
+    uniform_(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def observe(
+    net: SplitNet,
+    images: Tensor,
+    labels: Tensor,
+    threat: ThreatModel | None = None,
+    *,
+    hidden: bool = False,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+    initial_top: nn.Module | None = None,
+    noise: Callable[[str, Tensor], Tensor] | None = None,
+) -> Observation:
+    """What one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1] shows: the gradient of the mean cross-entropy.
+
+    Args:
+        labels: ``(n,)``.
+        hidden: ``top`` is masked: its gradient is absent, and its weights are there as far as ``threat`` goes.
+        initial_top: what ``top`` was when it was broadcast, for ``ThreatModel(top="initial")``; default: what it is now.
+        noise: changes each shared tensor before it is sent (name, gradient).
+    """
+    threat = threat or ThreatModel()
+    if threat.top not in ("unknown", "initial", "current"):
+        raise ValueError(f"unknown threat model for the top: {threat.top}")
+    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, 1, 1) for v in (mean, std))
+    parameters = dict(net.named_parameters())
+    loss = F.cross_entropy(net((images - centre) / spread), labels)
+    gradients = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+    shared = {name: g.detach() for name, g in gradients.items() if not (hidden and name.startswith("top."))}
+    if noise is not None:
+        shared = {name: noise(name, g) for name, g in shared.items()}
+    weights = {name: p.detach().clone() for name, p in parameters.items()}
+    if hidden:
+        tops = {"unknown": {}, "current": dict(net.top.state_dict()), "initial": dict((initial_top or net.top).state_dict())}
+        weights = {name: w for name, w in weights.items() if name.startswith("body.")}
+        weights |= {f"top.{name}": w.detach().clone() for name, w in tops[threat.top].items()}
+    found = Observation(
+        shared, "gradient", weights, blank(net), tuple(images.shape[1:]), _classes(net, images), threat, mean, std, len(images)
+    )
+    found = replace(found, labels=labels.clone()) if threat.labels else found
+    return found if threat.num_examples else replace(found, num_examples=None)
+
+
+def _classes(net: SplitNet, images: Tensor) -> int:
+    with torch.no_grad():
+        return int(net(images[:1]).shape[1])

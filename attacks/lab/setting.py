@@ -1,0 +1,113 @@
+"""What an attack says of itself: where it must succeed, its usual budget, and what it is for. Controls and audits read that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
+from attacks.gradients.local_run import local_run
+from attacks.lab.images import default_images
+from attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The victim that the controls of an attack attack.
+
+    Attributes:
+        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron` or
+            :func:`attacks.lab.nets.one_for_each`.
+        layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
+        threat: what the attacker knows of them.
+        steps: local steps behind a change of the weights; 0: a gradient.
+        images: so many at least.
+        at_once: images behind each message.
+        side: of the images, in pixels.
+        least: share of them that the positive control must recover (audit rule 1 of the method card: 0.8); 0: nothing is
+            promised, and the negative control stands alone.
+    """
+
+    net: Literal["reference", "perceptron", "one for each"] = "reference"
+    layers: int = 1
+    masked: int = 0
+    threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
+    steps: int = 0
+    images: int = 4
+    at_once: int = 1
+    side: int = 32
+    least: float = 0.8
+
+    def truth(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Images ``(n, 3, side, side)`` and labels ``(n,)`` of whole messages; no label twice in one of up to ten."""
+        images, labels = default_images(max(1, self.images // self.at_once) * self.at_once, seed, side=self.side)
+        if 1 < self.at_once <= 10:
+            draw = torch.Generator().manual_seed(seed)
+            drawn = [torch.randperm(10, generator=draw)[: self.at_once] for _ in range(len(images) // self.at_once)]
+            labels = torch.cat(drawn)
+        return images, labels
+
+    def observations(self, images: Tensor, labels: Tensor, seed: int) -> list[Observation]:
+        """A message on every :attr:`at_once` of the images."""
+        pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
+        found = [observe(self._net(some, seed), some, of, self.threat, hidden=self.masked > 0) for some, of in pairs]
+        if not self.steps:
+            return found
+        return [self._trained(one, *pair) for one, pair in zip(found, pairs, strict=True)]
+
+    def _net(self, images: Tensor, seed: int) -> SplitNet:
+        if self.net == "reference":
+            return reference_victim(seed, 10, self.layers, self.masked, 3, self.side, self.side)
+        if self.net == "perceptron":
+            return perceptron(seed, height=self.side, width=self.side)
+        return one_for_each(images, seed)
+
+    def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:
+        schedule = Schedule(lr=0.1, steps=self.steps, batch_size=len(images))
+        target = F.one_hot(labels, observation.classes).to(images)
+        change = local_run(observation.net, observation.weights, list(observation.shared), images, target, schedule)
+        shared = {name: tensor.detach() for name, tensor in change.items()}
+        return replace(observation, kind="change", shared=shared, schedule=schedule)
+
+
+class Declared:
+    """What an attack's class may say, and what holds of one that says nothing; no base class, only names and defaults.
+
+    Attributes:
+        control: where it must succeed; ``None``: not known, so that what it does not recover is no evidence of anything.
+        usual: options at which audits run it and its controls, where they are not its own defaults; ``None``: audits leave it
+            to another attack that does the same better.
+        at_once: images behind one message up to which its control succeeds (measured); of attacks that optimise, an audit tries
+            no more.
+        most_steps: local steps behind a message up to which an audit tries it; ``None``: any number.
+        head: whether it is for messages with the last layer's gradient, for those without, or for either.
+        optimises: ``False``: a closed form, which costs next to nothing whatever is behind the message.
+    """
+
+    control: ClassVar[Setting | None] = None
+    usual: ClassVar[Mapping[str, Any] | None] = MappingProxyType({})
+    at_once: ClassVar[int] = 1
+    most_steps: ClassVar[int | None] = None
+    head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
+    optimises: ClassVar[bool] = True
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """What keeps the attack from being mounted and is seen without any work, so that its controls need not be run.
+
+        Raises:
+            Inapplicable: there is such a thing.
+        """
+
+
+def declared(attack: Any) -> type[Declared]:
+    """What an attack, or its class, says of itself, completed by :class:`Declared`."""
+    own = {name: getattr(attack, name) for name in (*Declared.__annotations__, "check") if hasattr(attack, name)}
+    own["check"] = staticmethod(own.get("check", Declared.check))
+    return type("Declared", (Declared,), own)

@@ -1,0 +1,1 @@
+"""Minimising many independent objectives at once: L-BFGS, Adam, restarts."""

@@ -1,0 +1,201 @@
+"""L-BFGS for many independent problems at once; problem by problem the same as ``torch.optim.LBFGS``.
+
+Every problem has its own history, step, counters and stop flags; what is shared is the call that evaluates them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from attacks.optimise.line_search import Search, Trial, strong_wolfe
+
+Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``(rows (k,), points (k, p)) -> values (k,), gradients (k, p)``: problem ``rows[i]`` at ``points[i]``."""
+
+
+@dataclass(frozen=True)
+class LbfgsOptions:
+    """The arguments of ``torch.optim.LBFGS`` with its defaults; the published attacks use them with ``lr=1``.
+
+    Attributes:
+        iterations: at most so many per outer step (torch: ``max_iter``).
+        evaluations: at most so many per outer step (torch: ``max_eval``).
+        line_search: strong Wolfe, instead of always going ``lr`` far.
+    """
+
+    lr: float = 1.0
+    iterations: int = 20
+    evaluations: int = 25
+    history: int = 100
+    tolerance_grad: float = 1e-7
+    tolerance_change: float = 1e-9
+    line_search: bool = False
+
+
+PUBLISHED = LbfgsOptions()
+STRONG_WOLFE = LbfgsOptions(line_search=True)
+SAFE_SCALE = 1e4
+"""By which a loss of at most about 1 is multiplied: the tolerances of L-BFGS are absolute."""
+
+
+class BatchedLbfgs:
+    """The state of ``N`` problems in ``p`` unknowns.
+
+    Attributes:
+        x: where they are ``(N, p)``.
+        value: the function there as of the last evaluation ``(N,)``; without a line search that lies one move back.
+        running: which may still move ``(N,)``: neither at a stationary point nor at a value that is not a number.
+        evaluations: by torch's count ``(N,)``.
+    """
+
+    def __init__(self, function: Function, x: Tensor, options: LbfgsOptions = PUBLISHED) -> None:
+        n = len(x)
+        self.function, self.options, self.x = function, options, x.clone()
+        self.value = x.new_full((n,), torch.inf)
+        self.running = torch.ones(n, dtype=torch.bool, device=x.device)
+        self.evaluations = torch.zeros(n, dtype=torch.long, device=x.device)
+        self._gradient, self._direction = torch.zeros_like(x), torch.zeros_like(x)
+        self._before = torch.zeros_like(x)  # gradient at the point before
+        self._step = x.new_zeros(n)
+        self._fresh = torch.zeros(n, dtype=torch.bool, device=x.device)  # value and gradient are those of x
+        self._begun = torch.zeros(n, dtype=torch.bool, device=x.device)
+        self._histories = [History(options.history, start) for start in x]
+
+    def step(self, rows: Tensor | None = None) -> None:
+        """One outer step of the problems ``rows`` that still run (default: all): one ``torch.optim.LBFGS.step``."""
+        options = self.options
+        rows = torch.arange(len(self.x), device=self.x.device) if rows is None else rows
+        rows = rows[self.running[rows]]
+        self._evaluate(rows[~self._fresh[rows]])
+        used = torch.ones_like(self.evaluations)
+        self.evaluations[rows] += 1
+        rows = self._still(rows, ~self._flat(rows) & self.value[rows].isfinite())
+        for iteration in range(1, options.iterations + 1):
+            if len(rows) == 0:
+                return
+            self._aim(rows)
+            slope = (self._gradient[rows] * self._direction[rows]).sum(1)
+            rows = self._still(rows, ~(slope > -options.tolerance_change))
+            before = self.value[rows]
+            if options.line_search:
+                cost = self._search(rows, options.evaluations - used[rows])
+            else:
+                self.x[rows] += self._step[rows, None] * self._direction[rows]
+                self._fresh[rows] = False
+                cost = torch.zeros_like(rows)
+                if iteration < options.iterations:  # torch does not look where the last move of a step leads
+                    self._evaluate(rows)
+                    cost += 1
+            used[rows] += cost
+            self.evaluations[rows] += cost
+            moved = (self._direction[rows] * self._step[rows, None]).abs().amax(1)
+            ends = (used[rows] >= options.evaluations) | self._flat(rows) | (moved <= options.tolerance_change)
+            ends |= (self.value[rows] - before).abs() < options.tolerance_change
+            finite = self.value[rows].isfinite()
+            rows = self._still(rows, finite)[~ends[finite]]
+
+    def _evaluate(self, rows: Tensor) -> None:
+        if len(rows):
+            self.value[rows], self._gradient[rows] = self.function(rows, self.x[rows])
+            self._fresh[rows] = True
+
+    def _still(self, rows: Tensor, goes_on: Tensor) -> Tensor:
+        """Without those that can never move again."""
+        self.running[rows[~goes_on]] = False
+        return rows[goes_on]
+
+    def _flat(self, rows: Tensor) -> Tensor:
+        return self._gradient[rows].abs().amax(1) <= self.options.tolerance_grad
+
+    def _aim(self, rows: Tensor) -> None:
+        """Take the last move into the history; set direction and first step of the next."""
+        gradient = self._gradient[rows]
+        begun = self._begun[rows]
+        moves, changes = self._direction[rows] * self._step[rows, None], gradient - self._before[rows]
+        for i, row in enumerate(rows.tolist()):
+            if begun[i]:
+                self._histories[row].learn(moves[i], changes[i])
+            self._direction[row] = self._histories[row].direction(gradient[i])
+        self._before[rows] = gradient
+        first = (1 / gradient.abs().sum(1)).clamp(max=1) * self.options.lr
+        self._step[rows] = torch.where(begun, torch.full_like(first, self.options.lr), first)
+        self._begun[rows] = True
+
+    def _search(self, rows: Tensor, allowed: Tensor) -> Tensor:
+        """Move the problems ``rows`` by line search; how many evaluations each took ``(k,)``."""
+        origin, direction = self.x[rows], self._direction[rows]
+        gradient, value = self._gradient[rows], self.value[rows].tolist()
+        slope = (gradient * direction).sum(1).tolist()
+        longest, steps = direction.abs().amax(1).tolist(), self._step[rows].tolist()
+        searches: dict[int, Search] = {}
+        asked: dict[int, float] = {}
+        for i, limit in enumerate(allowed.tolist()):
+            start = Trial(0.0, value[i], gradient[i], slope[i])
+            searches[i] = strong_wolfe(start, steps[i], longest[i], self.options.tolerance_change, limit)
+            asked[i] = next(searches[i])
+        cost = torch.zeros_like(rows)
+        while asked:
+            which = torch.tensor(list(asked), device=rows.device)
+            step = origin.new_tensor(list(asked.values()))
+            values, gradients = self.function(rows[which], origin[which] + step[:, None] * direction[which])
+            slopes = (gradients * direction[which]).sum(1).tolist()
+            said = zip(list(asked.items()), values.tolist(), gradients, slopes, strict=True)
+            for (i, at), found, gradient_there, slope_there in said:
+                try:
+                    asked[i] = searches[i].send(Trial(at, found, gradient_there, slope_there))
+                except StopIteration as end:
+                    chosen, cost[i] = end.value
+                    del asked[i]
+                    row = rows[i]
+                    self._step[row], self.value[row], self._gradient[row] = chosen.step, chosen.value, chosen.gradient
+        self.x[rows] = origin + self._step[rows, None] * direction
+        self._fresh[rows] = True
+        return cost
+
+
+class History:
+    """The last ``size`` moves ``s`` and changes of the gradient ``y`` of one problem in ``p`` unknowns, in a ring.
+
+    Per problem, as matrix-vector products of one problem at a time use the processor's cache and those of a batch do not.
+    """
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        self.size, self.learned = size, 0
+        self.moves, self.changes = like.new_empty(size, len(like)), like.new_empty(size, len(like))
+        self.cross = like.new_zeros(size, size)  # move i times change j
+        self.scale = like.new_ones(())
+
+    def learn(self, move: Tensor, change: Tensor) -> None:
+        """Append, except where the curvature is not positive, as torch does."""
+        curvature = change @ move
+        if not curvature > 1e-10:
+            return
+        at = self.learned % self.size
+        self.learned += 1
+        filled = min(self.learned, self.size)
+        self.moves[at], self.changes[at] = move, change
+        self.cross[:filled, at] = self.moves[:filled] @ change
+        self.scale = curvature / (change @ change)
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """Minus the inverse Hessian times ``gradient`` ``(p,)``.
+
+        The two-loop recursion (Nocedal & Wright, algorithm 7.4), each loop written as the triangular system that it solves (Byrd,
+        Nocedal & Schnabel 1994, theorem 2.2): four products with a matrix instead of hundreds with vectors.
+        """
+        filled = min(self.learned, self.size)
+        if not filled:
+            return -gradient
+        first = self.learned % self.size if self.learned > self.size else 0  # where the oldest lies
+        moves, changes = self.moves[:filled], self.changes[:filled]
+        cross = self.cross[:filled, :filled].roll((-first, -first), (0, 1))
+        factors = solve_triangular(cross, (moves @ -gradient).roll(-first)[:, None], upper=True)[:, 0]
+        r: Tensor = self.scale * (-gradient - changes.T @ factors.roll(first))
+        left = cross.diagonal() * factors - (changes @ r).roll(-first)
+        r += moves.T @ solve_triangular(cross.T, left[:, None], upper=False)[:, 0].roll(first)
+        return r

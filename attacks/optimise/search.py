@@ -1,0 +1,162 @@
+"""Minimising many objectives: batches of bounded size, starts by seed, restarts chosen by the attacker's own loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.gradients.matching import Objective
+from attacks.optimise.lbfgs import BatchedLbfgs, LbfgsOptions
+
+MEMORY = 512 * 2**20
+"""Bytes that the histories and gradients of a batch may take."""
+TOGETHER = 32
+"""Problems at once, memory permitting: on CPU more is no faster."""
+
+
+@dataclass
+class Found:
+    """Where a search of ``n`` problems ended: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
+
+    x: Tensor
+    loss: Tensor
+    curve: Tensor
+    iterations: Tensor
+
+
+Solve = Callable[[Objective, Tensor, bool], Found]
+"""From starts ``(n, p)``; told whether they are the last ones, which are not to be given up: noise may be all that is left."""
+Start = Callable[[torch.Generator], Tensor]
+"""Draws the start of one problem ``(p,)``."""
+
+
+def lbfgs(
+    objective: Objective,
+    x: Tensor,
+    options: LbfgsOptions,
+    steps: int,
+    enough: float = 0.0,
+    give_up: tuple[int, float] = (0, 0.0),
+    scale: float = 1.0,
+) -> Found:
+    """At most ``steps`` outer steps; a problem stops when its loss is ``enough``.
+
+    Args:
+        give_up: ``(step, loss)``: after so many steps, problems above that loss are left: a restart costs less.
+        scale: the loss is multiplied by it while L-BFGS works, whose tolerances are absolute.
+    """
+
+    def scaled(rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = objective(rows, points)
+        return value * scale, gradient * scale
+
+    solver = BatchedLbfgs(scaled, x, options)
+    iterations = torch.zeros(len(x), dtype=torch.long)
+    curve = [x.new_zeros(0, len(x))]
+    rows = torch.arange(len(x))
+    for step in range(1, steps + 1):
+        rows = rows[solver.running[rows] & (solver.value[rows] > enough * scale)]
+        if step - 1 == give_up[0] > 0:
+            rows = rows[solver.value[rows] <= give_up[1] * scale]
+        if len(rows) == 0:
+            break
+        iterations[rows] += 1
+        solver.step(rows)
+        values = torch.full_like(solver.value, torch.nan)
+        values[rows] = solver.value[rows] / scale
+        curve.append(values[None])
+    loss, _ = objective(torch.arange(len(x)), solver.x)
+    return Found(solver.x, loss, torch.cat(curve), iterations)
+
+
+def adam(
+    objective: Objective, x: Tensor, lr: float, steps: int, signed: bool = False, milestones: tuple[float, ...] = (),
+    betas: tuple[float, float] = (0.9, 0.999), record: int = 20, enough: float = 0.0,
+) -> Found:  # fmt: skip
+    """Adam, elementwise and so independent; the point with the least loss is kept.
+
+    Args:
+        signed: only the sign of the gradient is used (Geiping et al. 2020).
+        milestones: shares of the steps at which the rate falls to a tenth.
+        record: the curve has every so many steps.
+    """
+    x, first, second = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
+    best, least = x.clone(), x.new_full((len(x),), torch.inf)
+    rows, curve = torch.arange(len(x)), []
+    for step in range(1, steps + 1):
+        value, gradient = objective(rows, x)
+        better = value < least
+        best[better], least[better] = x[better], value[better]
+        if step % record == 1 or record == 1:
+            curve.append(value)
+            if bool((least <= enough).all()):
+                break
+        gradient = gradient.sign() if signed else gradient
+        first = torch.lerp(gradient, first, betas[0])
+        second = torch.lerp(gradient.square(), second, betas[1])
+        rate = lr * 0.1 ** sum(step > share * steps for share in milestones)
+        size = rate / (1 - betas[0] ** step)
+        x = x - size * first / ((second / (1 - betas[1] ** step)).sqrt() + 1e-8)
+    value, _ = objective(rows, x)
+    better = value < least
+    best[better], least[better] = x[better], value[better]
+    return Found(best, least, torch.stack(curve), torch.full((len(x),), step))
+
+
+@dataclass
+class Best:
+    """Of all restarts the one with the least loss, per problem."""
+
+    x: Tensor
+    loss: Tensor
+    curve: Tensor
+    iterations: Tensor
+    restart: Tensor
+    cpu_seconds: float
+
+
+def search(objective: Objective, start: Start, solve: Solve, seed: int, restarts: int = 0, failed: float = 0.0) -> Best:
+    """Solve every problem; start again, up to ``restarts`` times, those whose loss is above ``failed``.
+
+    A start depends on ``seed``, the problem's number and the restart's, not on what else is attacked.
+    """
+    began = time.process_time()
+    n = objective.n
+    example = next(iter(objective.data.values()))
+    x = example.new_zeros(n, objective.layout.size)
+    loss, restart = example.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.long)
+    iterations, curves = torch.zeros(n, dtype=torch.long), [example.new_zeros(0)] * n
+    for attempt in range(restarts + 1):
+        wanting = (~(loss <= failed)).nonzero().flatten()
+        if len(wanting) == 0:
+            break
+        for rows in torch.split(wanting, _together(objective)):
+            draws = [torch.Generator().manual_seed(_mix(seed, int(row), attempt)) for row in rows]
+            starts = torch.stack([start(draw) for draw in draws]).to(example.dtype)
+            found = solve(objective.select(rows), starts, attempt == restarts)
+            iterations[rows] += found.iterations
+            for i, row in enumerate(rows.tolist()):
+                value = found.loss[i].nan_to_num(torch.inf, torch.inf)
+                if attempt == 0 or value < loss[row]:
+                    x[row], loss[row], restart[row], curves[row] = found.x[i], value, attempt, found.curve[:, i]
+    longest = max(len(curve) for curve in curves)
+    padded = [torch.cat([curve, curve.new_full((longest - len(curve),), torch.nan)]) for curve in curves]
+    return Best(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
+
+
+def _together(objective: Objective) -> int:
+    weights = sum(tensor[0].numel() for tensor in objective.data.values())
+    return int(min(TOGETHER, max(1, MEMORY // (4 * (200 * objective.layout.size + 8 * weights)))))
+
+
+def _mix(*numbers: int) -> int:
+    """One seed of several numbers."""
+    mixed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+        mixed ^= mixed >> 29
+    return mixed

@@ -1,0 +1,1 @@
+"""How good what an attack found is, and what guesses score that never saw a message."""

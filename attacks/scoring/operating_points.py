@@ -1,0 +1,122 @@
+"""How well scores tell members from non-members: the ROC, its area, and what is found at few false alarms.
+
+A random guess has an area of 0.5 and finds as many members as it raises false alarms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.stats import nhypergeom, norm
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from attacks.scoring.scores import Rate, wilson
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+FALSE_ALARMS = (0.01, 0.001)
+"""False-positive rates at which an attack is judged (Carlini et al. 2022, sec. III)."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Area under the ROC, the chance that a member scores higher than a non-member, with its interval (95 % unless said)."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_above_chance(self) -> bool:
+        return self.low > 0.5
+
+
+@dataclass(frozen=True)
+class Point:
+    """The members found at the threshold that raises as many false alarms as are allowed.
+
+    Attributes:
+        found: the true-positive rate. The threshold looks at non-members only: for its interval, members are fresh trials.
+        false_alarms: the false-positive rate that this threshold had; its interval says how well so many non-members resolve it.
+        by_chance: how likely guessing is to find as many. Exact: it orders all samples at random, so that the members above the
+            first non-member that is one too many follow a negative hypergeometric law.
+    """
+
+    found: Rate
+    false_alarms: Rate
+    by_chance: float
+
+
+@dataclass(frozen=True)
+class OperatingPoints:
+    """
+    Attributes:
+        roc: (false-positive rate, true-positive rate), from (0, 0) to (1, 1).
+        at: by allowed false-positive rate; ``None`` where there are too few non-members for it.
+        notes: a sentence for each ``None``.
+    """
+
+    members: int
+    non_members: int
+    auc: Area
+    roc: tuple[tuple[float, float], ...]
+    at: dict[float, Point | None]
+    notes: tuple[str, ...]
+
+
+def operating_points(scores: Array, members: Mask) -> OperatingPoints:
+    """Of scores ``(n,)``, higher for likelier members, and who is one ``(n,)``.
+
+    Raises:
+        ValueError: no member, no non-member, or a score that is not a number.
+    """
+    inside, outside = int(members.sum()), int((~members).sum())
+    if not inside or not outside or np.isnan(scores).any():
+        raise ValueError(f"nothing to tell apart: {inside} members, {outside} non-members, {int(np.isnan(scores).sum())} NaN")
+    bounded = np.clip(scores, -np.finfo(np.float64).max, np.finfo(np.float64).max)
+    false, true, _ = roc_curve(members, bounded)
+    at = {rate: _point(bounded, members, rate) for rate in FALSE_ALARMS}
+    notes = tuple(
+        f"{outside} non-members do not resolve a false-positive rate of {rate:.1%}: it takes {math.ceil(1 / rate)}"
+        for rate, point in at.items()
+        if point is None
+    )
+    roc = tuple((float(x), float(y)) for x, y in zip(false, true, strict=True))
+    return OperatingPoints(inside, outside, area(bounded, members), roc, at, notes)
+
+
+def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
+    """The area (ties count half) with Newcombe's interval (Stat. Med. 25, 2006, part 2, method 5).
+
+    It asks of which true areas the observed one is less than 1.96 (at 95 %) standard errors away, by the standard error of
+    Hanley & McNeil (1982), as Wilson's interval does for a share. DeLong's interval and the bootstrap have no width where few
+    samples happen to be told apart completely.
+    """
+    value, n, m = float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum())
+    z, extra = float(norm.isf((1 - confidence) / 2)), (n + m) / 2 - 1
+
+    def distance(true: float) -> float:
+        spread = true * (1 - true) * (1 + extra * ((1 - true) / (2 - true) + true / (1 + true))) / (n * m)
+        return (true - value) ** 2 - z**2 * spread
+
+    # At the ends themselves the standard error is 0; the interval begins beside them.
+    low = 0.0 if value == 0 else brentq(distance, 0.0, min(value, 1 - 1e-9))
+    high = 1.0 if value == 1 else brentq(distance, max(value, 1e-9), 1.0)
+    return Area(value, float(low), float(high))
+
+
+def _point(scores: Array, members: Mask, rate: float) -> Point | None:
+    outside = np.sort(scores[~members])[::-1]
+    allowed = math.floor(rate * len(outside) + 1e-9)
+    if not allowed:
+        return None
+    # Above the first non-member that is one too many; ties with it are not said to be members.
+    above = scores > outside[allowed]
+    inside, found = int(members.sum()), int(above[members].sum())
+    by_chance = float(nhypergeom.sf(found - 1, inside + len(outside), inside, allowed + 1))
+    return Point(wilson(found, inside), wilson(int(above[~members].sum()), len(outside)), by_chance)

@@ -1,0 +1,85 @@
+"""Controls that run with every attack on text: it finds short sentences without a defence, and nothing in random gradients."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_registry import TextAttack
+from attacks.lab.controls import Control
+from attacks.scoring.text_scores import TextScores, random_text, score_text
+from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+
+MESSAGES = 3
+TOKENS = 8
+"""In each sentence, of which two are special."""
+NEEDED = 0.8
+"""ROUGE-L that the positive control must reach where the attack tells an order; every token must be named in any case."""
+CHANCE = 0.2
+"""By how much the negative control may score above random words: about two words of all, which happens by chance."""
+FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
+"""Options in the negative control: what leaks into an attack shows at once, and the length is not to be searched for in noise."""
+
+
+def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
+    """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each."""
+    return [positive_control(attack, seed), negative_control(attack, seed)]
+
+
+def positive_control(attack: TextAttack, seed: int = 0) -> Control:
+    """The attack names every token of undefended sentences, and puts them in order if it says that it can."""
+    began = time.process_time()
+    observations, ids, labels = _victims(seed)
+    scores = score_text(attack.run(observations, seed), ids, labels, facts())
+    recall, rouge = float(scores.recall.mean()), None if scores.rouge is None else float(scores.rouge.mean())
+    said = "" if rouge is None else f", with a ROUGE-L of {rouge:.2f} (at least {NEEDED:g} needed)"
+    sentence = f"{attack.name} named {recall:.0%} of the tokens of {MESSAGES} undefended sentences (all needed){said}"
+    passed = recall == 1 and (rouge is None or rouge >= NEEDED)
+    return Control("positive", passed, sentence, time.process_time() - began)
+
+
+def negative_control(attack: TextAttack, seed: int = 0) -> Control:
+    """The attack finds no more than random words do in gradients drawn at random, every tensor as long as the true one."""
+    began = time.process_time()
+    observations, ids, labels = _victims(seed)
+    draw = torch.Generator().manual_seed(seed)
+    noised = [
+        replace(observation, shared={n: _like(t, draw) for n, t in observation.shared.items()}) for observation in observations
+    ]
+    few: dict[str, Any] = {f.name: FEW[f.name] for f in fields(attack) if f.name in FEW}  # type: ignore[arg-type]
+    chance = _found(score_text(random_text(ids, MESSAGES, facts(), SMALL.words, None, seed), ids, labels, facts()))
+    try:
+        made: TextAttack = replace(attack, **few)  # type: ignore[type-var]
+        score = _found(score_text(made.run(noised, seed), ids, labels, facts()))
+        said = f"scored {score:.2f}"
+    except Inapplicable as error:
+        score, said = 0.0, f"refused ({error})"
+    sentence = f"{attack.name} {said} on {MESSAGES} random gradients (random words score {chance:.2f})"
+    return Control("negative", score <= chance + CHANCE, sentence, time.process_time() - began)
+
+
+def _victims(seed: int) -> tuple[list[Observation], Tensor, Tensor]:
+    """A message on one sentence each, the sentences ``(n, L)`` and their labels ``(n,)``."""
+    ids = sentences([TOKENS] * MESSAGES, seed)
+    labels = torch.arange(MESSAGES) % SMALL.classes
+    net = small_bert(seed)
+    pairs = zip(torch.split(ids, 1), torch.split(labels, 1), strict=True)
+    return [observe_text(net, sentence, label) for sentence, label in pairs], ids, labels
+
+
+def _like(tensor: Tensor, draw: torch.Generator) -> Tensor:
+    """A random tensor, as long as this one."""
+    noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
+    long: Tensor = noise * tensor.norm() / noise.norm()
+    return long
+
+
+def _found(scores: TextScores) -> float:
+    """ROUGE-L where there is an order, else the share of the tokens that were named; means."""
+    return float(scores.recall.mean() if scores.rouge is None else scores.rouge.mean())

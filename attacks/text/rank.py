@@ -1,0 +1,84 @@
+"""How many tokens a message holds: its longest sentence from the position embedding, the total from the rank of a gradient.
+
+The weight gradient of a linear layer is a sum of one outer product per token, so its rank is the number of tokens as long as that
+is below the layer's width (the observation behind DAGER, Petrov et al. 2024). Noise on the gradient ends it: the rank is full.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core.observation import Observation
+from attacks.gradients.multistep import as_gradient
+from attacks.text.rows import used_rows
+
+ROUNDING = 32.0
+"""Singular values below so many times the precision of the numbers, as a share of the greatest, may be what rounding leaves."""
+
+MOST = 0.75
+"""Of all singular values at most so many may count: the least of a noisy matrix may be small by itself."""
+
+
+def rank(matrix: Tensor) -> int | None:
+    """The numerical rank of ``(m, n)``: where the singular values fall deepest, down to what rounding leaves.
+
+    ``None`` where none is so small: the rank is full, or noise fills it; and for zeros.
+    """
+    precision = torch.finfo(matrix.dtype).eps
+    values = torch.linalg.svdvals(matrix.double())
+    if values[0] == 0:
+        return None
+    share = (values / values[0]).clamp_min(precision / 8)
+    falls = torch.where(share[1:] < ROUNDING * precision, share[:-1] / share[1:], 0)[: int(MOST * len(values))]
+    return int(falls.argmax()) + 1 if len(falls) and bool(falls.any()) else None
+
+
+def total_tokens(observation: Observation) -> int | None:
+    """Tokens of all sentences together: the greatest rank among the shared linear layers that are not the head.
+
+    Exact for one noiseless gradient; ``None`` where no rank is below its layer's width. Where only adapters of a low rank are
+    shared it is found only if there are fewer tokens than that rank.
+    """
+    message = as_gradient(observation)
+    found = []
+    for name, module in message.net.named_modules():
+        weight = message.shared.get(f"{name}.weight")
+        if f"{name}.weight" in message.altered.kept:  # what is left of a pruned matrix has another rank
+            continue
+        if isinstance(module, nn.Linear) and weight is not None and not name.startswith("top"):
+            found.append(rank(weight))
+    return max((each for each in found if each), default=None)
+
+
+def longest(observation: Observation) -> int | None:
+    """Tokens of the longest sentence: rows of the position embedding that were used; ``None`` where it was not sent, or noise
+    hides them."""
+    text = observation.text
+    if text is None or text.positions is None or text.positions not in observation.shared:
+        return None
+    rows = used_rows(observation, text.positions)
+    # Counted, not numbered: some encoders leave the first rows unused (RoBERTa's places begin behind the id of padding).
+    pruned = text.positions in observation.altered.kept  # a row of which nothing was sent would be one too few
+    return int(rows.used.sum()) or None if rows.exact or pruned else None
+
+
+def lengths(observation: Observation) -> tuple[list[int], bool] | None:
+    """Tokens of each sentence, descending, and whether that is certain; ``None`` where nothing tells.
+
+    Certain for one sentence, and for two where both their total and the longer are known. For more the rest of the total is
+    divided evenly, or all are taken to be as long as the longest.
+    """
+    n, most, total = observation.num_examples or 1, longest(observation), total_tokens(observation)
+    if n == 1:
+        known = most or total
+        return None if known is None else ([known], True)
+    if most is None:
+        return None if total is None else (_evenly(total, n), False)
+    if total is None or not most + n - 1 <= total <= most * n:
+        return [most] * n, False
+    return [most, *_evenly(total - most, n - 1)], n == 2
+
+
+def _evenly(total: int, parts: int) -> list[int]:
+    return [total // parts + (i < total % parts) for i in range(parts)]

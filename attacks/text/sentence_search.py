@@ -1,0 +1,88 @@
+"""What the attacks that seek sentences have in common: options, the labels, one search, and putting messages together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_reconstruction import TextReconstruction, counts_of
+from attacks.inference.labels import batch_labels
+from attacks.text.case import TextCase, facts_of
+from attacks.text.mixture import Match, Places, mix
+from attacks.text.refine import refine
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How sentences are sought.
+
+    Attributes:
+        steps: of Adam.
+        starts: at once, with the labels in other orders; the one whose words explain the gradient best is kept.
+        alpha: weight of the L1 distance beside the L2 distance (TAG, equation 4), both as shares of what was seen.
+        sweeps: at most so many exchanges of words at the end (:func:`attacks.text.refine.refine`).
+    """
+
+    steps: int = 200
+    starts: int = 4
+    lr: float = 0.1
+    alpha: float = 0.01
+    sweeps: int = 20
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Of one message: sentences ``(B, L)``, padded, labels ``(B,)``, what they leave unexplained of the gradient, and a note."""
+
+    ids: Tensor
+    labels: Tensor
+    loss: float
+    note: str
+
+
+def seek(options: SearchOptions, case: TextCase, where: Places, labels: Tensor | None, note: str, seed: int) -> Sought:
+    """Fill the places by mixtures from several starts, and refine the best; labels too, unless known ``(B, C)``."""
+    match = Match(case, where, options.alpha)
+    found = mix(match, labels, options.starts, options.steps, options.lr, seed)
+    best = int(found.loss.argmin())
+    chosen, loss = refine(match, found.chosen[best], found.targets[best], options.sweeps)
+    return Sought(where.ids(chosen, case.text.pad), found.targets[best].argmax(1), loss, note)
+
+
+def known_labels(observation: Observation) -> Tensor | None:
+    """Labels as distributions ``(B, C)``: given, or read off the head; ``None`` where neither.
+
+    Their order does not matter: that of the sentences is not in a gradient.
+    """
+    labels = observation.labels
+    if labels is None:
+        with suppress(Inapplicable):
+            labels = batch_labels(observation)
+    if labels is None:
+        return None
+    return F.one_hot(labels.view(-1), observation.classes).to(next(iter(observation.shared.values())))
+
+
+def one_by_one(observations: Sequence[Observation], attack: Callable[[Observation], Sought]) -> TextReconstruction:
+    """One message after the other: their sentences have different lengths."""
+    began = time.process_time()
+    found = [attack(observation) for observation in observations]
+    text = facts_of(observations[0])
+    words = len(observations[0].weights[text.words])
+    return TextReconstruction(
+        pad_sequence([row for each in found for row in each.ids], batch_first=True, padding_value=text.pad),
+        torch.stack([counts_of(each.ids, words, text.pad) for each in found]),
+        torch.cat([each.labels for each in found]),
+        torch.tensor([each.loss for each in found]),
+        tuple(each.note for each in found),
+        time.process_time() - began,
+    )

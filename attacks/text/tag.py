@@ -1,0 +1,68 @@
+"""TAG on text (Deng et al. 2021), with what a message tells besides: its tokens, how many they are, and its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation
+from attacks.core.text_reconstruction import TextReconstruction
+from attacks.core.text_registry import register
+from attacks.text.case import TextCase, text_case
+from attacks.text.mixture import Match, mix, places
+from attacks.text.rank import lengths
+from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
+from attacks.text.tokens import find_tokens
+
+
+@register("tag")
+@dataclass(frozen=True)
+class Tag(SearchOptions):
+    """Sentences whose gradient comes nearest to the one that was seen, of the tokens that the word embedding gives away.
+
+    Attributes:
+        known_tokens: ``False`` seeks among all words though the word embedding was sent.
+        length: tokens per sentence, special ones included, where the message does not tell; 0 tries all from 3 to the longest
+            that is sent through, a search each.
+        probe: steps of Adam for a length that is tried.
+    """
+
+    known_tokens: bool = True
+    length: int = 0
+    probe: int = 40
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        """See :class:`attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
+        return one_by_one(observations, lambda observation: self._one(observation, seed))
+
+    def _one(self, observation: Observation, seed: int) -> Sought:
+        case, labels = text_case(observation), known_labels(observation)
+        words, said = _words(observation, case) if self.known_tokens else (torch.arange(len(case.table)), "among all words")
+        known = lengths(observation)
+        if known is not None:
+            each, certain = known
+            said += f"; {'' if certain else 'about '}{', '.join(map(str, each))} tokens long"
+        else:
+            tried = [self.length] if self.length else range(3, observation.input_shape[0] + 1)
+            each = [min(tried, key=lambda n: self._misfit(case, n, words, labels, seed))] * case.samples
+            said += f"; the length {each[0]} was {'assumed' if self.length else 'the one that matched best'}"
+        return seek(self, case, places(case, each, words), labels, f"sought {said}", seed)
+
+    def _misfit(self, case: TextCase, length: int, words: Tensor, labels: Tensor | None, seed: int) -> float:
+        if self.length:
+            return 0.0
+        match = Match(case, places(case, [length] * case.samples, words), self.alpha)
+        return float(mix(match, labels, 1, self.probe, self.lr, seed).loss)
+
+
+def _words(observation: Observation, case: TextCase) -> tuple[Tensor, str]:
+    """Ids that come into question, and a sentence on it: what the word embedding gives away, or all."""
+    if case.text.words in observation.shared:
+        tokens = find_tokens(observation)
+        ids = tokens.present.nonzero().flatten()
+        if not set(ids.tolist()) <= set(case.text.special):
+            return ids, f"among {len(ids)} tokens: {tokens.how}"
+    return torch.arange(len(case.table)), "among all words"

@@ -1,0 +1,139 @@
+"""Which tokens a client's batch held, read off the gradient of the word embedding: a word that did not occur sends nothing.
+
+The row of a word is the sum of the gradients at its occurrences, and zero without one (Melis et al. 2019, "Exploiting unintended
+feature leakage", section 4.1). Their order it does not tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation, TextFacts
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_reconstruction import TextReconstruction
+from attacks.core.text_registry import register
+from attacks.inference.labels import batch_labels
+from attacks.text.rank import longest, total_tokens
+from attacks.text.rows import used_rows
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What :func:`find_tokens` read.
+
+    Attributes:
+        present: ``(V,)``, padding never.
+        counts: ``(V,)`` estimates, at least 1 where ``present``; see :func:`estimated_counts`.
+        exact: whether ``present`` is certain (:class:`attacks.text.rows.Rows`).
+        how: one sentence about where it comes from.
+    """
+
+    present: Tensor
+    counts: Tensor
+    exact: bool
+    how: str
+
+
+def find_tokens(observation: Observation) -> Tokens:
+    """The tokens of a message.
+
+    Raises:
+        Inapplicable: the word embedding was not sent; the message says what is left.
+    """
+    if observation.text is None:
+        raise Inapplicable("tokens are read off the embedding of words, and the net reads something else")
+    text = observation.text
+    if text.words not in observation.shared:
+        raise Inapplicable(f"the word embedding was not sent: {what_is_left(observation)}")
+    rows = used_rows(observation, text.words)
+    present = rows.used.clone()
+    present[text.pad] = False
+    counts = estimated_counts(rows.norms, present, text, observation.num_examples)
+    if observation.kind == "gradient" and rows.exact and (total := total_tokens(observation)):
+        counts = fitted_counts(counts, rows.norms, text, total)
+    return Tokens(present, counts, rows.exact, rows.how)
+
+
+def estimated_counts(norms: Tensor, present: Tensor, text: TextFacts, sentences: int | None) -> Tensor:
+    """How often each word occurs ``(V,)``: its row's norm ``(V,)`` next to that of the token that closes every sentence.
+
+    That one occurs as often as there are sentences. Within one sentence the gradients at two places are nearly parallel, so
+    norms add; between sentences nearly orthogonal, so squares do. Hence ``norm / closing`` for one sentence and
+    ``n (norm / closing)^2`` for n. Its error, on questions to a bank through a random BERT: the overlap with the true counts
+    (sum of the smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; taking every word
+    once has 0.97, 0.77, 0.53 and 0.31.
+    Where the number of sentences is not known, or nothing closes them, every word counts once.
+    """
+    counts = present.long()
+    closing = text.special[-1] if text.special else None
+    if closing is not None and sentences is not None and bool(present[closing]):
+        ratio = norms / norms[closing]
+        found = (ratio if sentences == 1 else sentences * ratio.square()).round().long()
+        counts = torch.where(present, found.clamp(min=1), 0)
+        counts[list(text.special)] = sentences * present[list(text.special)].long()
+    return counts
+
+
+def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) -> Tensor:
+    """Estimated counts ``(V,)`` made to add up to a known ``total``, special tokens included; as they are where they cannot.
+
+    What is left after one of each word goes to those whose share of the squared norms ``(V,)`` says more than one. Through a
+    pretrained encoder the closing token's row is small, and estimates that lean on it alone are several times too large.
+    """
+    words = counts > 0
+    words[list(text.special)] = False
+    spare = total - int(counts[list(text.special)].sum()) - int(words.sum())
+    if spare < 0 or not bool(words.any()):
+        return counts
+    power = torch.where(words, norms.double().square(), 0.0)
+    wanted = (power / power.sum() * (spare + words.sum()) - 1).clamp(min=0)
+    exact = wanted / wanted.sum().clamp_min(1e-30) * spare
+    more = exact.floor().long()
+    rest = spare - int(more.sum())
+    more[(exact - more).topk(min(rest, len(more))).indices] += 1
+    return torch.where(words, 1 + more, counts)
+
+
+def what_is_left(observation: Observation) -> str:
+    """What a message without its word embedding still tells, in one sentence."""
+    left = []
+    if most := longest(observation):
+        left.append(f"the longest sentence has {most} tokens (from the position embedding)")
+    if total := total_tokens(observation):
+        left.append(f"all together have {total} (from the rank of a linear layer's gradient)")
+    with suppress(Inapplicable):
+        left.append(f"the labels are {batch_labels(observation).tolist()}")
+    return f"what is left: {'; '.join(left)}" if left else "nothing else is left of it: not its length, not its labels"
+
+
+@register("tokens")
+@dataclass(frozen=True)
+class TokenSet:
+    """The tokens of a batch, not their order, read off the gradient of the word embedding; no optimisation."""
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        """See :class:`attacks.core.text_registry.TextAttack`. Labels are read off the head where it was sent."""
+        began = time.process_time()
+        found = [find_tokens(observation) for observation in observations]
+        labels = [_labels(observation) for observation in observations]
+        return TextReconstruction(
+            None,
+            torch.stack([each.counts for each in found]),
+            torch.cat(labels),
+            torch.full((len(found),), torch.nan),
+            tuple(each.how for each in found),
+            time.process_time() - began,
+        )
+
+
+def _labels(observation: Observation) -> Tensor:
+    try:
+        return batch_labels(observation)
+    except Inapplicable:
+        return torch.full((observation.num_examples or 1,), -1)

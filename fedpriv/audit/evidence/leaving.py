@@ -1,0 +1,116 @@
+"""What left the client, tensor by tensor, and what each side knows after it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.statistics import BYTES, kinds
+from fedpriv.wire import STATISTIC, Sealed
+
+
+def crossed(evidence: Evidence) -> dict[str, Any]:
+    """``{tensors, facts, rounds, schemas}``: what crossed in the kept messages, and the bytes of every round.
+
+    ``tensors`` has those of the net that never crossed, too. A schema is a set of names, types and shapes; its hash says at a
+    glance whether two messages carried the same things.
+    """
+    store = evidence.store
+    ups = [(round, client, store.upload(round, client)) for round, client in evidence.messages()]
+    downs = [found for round in store.rounds() if (found := store.download(round)) is not None]
+    broadcast = store.broadcast()
+    schemas: dict[str, dict[str, Any]] = {}
+    for round, client, sealed in ups:
+        one = schemas.setdefault(_hash(sealed), {"hash": _hash(sealed), "tensors": len(sealed.schema), "bytes": sealed.nbytes})
+        one.setdefault("messages", []).append(f"round {round}, client {client}")
+    return {
+        "tensors": _tensors(evidence, [sealed for *_, sealed in ups], downs, broadcast),
+        "facts": _facts(ups[0][2]),
+        "rounds": [
+            {"round": r["round"], "bytes_up": r["metrics"]["bytes_up"], "bytes_down": r["metrics"]["bytes_down"]}
+            for r in evidence.folder.records()
+        ],
+        "schemas": list(schemas.values()),
+    }
+
+
+def knowledge(evidence: Evidence) -> dict[str, list[str]]:
+    """What each side knows, in sentences: the threat model of the report."""
+    sealed = evidence.store.upload(*evidence.messages()[0])
+    server = [
+        "follows the protocol and keeps every message of every round (honest but curious)",
+        "knows the architecture, the schedule of local training and who took part in which round",
+        "knows the weights that it sent to the clients",
+    ]
+    if evidence.store.broadcast() is not None:
+        server.append(
+            "knows the initial weights of all layers, those that are never shared included: it broadcast them in round 0"
+        )
+    if sealed.num_examples is not None:
+        server.append("is told each client's number of training samples")
+    if statistics := kinds(sealed.schema):
+        server.append(f"is sent statistics besides weights: {', '.join(statistics)}")
+    if sealed.transforms:
+        server.append(f"knows what an upload went through: {', '.join(sealed.transforms)}")
+    outsider = [
+        "who reads the wire: what the server reads, message by message",
+        "who sees encrypted traffic only: who takes part when, and the size of every message",
+    ]
+    return {"server": server, "outsider": outsider}
+
+
+def conditions(evidence: Evidence) -> list[str]:
+    """What was on that makes an attack harder by accident, or easier."""
+    net, augment = evidence.federation.resident.net, evidence.config.data.augment
+    encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
+    modules = list(net.modules())
+    drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
+    said = [
+        "no augmentation" if augment == "none" else f"augmentation {augment}: clients trained on altered copies of the originals"
+    ]
+    if encoder is not None:
+        learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
+        said.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
+    said.append(f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout")
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
+        said.append("BatchNorm: attacks work in evaluation mode, the client trained with the statistics of its batches")
+    return said
+
+
+def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> list[dict[str, Any]]:
+    up, down = ({name for sealed in group for name in sealed.schema} for group in (ups, downs))
+    known = {name: code for sealed in (*([broadcast] if broadcast else []), *downs, *ups) for name, code in sealed.schema.items()}
+    space = evidence.federation.resident.space
+    for entry in space.entries:
+        known.setdefault(entry.name, ("F32", tuple(entry.shape)))
+    order = {name: i for i, name in enumerate(space.names)}
+    names = sorted(known, key=lambda name: (order.get(name.split("~")[0], len(order)), name))
+    return [
+        {
+            "name": name,
+            "role": "statistic" if name.startswith(STATISTIC) else name.split(".")[0],
+            "dtype": known[name][0],
+            "shape": list(known[name][1]),
+            "bytes": prod(known[name][1]) * BYTES[known[name][0]],
+            "up": name in up,
+            "down": name in down,
+            "broadcast": broadcast is not None and name in broadcast.schema,
+        }
+        for name in names
+    ]
+
+
+def _facts(sealed: Sealed) -> list[str]:
+    told = [f"kind of the tensors ({sealed.kind})", "round", "client"]
+    if sealed.num_examples is not None:
+        told.append("number of training samples")
+    return told + (["what the upload went through"] if sealed.transforms else [])
+
+
+def _hash(sealed: Sealed) -> str:
+    return hashlib.sha256(json.dumps(sorted(sealed.schema.items())).encode()).hexdigest()[:12]

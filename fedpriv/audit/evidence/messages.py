@@ -1,0 +1,261 @@
+"""What an attacker gets of a run, message by message, and what its reconstructions are scored against.
+
+The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored anywhere: they
+are derived again from the run's config and checked against its partition hash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from attacks.core.altered import UNALTERED, Altered
+from attacks.core.observation import Observation, Schedule, ThreatModel
+from attacks.gradients.multistep import noise_gain
+from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.evidence.text_victim import text_facts
+from fedpriv.audit.evidence.victim import Victim, cut
+from fedpriv.data.dataset import Texts
+from fedpriv.data.tokens import tokenise
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.samples import Modality
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.setup import Federation, build
+from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.coding import decoded, is_model
+
+
+@dataclass(frozen=True)
+class Message:
+    """An upload with what the server had sent before it, as kept by the run.
+
+    Attributes:
+        received: what the client was sent in this round, by the net's names.
+        uploaded: what it sent back, compressed changes turned into whole weights.
+        num_examples: what it says of the number of its samples.
+        altered: what the transforms did to the change, by the net's names.
+    """
+
+    round: int
+    client: int
+    received: Mapping[str, Tensor]
+    uploaded: Mapping[str, Tensor]
+    num_examples: int | None
+    altered: Altered = UNALTERED
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Never shown to an attack."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Evidence:
+    """The kept messages of a run.
+
+    Raises:
+        UsageError: there is no run, its data are not those it was trained on, or it kept no payload.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = RunFolder.open(run_dir)
+        self.store = PayloadStore(self.folder.payloads)
+        if not self.store.rounds():
+            again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
+            raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
+        self.config = self.folder.config()
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Data, net and method, built again from the config."""
+        federation = build(self.config)
+        then, now = self.folder.facts.get("partition_hash"), federation.data.partition.hash()
+        if then != now:
+            raise UsageError(
+                f"{self.folder.path}: the data are not those the run was trained on (partition {now[:12]}, then {str(then)[:12]})"
+            )
+        return federation
+
+    def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
+        """The (round, client) pairs that were kept, or those of them that are asked for.
+
+        Raises:
+            UsageError: none is left; says which there are.
+        """
+        rounds = self.store.rounds()
+        if round is not None and round not in rounds:
+            kept = ", ".join(map(str, rounds))
+            raise UsageError(f"no payload of round {round} was kept, only of rounds {kept}; see `fedpriv train --keep-payloads`")
+        found = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
+        if not found:
+            some = "; ".join(f"round {r}: {', '.join(map(str, self.store.clients(r)))}" for r in rounds if round in (None, r))
+            raise UsageError(f"no payload of client {client} was kept; there are those of {some}")
+        return found
+
+    def message(self, round: int, client: int) -> Message:
+        """One message.
+
+        Raises:
+            UsageError: it was not kept.
+            Damaged: its file is not what was written.
+        """
+        download = self.store.download(round)
+        received = {} if download is None else download.tensors()
+        sealed = self.store.upload(round, client)
+        return self.read(round, client, sealed, received, sealed.num_examples)
+
+    def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
+        """An upload as the server reads it, with what it knows of the upload's transforms."""
+        altered = alteration(sealed, received, self.federation.wire.transforms)
+        return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
+
+    def truth(self, client: int) -> Truth:
+        """What the client trained on, without augmentation."""
+        index = self._held(client)
+        return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
+
+    def labels(self, client: int) -> Tensor:
+        """Of what the client trained on ``(n,)``."""
+        return self.federation.data.labels("train").cpu()[self._held(client)]
+
+    def texts(self, client: int) -> Tensor:
+        """Token ids ``(n, L)`` of what the client trained on, cut as they were for training."""
+        trained, _ = self._texts()
+        return self._tokens([trained[i] for i in self._held(client).tolist()])
+
+    def public_texts(self) -> Tensor:
+        """Token ids ``(m, L)`` of the test split."""
+        return self._tokens(self._texts()[1])
+
+    def whole_clients(self, round: int) -> list[int]:
+        """The clients with a kept message of that round that have all that the run's samples are made of: of pairs, both halves.
+
+        Raises:
+            FedprivError: there is none.
+        """
+        found = [client for client in self.store.clients(round) if self.federation.data.lacking(client) is None]
+        if not found:
+            raise FedprivError(f"round {round}: every client whose message was kept lacks the images or the texts")
+        return found
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the run's samples are: images, texts, or pairs of both."""
+        dataset = self.federation.dataset
+        there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
+        return tuple(name for name, samples in there.items() if samples is not None)
+
+    def _held(self, client: int) -> Tensor:
+        return self.federation.data.indices("train", client).cpu()
+
+    def _texts(self) -> tuple[Texts, Texts]:
+        texts = self.federation.dataset.texts
+        if texts is None:
+            raise UsageError(f"{self.folder.path} was trained on images, and this needs texts")
+        return texts
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
+        encoder, longest = self.federation.prepared.encoder, self.federation.config.data.max_tokens
+        assert encoder is not None and longest is not None
+        return tokenise(texts, encoder.tokenizer, longest)[0].long()
+
+    def observation(self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None) -> Observation:
+        """The message as an attacker with that knowledge sees it.
+
+        Shared are the changes of parameters that cross the wire in both directions. Hidden layers are known where the threat
+        model says ``initial``: as the server sent them in this round, or broadcast them in round 0.
+
+        Args:
+            gradient: by the net's names, what the attacker looks at instead of the changes.
+
+        Raises:
+            UsageError: the threat model wants the present weights of layers that never left the client.
+        """
+        if threat.top == "current":
+            raise UsageError("the present weights of what a client keeps never left it; a run can be attacked without them only")
+        federation = self.federation
+        parameters = dict(federation.resident.net.named_parameters())
+        sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
+        news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
+        dataset, encoder = federation.dataset, federation.prepared.encoder
+        victim = cut(federation.resident.net, news)
+        text = None if encoder is None else text_facts(victim.net, encoder)
+        known = message.num_examples if threat.num_examples else None
+        observation = Observation(
+            shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
+            kind="change" if gradient is None else "gradient",
+            weights=self._weights(message, victim, threat),
+            net=victim.net,
+            input_shape=federation.resident.net.input_shape
+            if text is None
+            else (federation.config.data.max_tokens or text.length,),
+            classes=len(dataset.classes),
+            threat=threat,
+            mean=tuple(dataset.mean) or (0.0,),
+            std=tuple(dataset.std) or (1.0,),
+            num_examples=known,
+            schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
+            statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
+            text=text,
+            altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
+            loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
+        )
+        if not threat.labels:
+            return observation
+        return replace(observation, labels=self.labels(message.client))
+
+    def schedule(self, message: Message, num_examples: int) -> Schedule | None:
+        """The local SGD steps that the shared layers took; ``None`` where there is no saying what they were: some layers took
+        more than others, with several learning rates, or the optimiser is not linear in the gradients."""
+        train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
+        if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
+            return None
+        size = train.batch_size * self.federation.method.objective.batches_per_step
+        an_epoch = math.ceil(num_examples / size)
+        phases = self.federation.method.phases(message.round)
+        steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
+        rates = {phase.lr or train.lr for phase in phases}
+        if len(steps) != 1 or len(rates) != 1:
+            return None
+        lr = rates.pop() * train.lr_decay ** (message.round - 1)
+        decay = (train.weight_decay, train.weight_decay_bias)
+        return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
+
+    def _altered(self, message: Message) -> Altered:
+        """By the net's names; DP-SGD's clipping and noise of every step included, which are part of the method's public options.
+
+        Each sample's gradient is clipped by itself. Of one sample that is an unknown factor; of several it is taken for one.
+        """
+        privacy, altered = self.config.privacy, message.altered
+        if privacy.level != "sample":
+            return altered
+        batch = self.config.train.batch_size
+        steps = self.schedule(message, message.num_examples or batch)
+        if steps is None or privacy.noise is None:
+            return replace(altered, rescaled=True)
+        of_step = (privacy.noise * privacy.clip / min(batch, message.num_examples or batch)) ** 2
+        noise = of_step * noise_gain(steps)
+        variance = {name: noise + altered.variance.get(name, 0.0) for name in message.uploaded if is_model(name)}
+        return replace(altered, rescaled=True, variance=variance)
+
+    def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
+        broadcast = self.store.broadcast()
+        # What never learns is no part of the net's state: it is not sent, as everybody has it.
+        net, space = self.federation.resident.net, self.federation.resident.space
+        public = {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
+        known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
+        hidden_too = threat.top == "initial"
+        found = {}
+        for name, cut_name in victim.names.items():
+            is_hidden = cut_name.startswith("top.") and name not in message.uploaded and name not in public
+            if name in known and (hidden_too or not is_hidden):
+                found[cut_name] = known[name].clone()
+        return found

@@ -1,0 +1,96 @@
+"""Turns that the server plays itself, to see what a client's upload would be had it trained on data of the server's choice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from torch import Tensor
+
+from fedpriv.data.federated import FederatedData, Split
+from fedpriv.samples import Modality, lacking
+from fedpriv.simulation.executors.build import in_this_process
+from fedpriv.simulation.setup import Federation
+from fedpriv.wire import Sealed, Wire
+from fedpriv.wire.coding import decoded
+
+DataOf = Callable[[int], Split]
+"""A shadow's number -> what it trains on; it may be asked for more than once."""
+
+
+@dataclass(frozen=True)
+class _Shadows:
+    """The data of a federation whose clients are shadows, each made when its turn begins.
+
+    Attributes:
+        first: the client that stands for shadow 0.
+    """
+
+    of: DataOf
+    first: int
+    lacks: dict[int, Modality | None] = field(default_factory=dict)
+
+    def train(self, client: int) -> Split:
+        chosen = self.of(client - self.first)
+        self.lacks[client] = lacking(chosen.inputs)
+        return chosen
+
+    def lacking(self, client: int) -> Modality | None:
+        return self.lacks[client]
+
+    def size(self, client: int) -> int:
+        """The same for all: they are played in the order in which they are asked for."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a shadow uploads, by the net's names and sealed, and its model ``(p,)``, which the server that played it has."""
+
+    uploaded: Mapping[str, Tensor]
+    model: Tensor
+    sealed: Sealed
+
+
+class ShadowTurns:
+    """The run's very turn (schedule, loss, DP, transforms), from what the server sent, on other data.
+
+    A shadow is a client whose number is not in the federation, so none of the run's draws is used: the server does not know
+    them. It is at its first turn: what clients keep from earlier ones never crossed the wire. What the server sent neither in
+    round 0 nor in this round it draws itself. Nothing is counted, kept or booked.
+
+    Args:
+        download: what the participants of the round were sent.
+        broadcast: what all were sent in round 0, if anything.
+    """
+
+    def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None) -> None:
+        self.federation, self.round, self.download = federation, round, download
+        self.received = download.tensors()
+        drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
+        self.initial = federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
+
+    def play(self, data: DataOf, numbers: Sequence[int]) -> Iterator[Played | None]:
+        """The turns of the shadows of these numbers, in this order; ``None`` for one that diverged.
+
+        They are played as the run's clients are, one after another or in groups. In memory are the data and the models of one
+        group, and whatever the caller holds on to. All are played in this process, however many workers the run had: those
+        have what there was when they were forked, which a shadow's data is no part of, and no model comes back from them.
+        """
+        fed = self.federation
+        shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
+        federation = replace(fed, data=shadows, wire=Wire(fed.wire.transforms), initial=self.initial)
+        # Who is in a group makes no difference to what comes out, so nobody is told that one did not fit.
+        executor = in_this_process(federation, lambda client, rate, steps: None, lambda text: None)
+        waiting = deque(fed.config.data.clients + number for number in numbers)
+        for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):
+            while waiting.popleft() != result.client:
+                yield None
+            upload = result.upload
+            if upload is None:
+                yield None
+            else:
+                yield Played(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
+        yield from (None for _ in waiting)

@@ -1,0 +1,51 @@
+"""The easiest case that a run's protocol allows an attacker: clients that hold a single image."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError, UsageError
+
+
+def single_images(evidence: Evidence, round: int, client: int, count: int) -> list[Message]:
+    """What clients would have sent in that round that hold one image each, those of :func:`shared_out`.
+
+    The turns are the run's own, with its schedule, its defences and its differential privacy, from what the server sent. They
+    are played here: no message of the run stands for one image.
+
+    Raises:
+        UsageError: the run's loss is none of a single image.
+        FedprivError: such a turn cannot be played, or diverged.
+    """
+    objective = evidence.federation.method.objective
+    if objective.smallest_batch > 1:
+        raise UsageError(f"a client with a single image sends nothing new, as {objective.name} holds images against each other")
+    download, message = evidence.store.download(round), evidence.message(round, client)
+    if download is None:
+        raise FedprivError(f"what the server sent in round {round} was not kept")
+    turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast())
+    data, alone = evidence.federation.data, shared_out(evidence, client, count)
+
+    def of(number: int) -> Split:
+        owner, at = alone[number]
+        held = data.train(owner)
+        return held.at(held.labels.new_tensor([at]))
+
+    played = list(turns.play(of, range(len(alone))))
+    if any(one is None for one in played):
+        raise FedprivError(f"round {round}: a client with a single image diverged")
+    told = None if message.num_examples is None else 1
+    return [evidence.read(round, client, one.sealed, message.received, told) for one in played if one is not None]
+
+
+def shared_out(evidence: Evidence, client: int, count: int) -> list[tuple[int, int]]:
+    """``count`` samples as (client, which of its own), or as many as there are.
+
+    This client's come first, then those of others that hold the same halves of pairs.
+    """
+    data, clients = evidence.federation.data, range(evidence.config.data.clients)
+    alike = [other for other in clients if other != client and data.lacking(other) == data.lacking(client)]
+    return list(islice(((one, at) for one in (client, *alike) for at in range(data.size(one))), count))

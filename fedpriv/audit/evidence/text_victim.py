@@ -1,0 +1,133 @@
+"""A classifier of texts as an attacker on text sees it, and what one gradient step of it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
+from fedpriv.defenses import build_transforms, sent_names
+from fedpriv.errors import UsageError
+from fedpriv.models.encoders import Encoder
+from fedpriv.models.text import TextEncoder, Tune, text_encoder
+from fedpriv.seeding import generator
+from fedpriv.wire import Payload, Transform, TransformContext
+
+TRAINED = 0.02
+"""Standard deviation that LoRA's matrices B are drawn with: they begin as zeros, and while they are, those called A send none."""
+
+
+def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
+    """What is public of the text encoder within ``net``; ``None`` where the net holds none (it is fed features)."""
+    within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
+    if within is None:
+        return None
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    tables = {
+        name.rpartition(".")[2]: module for name, module in within.transformer.named_modules() if isinstance(module, nn.Embedding)
+    }
+    places = tables.get("position_embeddings")
+    return TextFacts(
+        words=names[id(within.transformer.get_input_embeddings().weight)],
+        positions=None if places is None else names[id(places.weight)],
+        pad=encoder.pad,
+        special=specials(encoder),
+        length=encoder.length,
+    )
+
+
+def specials(encoder: Encoder) -> tuple[int, ...]:
+    """The ids that every sentence has: those of a text without words."""
+    return tuple(encoder.tokenizer("")["input_ids"])
+
+
+@dataclass(frozen=True, eq=False)
+class TextVictim:
+    """An encoder under a linear layer with bias, fresh from the generator, and what its client does to a gradient.
+
+    Attributes:
+        net: in evaluation mode, so that there is no dropout.
+        facts: ``None`` where the net is fed the features of a frozen encoder.
+        transforms: masks and noise, fedpriv's own.
+        longest: tokens of the longest sentence that is sent through.
+    """
+
+    net: SplitNet
+    facts: TextFacts | None
+    classes: int
+    longest: int
+    transforms: tuple[Transform, ...]
+
+    def observe(self, ids: Tensor, labels: Tensor, size: int, threat: ThreatModel, seed: int) -> Iterator[Observation]:
+        """One gradient step on every ``size`` of the sentences ``(n, L)``; one at a time, as each is as large as the net.
+
+        Args:
+            ids: token ids, or features ``(n, d)`` where the net is fed those.
+            seed: of the noise.
+        """
+        parameters = dict(self.net.named_parameters())
+        learn = {name: parameters[name] for name in _learning(self.net)}
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        linear = _linear(self.net)
+        for number, (some, true) in enumerate(zip(torch.split(ids, size), torch.split(labels, size), strict=True)):
+            trim = getattr(self.net.body, "trim", lambda whole: whole)
+            gradients = torch.autograd.grad(F.cross_entropy(self.net(trim(some)), true), list(learn.values()))
+            sent = Payload(dict(zip(learn, gradients, strict=True)), round=1, client=number, kind="gradient")
+            for place, transform in enumerate(self.transforms):
+                draw = generator(seed, number, place, "what one step sends")
+                sent = transform(sent, TransformContext({}, tuple(learn), draw, linear))
+            hidden = not any(name.startswith("top.") for name in sent.tensors)
+            known = {n: w for n, w in weights.items() if threat.top != "unknown" or not (hidden and n.startswith("top."))}
+            yield Observation(
+                dict(sent.tensors), "gradient", known, blank(self.net), (self.longest,), self.classes, threat,
+                num_examples=len(some) if threat.num_examples else None, text=self.facts,
+                labels=true if threat.labels else None,
+            )  # fmt: skip
+
+
+def text_victim(
+    encoder: Encoder,
+    classes: int,
+    longest: int,
+    tune: Tune = "full",
+    mask_embeddings: bool = False,
+    transforms: Sequence[Transform] = (),
+    seed: int = 0,
+) -> TextVictim:
+    """The victim of single steps.
+
+    Args:
+        tune: what learns beside the head, and so is sent; ``lora``: adapters as after some training.
+        mask_embeddings: those of words and of positions are not sent.
+        transforms: on what is sent, after that.
+
+    Raises:
+        UsageError: embeddings are to be masked that are not sent anyway, or a mask leaves nothing.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body: nn.Module = nn.Identity() if tune == "head" else text_encoder(encoder, tune)
+        for name, parameter in body.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=TRAINED)
+        net = SplitNet(body, nn.Linear(int(encoder.config.hidden_size), classes)).eval()
+    facts = text_facts(net, encoder)
+    if mask_embeddings:
+        if facts is None or tune != "full":
+            raise UsageError(f"with tune {tune} no embedding is sent, so there is none to mask")
+        embeddings = [name for name in (facts.words, facts.positions) if name is not None]
+        transforms = [*build_transforms([{"name": "mask", "names": embeddings}]), *transforms]
+    sent_names(_learning(net), transforms, _linear(net))  # refuses a mask that cannot be right
+    return TextVictim(net, facts, classes, longest, tuple(transforms))
+
+
+def _learning(net: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
+
+
+def _linear(net: nn.Module) -> list[str]:
+    return [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]

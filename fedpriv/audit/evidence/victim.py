@@ -1,0 +1,62 @@
+"""A net as an attacker cuts it: what lies before the hidden layers, and what they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from attacks.core.observation import SplitNet, blank
+from fedpriv.models.net import Net
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A net cut where sharing ends.
+
+    Attributes:
+        net: ``body`` and ``top`` (:class:`attacks.core.observation.SplitNet`), without parameters
+            (:func:`attacks.core.observation.blank`).
+        names: of every parameter and buffer on the way to the logits, the net's name -> the split's
+            (``encoder.conv1.weight`` -> ``body.encoder_conv1.weight``).
+    """
+
+    net: SplitNet
+    names: Mapping[str, str]
+
+
+def cut(net: Net, sent: Collection[str]) -> Victim:
+    """Cut the net so that ``top`` is exactly what is hidden at its end; where the last layer is sent, ``top`` is that layer.
+
+    Sequential roles are cut between their layers, others as a whole. Layers that are hidden further in stay in ``body``: they
+    are absent from what is sent, not from the net. The predictor is not on the way to the logits and not part of it.
+
+    Args:
+        sent: names of the tensors that crossed the wire.
+    """
+    steps = [step for role in ("encoder", "projector", "head") for step in _steps(role, getattr(net, role))]
+    owned = [{f"{prefix}.{name}" for name, _ in module.named_parameters()} for prefix, module in steps]
+    has_parameters = [i for i, names in enumerate(owned) if names]
+    seen = [i for i in has_parameters if owned[i] & set(sent)]
+    after = [i for i in has_parameters if i > (seen[-1] if seen else -1)]
+    at = after[0] if after else has_parameters[-1]
+    names = {}
+    for i, (prefix, module) in enumerate(steps):
+        part = f"{'body' if i < at else 'top'}.{prefix.replace('.', '_')}"
+        for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
+            names[f"{prefix}.{name}"] = f"{part}.{name}"
+    return Victim(blank(SplitNet(_chain(steps[:at]), _chain(steps[at:]))), names)
+
+
+def _steps(role: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    if isinstance(module, nn.Identity):
+        return []
+    if type(module) is nn.Sequential:
+        return [(f"{role}.{name}", layer) for name, layer in module.named_children()]
+    return [(role, module)]
+
+
+def _chain(steps: list[tuple[str, nn.Module]]) -> nn.Sequential:
+    return nn.Sequential(OrderedDict((prefix.replace(".", "_"), module) for prefix, module in steps))

@@ -1,0 +1,94 @@
+"""What an attempt comes to, as data for ``--json`` and the reports, and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from attacks.lab.attempts import Attempt
+from attacks.scoring.baselines import baselines
+from attacks.scoring.scores import RECOVERED, Rate, mse, wilson
+from fedpriv.audit.images.target import Target
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def rate(found: Rate) -> dict[str, Any]:
+    """``{successes, n, low, high, share}``."""
+    return asdict(found) | {"share": found.share}
+
+
+def guesses(target: Target) -> dict[str, Tensor]:
+    """Errors ``(n,)`` of what needs no gradient, by name."""
+    made = baselines(target.images, target.labels, target.reference, target.reference_labels)
+    return {name: mse(images, target.images) for name, images in made.items()}
+
+
+def figures(attempt: Attempt) -> dict[str, Any]:
+    """One attempt as JSON."""
+    said: dict[str, Any] = {"attacker": attempt.attacker.name, "threat": asdict(attempt.attacker.threat)}
+    if attempt.found is None or attempt.scores is None:
+        return said | {"inapplicable": attempt.inapplicable}
+    scores, found = attempt.scores, attempt.found
+    n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
+    return said | {
+        "success": {f"{limit:g}": rate(one) for limit, one in scores.recovered.items()},
+        "label_accuracy": None if scores.labels is None else scores.labels.share,
+        "mse_median": float(scores.mse.median()),
+        "mse_best": float(scores.mse.min()),
+        "psnr_median_db": None if exact else float(scores.psnr.median()),  # infinite, which JSON has no word for
+        "ssim_median": float(scores.ssim.median()),
+        "lpips_median": None if scores.lpips is None else float(scores.lpips.median()),
+        "lpips_missing": scores.lpips_missing,
+        "cpu_seconds": found.cpu_seconds,
+        "images_per_cpu_second": n / found.cpu_seconds if found.cpu_seconds else None,
+    }
+
+
+def guess_figures(errors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The baselines as JSON."""
+    return {
+        name: {"mse_median": float(error.median()), "success": {f"{RECOVERED:g}": rate(below(error))}}
+        for name, error in errors.items()
+    }
+
+
+def below(error: Tensor) -> Rate:
+    """How many of the errors ``(n,)`` count as recovered."""
+    return wilson(int((error < RECOVERED).sum()), len(error))
+
+
+def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Target) -> Table:
+    """Attackers, then baselines."""
+    from rich.table import Table
+
+    last = f"the last {target.masked} fully connected layers" if target.masked > 1 else "the last layer"
+    hidden = "taken as hidden" if target.note else "hidden"  # of pairs it may have been sent, and be of no use
+    title = f"{target.title}; {f'{last} {hidden}' if target.masked else 'all layers sent'}"
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made.add_column("attacker", no_wrap=True)
+    for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", "SSIM", "images / CPU s"):
+        made.add_column(column, justify="right", no_wrap=column[0] != "i")
+    for attempt in attempts:
+        scores, found = attempt.scores, attempt.found
+        if scores is None or found is None:
+            continue
+        hit, closer = scores.recovered[1e-2], scores.recovered[1e-3]
+        made.add_row(
+            attempt.attacker.name,
+            f"{hit.successes} of {hit.n} [{hit.low:.0%}, {hit.high:.0%}]",
+            str(closer.successes),
+            "–" if scores.labels is None else f"{scores.labels.successes} of {hit.n}",
+            f"{float(scores.mse.median()):.1e}",
+            f"{float(scores.mse.min()):.1e}",
+            f"{float(scores.ssim.median()):.2f}",
+            f"{hit.n / found.cpu_seconds:.2g}" if found.cpu_seconds else "",
+        )
+    for name, error in errors.items():
+        cells = (f"{int((error < RECOVERED).sum())} of {len(error)}", "", "", f"{float(error.median()):.1e}")
+        made.add_row(f"[dim]{name}[/]", *(f"[dim]{cell}[/]" for cell in (*cells, f"{float(error.min()):.1e}")))
+    return made

@@ -1,0 +1,170 @@
+"""What is attacked: one step on chosen images, or a message of a run; and what the outcome is scored against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.lab.attempts import observations
+from attacks.lab.images import default_images
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
+from fedpriv.audit.fitting import unfit
+from fedpriv.audit.images.pairs import beside_texts, of_images
+from fedpriv.data.sources import load_dataset
+from fedpriv.errors import UsageError
+
+SIDE = 32
+"""Photographs are cropped and shrunk to so many pixels a side, what the reference victim was made for."""
+REFERENCES = 2000
+"""Public images at most that an attacker copies from in the baselines: the nearest of more is hardly nearer."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to attack.
+
+    Attributes:
+        title: what it is, for people.
+        images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
+        masked: fully connected layers at the end that are hidden.
+        observe: the messages under a threat model; together they stand for the ``n`` images, in order.
+        statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
+        reference, reference_labels: public images of the same kind, which the baselines may copy; ``None`` where there are none.
+        note: what else is to be said of it: of pairs, what stands beside the images.
+    """
+
+    title: str
+    images: Tensor
+    labels: Tensor
+    masked: int
+    observe: Callable[[ThreatModel], list[Observation]]
+    reference: Tensor | None = None
+    reference_labels: Tensor | None = None
+    statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
+    note: str | None = None
+
+
+def crops(count: int, masked: int, seed: int) -> Target:
+    """One step of the reference victim on crops of scikit-learn's two photographs; needs no data set."""
+    try:
+        images, labels = default_images(count, seed)
+    except ValueError as error:
+        raise UsageError(f"--n {count}: {error}") from None
+    return _one_step(f"{count} crops of two photographs, one step each", images, labels, 10, masked, seed)
+
+
+def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int) -> Target:
+    """One step of the reference victim on test images of a data set, drawn by ``seed``.
+
+    Raises:
+        UsageError: it holds no images, or fewer than that.
+    """
+    dataset = load_dataset(name, data_dir)
+    if dataset.images is None:
+        raise unfit(dataset.name, "texts")
+    if count > len(dataset.test_images):
+        raise UsageError(f"--n {count}: {name} has {len(dataset.test_images)} test images")
+    order = torch.randperm(len(dataset.test_images), generator=torch.Generator().manual_seed(seed))[:count]
+    images, labels = dataset.test_images[order].float() / 255, dataset.test_labels[order]
+    title = f"{count} test images of {dataset.name}, one step each"
+    reference = public_images(dataset.train_images, dataset.train_labels)
+    return _one_step(title, images, labels, len(dataset.classes), masked, seed, reference)
+
+
+def photographs(folder: Path, count: int, masked: int, seed: int) -> Target:
+    """One step of the reference victim on a folder's first ``count`` images by name, their middle shrunk to 32x32.
+
+    Raises:
+        UsageError: no folder, no images in it, or a file that is none.
+    """
+    images = _read(folder, count)
+    labels = torch.randint(10, (len(images),), generator=torch.Generator().manual_seed(seed))
+    return _one_step(f"{len(images)} images of {folder}, one step each", images, labels, 10, masked, seed)
+
+
+def message(evidence: Evidence, round: int, client: int) -> Target:
+    """What a client really sent in a round of a run.
+
+    Raises:
+        UsageError: the run was not trained on images, the client has none, or see :func:`of_messages`.
+    """
+    if "image" not in evidence.modalities:
+        raise unfit(str(evidence.folder.path), "texts")
+    if evidence.federation.data.lacking(client) == "image":
+        raise UsageError(f"client {client} of {evidence.folder.path} has texts alone")
+    truth = evidence.truth(client)
+    title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(truth.labels)} training images"
+    return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels)
+
+
+def of_messages(
+    evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool = False
+) -> Target:
+    """Messages of a run, of one kind, each of which stands for as many of the images ``(n, C, H, W)`` as the others.
+
+    Args:
+        first_turn: they are their clients' first.
+
+    Raises:
+        UsageError: of pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
+    """
+    whole = evidence.observation(found[0], ThreatModel())
+    seen = of_images(evidence, found[0], whole)
+    layers = sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())
+    hidden = not any(name.startswith("top.") for name in seen.shared)
+    dataset = evidence.federation.dataset
+
+    def observe(threat: ThreatModel) -> list[Observation]:
+        return [of_images(evidence, one, evidence.observation(one, threat)) for one in found]
+
+    def read(what: str, threat: ThreatModel) -> list[Observation]:
+        return [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found]
+
+    return Target(
+        title, images, labels, layers if hidden else 0, observe, *public_images(dataset.test_images, dataset.test_labels),
+        statistics={what: partial(read, what) for what in gradient_like(found[0])},
+        note=beside_texts(evidence, found[0], whole),
+    )  # fmt: skip
+
+
+def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The first :data:`REFERENCES` of uint8 images ``(N, C, H, W)`` in [0, 1], and their labels."""
+    return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()
+
+
+def _one_step(
+    title: str, images: Tensor, labels: Tensor, classes: int, masked: int, seed: int,
+    reference: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+) -> Target:  # fmt: skip
+    def observe(threat: ThreatModel) -> list[Observation]:
+        return observations(images, labels, threat, masked, classes, seed)
+
+    return Target(title, images, labels, masked, observe, *reference)
+
+
+def _read(folder: Path, count: int) -> Tensor:
+    from PIL import Image
+    from torchvision.transforms.v2.functional import center_crop, pil_to_tensor, resize
+
+    if not folder.is_dir():
+        raise UsageError(f"--images {folder}: no such folder")
+    known = Image.registered_extensions()
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in known)[:count]
+    if not files:
+        raise UsageError(f"--images {folder}: holds no images (files such as photo.jpg or photo.png)")
+    found = []
+    for path in files:
+        try:
+            picture = Image.open(path).convert("RGB")
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise UsageError(f"--images: {path} is not an image that can be read: {str(error).splitlines()[0]}") from None
+        square = center_crop(pil_to_tensor(picture), [min(picture.size)] * 2)
+        found.append(resize(square, [SIDE, SIDE], antialias=True).float() / 255)
+    return torch.stack(found)

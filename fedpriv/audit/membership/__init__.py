@@ -1,0 +1,1 @@
+"""Who was trained on, and with which labels: candidates, scores, epsilon, and what may be said."""

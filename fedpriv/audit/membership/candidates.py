@@ -1,0 +1,107 @@
+"""Whom membership inference is asked about: a client's training samples, and others that its upload cannot have seen.
+
+The others must be as unknown to the model that the server sent as to the client, or the attack would find *their* traces. So
+they are samples that nobody trained on before or in the attacked round: the data set's test split, and whatever part of the
+training split belongs to clients that had no turn yet, or to nobody. (Not the training data of the other clients: in later
+rounds the server's model has learned those.) They are of the client's classes, in its proportions; otherwise it would do to
+know the classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.inference.membership import Mask
+from fedpriv.data.federated import FederatedData, Split
+from fedpriv.errors import FedprivError
+from fedpriv.samples import Inputs, each, tensors
+from fedpriv.seeding import generator
+from fedpriv.server.sampling import participants
+from fedpriv.simulation.setup import Federation
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """
+    Attributes:
+        data: as many members as others, shuffled; the attack gets these.
+        members: which of them the client trained on ``(n,)``; what the attack is scored against and never gets.
+        spare: data of the attacker's own, of the same classes; disjoint from the candidates, and nobody trained on them either.
+    """
+
+    data: Split
+    members: Mask
+    spare: Split
+
+
+def candidates(federation: Federation, round: int, client: int, seed: int = 0) -> Candidates:
+    """The candidates for a client's upload of a round, drawn by ``seed``.
+
+    Of each class half of what nobody trained on is kept as the attacker's own; where less is left than the client has, fewer of
+    its samples are candidates.
+
+    Raises:
+        FedprivError: of the client's classes nothing is left that nobody trained on.
+    """
+    data = federation.data
+    draw = generator(seed, round, client, "candidates")
+    train, test = data.labels("train"), data.labels("server")
+    fresh = torch.ones(len(train), dtype=torch.bool, device=train.device)
+    for other in _trained(federation, round) | {client}:
+        fresh[data.indices("train", other)] = False
+    labels = torch.cat([train, test])  # positions from here on: the training split, then the test split
+    unseen = torch.cat([fresh.nonzero().squeeze(1), len(train) + torch.arange(len(test), device=train.device)])
+    own = data.indices("train", client)
+    inside, outside, spare = [], [], []
+    for label in torch.unique(labels[own]):
+        mine, theirs = (_shuffled(held[labels[held] == label], draw) for held in (own, unseen))
+        n = min(len(mine), len(theirs) // 2)
+        inside.append(mine[:n])
+        outside.append(theirs[:n])
+        spare.append(theirs[n : n + len(mine)])
+    members = torch.cat(inside)
+    if not len(members):
+        raise FedprivError(
+            f"of the classes of client {client}, no two samples are left that nobody trained on up to round {round}"
+        )
+    chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
+    pad = 0 if encoder is None else encoder.pad
+    return Candidates(
+        _gather(data, chosen, pad),
+        torch.isin(chosen, members).cpu().numpy(),
+        _gather(data, _shuffled(torch.cat(spare), draw), pad),
+    )
+
+
+def _trained(federation: Federation, round: int) -> set[int]:
+    """The clients that had a turn up to the round (who takes part is a function of the config)."""
+    config, method, everyone = federation.config, federation.method, federation.data.nonempty
+    return {client for earlier in range(1, round + 1) for client in participants(config, method, everyone, earlier)}
+
+
+def _shuffled(positions: Tensor, draw: torch.Generator) -> Tensor:
+    return positions[torch.randperm(len(positions), generator=draw).to(positions.device)]
+
+
+def _gather(data: FederatedData, positions: Tensor, pad: int) -> Split:
+    """The samples at positions of the training split followed by the test split, in order."""
+    size = len(data.labels("train"))
+    trained, tested = data.pick("train", positions[positions < size]), data.pick("server", positions[positions >= size] - size)
+    width = max(_columns(trained.inputs), _columns(tested.inputs))
+    trained, tested = (part._replace(inputs=_widened(part.inputs, width, pad)) for part in (trained, tested))
+    order = torch.argsort(torch.cat([(positions < size).nonzero(), (positions >= size).nonzero()]).squeeze(1))
+    return trained.followed_by(tested).at(order)
+
+
+def _columns(inputs: Inputs) -> int:
+    """L of the token ids among the inputs; 0 where there are none."""
+    return max((part.shape[1] for part in tensors(inputs).values() if not part.is_floating_point()), default=0)
+
+
+def _widened(inputs: Inputs, width: int, pad: int) -> Inputs:
+    """With token ids ``(n, L)`` filled up to ``width``: the longest sentences of the two splits need not be alike."""
+    return each(inputs, lambda part: part if part.is_floating_point() else F.pad(part, (0, width - part.shape[1]), value=pad))

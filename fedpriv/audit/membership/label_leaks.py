@@ -1,0 +1,131 @@
+"""Which labels a client holds, as its messages tell it: in clear, by the rules of the last layer, or through shadow clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.image.centers import read_label_set
+from attacks.inference.labels import batch_labels, count_accuracy, surely_present, to_counts
+from attacks.inference.shadow import Message, fit_shadows, score_shadows
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like
+from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.seeding import generator
+
+MOST_LABELS = 4
+"""Shadow clients hold one to so many classes: the attacker does not know how many the others hold."""
+
+RULE = "last layer: its bias rose for the classes that are there"
+
+
+def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
+    """What the message says of the client's labels, by the first of the ways that applies.
+
+    ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found, ``None`` where
+    only the set is told.
+    """
+    message = evidence.message(round, client)
+    observation = evidence.observation(message, ThreatModel())
+    labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
+    true = torch.bincount(labels, minlength=classes)
+    counts: Tensor | None = None
+    note = None
+    try:
+        read = read_label_set(observation)
+        how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
+    except Inapplicable:
+        ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
+        told = gradient_like(message)
+        unaltered = exposed(evidence) if told else ()
+        for what in told:
+            reader = partial(as_gradient, evidence, message, what, ThreatModel())
+            # Who knows that the model was altered on its way, and a statistic was not, asks that first.
+            read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
+            ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
+        how, found, reasons = NO_RULE, torch.zeros(classes, dtype=torch.bool), []
+        for rule, observe in ways.items():
+            try:
+                seen = observe()
+                present = surely_present(seen).cpu()
+                # Of a statistic it is not known whether it is a mean over the samples, or a sum: it tells no counts.
+                guessed = torch.bincount(batch_labels(seen), minlength=classes) if seen.kind == "change" else None
+            except (Inapplicable, UsageError) as error:
+                reasons.append(str(error))
+                continue
+            how, found = rule, present
+            if guessed is not None:
+                counts = to_counts((guessed * found).double(), len(labels))
+            break
+        else:
+            note = "; ".join(dict.fromkeys(reasons))
+    return {
+        "round": round,
+        "client": client,
+        "how": how,
+        "true": (true > 0).nonzero().flatten().tolist(),
+        "found": found.nonzero().flatten().tolist(),
+        "exact": bool(torch.equal(found, true > 0)),
+        "count_accuracy": None if counts is None else count_accuracy(counts, true),
+        "note": note,
+    }
+
+
+def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
+    """Label sets of the kept clients of a round from the changes of the shared weights alone (A9): no head, no centres needed.
+
+    The server plays turns on public data (the data set's test split) with label sets that it chose, and learns from them.
+
+    Raises:
+        FedprivError: too many of the turns diverged, or no client is like the shadows.
+    """
+    clients = evidence.whole_clients(round)  # as the shadows are
+    messages = [evidence.message(round, client) for client in clients]
+    download, federation = evidence.store.download(round), evidence.federation
+    assert download is not None
+    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
+    classes = len(federation.dataset.classes)
+    draw = generator(seed, round, "label sets")
+    sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=draw).tolist()
+    sets = torch.zeros(shadows, classes, dtype=torch.bool)
+    for row, size in zip(sets, sizes, strict=True):
+        row[torch.randperm(classes, generator=draw)[:size]] = True
+    samples = messages[0].num_examples or 10 * federation.config.train.batch_size
+
+    def changes() -> Iterator[Message]:
+        for played in turns.play(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
+            if played is None:
+                raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
+            yield _changes(evidence, played.uploaded, messages[0].received)
+
+    classifier = fit_shadows(changes(), sets)
+    truth = torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
+    report = score_shadows(classifier, [_changes(evidence, one.uploaded, one.received) for one in messages], truth)
+    auc = None if report.auc != report.auc else report.auc
+    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows}
+
+
+def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:
+    """Of the shared parameters, in the order of the net: what is last there says most about labels."""
+    names = [name for name, _ in evidence.federation.resident.net.named_parameters() if name in uploaded and name in received]
+    return {name: uploaded[name].cpu() - received[name].cpu() for name in names}
+
+
+def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
+    """So many samples of the test split with these labels; again from the start where there are fewer."""
+    data = evidence.federation.data
+    labels = data.labels("server")
+    positions = present.to(labels.device)[labels].nonzero().flatten()
+    order = torch.randperm(len(positions), generator=generator(number, "shadow client")).to(positions.device)
+    chosen = positions[order].repeat(-(-samples // max(1, len(positions))))[:samples]
+    return data.pick("server", chosen)

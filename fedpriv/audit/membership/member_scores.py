@@ -1,0 +1,76 @@
+"""What an upload shows of each candidate, as a number that is higher for members: what membership attacks compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.inference.membership import Array, Use, confidence
+from attacks.inference.membership_controls import Kind
+from attacks.inference.row_distance import RowDistance
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.membership.readings import Reading
+from fedpriv.client.model import CHUNK
+from fedpriv.samples import Inputs, each, split
+
+Uploaded = Mapping[str, Tensor]
+LOSS, LIRA, OFFLINE, ROWS = "loss threshold", "LiRA", "LiRA offline", "row distance"
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """
+    Attributes:
+        kind: what is compared; its positive control is that of the attacks which use it.
+        way: how the upload is read, where that is not as it stands.
+        of: uploaded tensors, by the net's names -> a number per candidate ``(n,)``.
+    """
+
+    kind: Kind
+    way: str
+    of: Callable[[Uploaded], Array]
+
+    @staticmethod
+    def named(kind: Kind, use: Use, way: str = "") -> str:
+        """What the attack is called that compares this in that way."""
+        name = {"confidence": LOSS, "row distance": ROWS}[kind] if use == "alone" else use
+        beside = ROWS if kind == "row distance" and use != "alone" else way
+        return f"{name}, {beside}" if beside else name
+
+    def attack(self, use: Use) -> str:
+        """What the attack is called that uses the statistic so."""
+        return self.named(self.kind, use, self.way)
+
+
+def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
+    """The confidence of the candidates' labels ``(n,)``, by each way to read an upload. (Less loss is more of it.)"""
+
+    def by(read: Reading) -> Callable[[Uploaded], Array]:
+        return lambda uploaded: confidence(read(uploaded).cpu(), labels.cpu())
+
+    return [Statistic("confidence", way, by(read)) for way, read in ways.items()]
+
+
+def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statistic:
+    """How near the rows of the first shared linear layer with a bias come to the candidates.
+
+    Raises:
+        Inapplicable: see :meth:`attacks.inference.row_distance.RowDistance.of`.
+    """
+
+    def seen(uploaded: Uploaded) -> Array:
+        return rows(evidence.observation(replace(message, uploaded=uploaded), ThreatModel()))
+
+    first = evidence.observation(message, ThreatModel())
+    rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
+    return Statistic("row distance", "", seen)
+
+
+def _as(seen: Observation, inputs: Inputs) -> Inputs:
+    """The candidates where the message lies, and in its precision; token ids stay whole numbers."""
+    like = next(iter(seen.shared.values()), torch.empty(0))
+    return each(inputs, lambda part: part.to(like) if part.is_floating_point() else part.to(like.device))

@@ -1,0 +1,60 @@
+"""How the server reads an upload whose last layers it does not have: what the rest of the model says about given images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from fedpriv.audit.evidence.shadow_turns import Played
+from fedpriv.client.resident import Resident
+from fedpriv.data.federated import Split
+from fedpriv.samples import Inputs, size
+
+Reading = Callable[[Mapping[str, Tensor]], Tensor]
+"""Uploaded tensors, by the net's names -> logits ``(n, C)`` of the images that it was made for."""
+
+STAND_IN, PROBE = "head of the server's own turn", "linear probe"
+
+
+def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
+    """The ways to read an upload, by name; one without a name where the upload is the whole model.
+
+    Neither is always better: the head that the server trained in a turn of its own from the initial one resembles a client's at
+    its first turn; a probe on the uploaded encoder's features needs no head to resemble.
+
+    Args:
+        own: a turn that the server played with ``spare``, its own data.
+        inputs: the candidates.
+        has_head: whether the run trains a head at all.
+    """
+
+    def load(uploaded: Mapping[str, Tensor]) -> None:
+        resident.row.copy_(resident.space.pack(uploaded, own.model.clone()))
+
+    def stand_in(uploaded: Mapping[str, Tensor]) -> Tensor:
+        load(uploaded)
+        return resident.from_features(resident.features(inputs)).logits
+
+    def probe(uploaded: Mapping[str, Tensor]) -> Tensor:
+        load(uploaded)
+        known, asked = (resident.features(x).flatten(1).double().cpu().numpy() for x in (spare.inputs, inputs))
+        fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, spare.labels.cpu().numpy())
+        found = torch.from_numpy(fitted.decision_function(asked))
+        logits = torch.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found
+        # A class that the client does not hold is out of the question for whoever knows the candidates' labels.
+        everything = torch.full((size(inputs), resident.net.classes), -1e3, dtype=torch.float64)
+        everything[:, torch.from_numpy(fitted.classes_)] = logits
+        return everything
+
+    names = resident.space.names
+    if has_head and all(name in own.uploaded for name in names):
+        return {"": stand_in}
+    found: dict[str, Reading] = {STAND_IN: stand_in} if has_head else {}
+    if any(name.startswith("encoder.") for name in own.uploaded) and len(torch.unique(spare.labels)) > 1:
+        found[PROBE] = probe
+    return found

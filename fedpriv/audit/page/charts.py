@@ -1,0 +1,152 @@
+"""The plots of the audit's page. Each is ``None`` where there is nothing to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from fedpriv.audit import formats
+from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, across, frame, line, style, svg, upwards
+
+Found = Mapping[str, Any]
+_LARGEST = 15  # radius in pixels of the run with most bytes
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing and its legend: (class of the style sheet, name) of each series."""
+
+    drawing: Markup
+    keys: Sequence[tuple[str, str]] = ()
+
+
+def drawable(run: Found) -> bool:
+    """Whether a run has a place in :func:`tradeoff`."""
+    return run["cost"]["accuracy"] is not None and run["best"]["message"] is not None
+
+
+def tradeoff(runs: Sequence[Found]) -> Chart | None:
+    """Accuracy against the share of images recovered by the best attacker; the area of a disc is the bytes uploaded."""
+    shown = {number: run for number, run in enumerate(runs, 1) if drawable(run)}
+    if not shown:
+        return None
+    rates = {number: run["best"]["message"]["success"] for number, run in shown.items()}
+    highest = min(1, 1.15 * max(rate["high"] for rate in rates.values()))
+    x = across(*_padded([run["cost"]["accuracy"] for run in shown.values()]))
+    y = upwards(-0.07 * highest, 1.03 * highest)  # room for whole discs at 0 and at 1
+    up = {number: run["cost"]["bytes_up"] or 0 for number, run in shown.items()}
+    most = max(up.values()) or 1
+    # Below 3 pixels nobody would find it.
+    radii = {number: max(3.0, round(_LARGEST * math.sqrt(count / most), 1)) for number, count in up.items()}
+    places = {number: (x(run["cost"]["accuracy"]), y(rates[number]["share"])) for number, run in shown.items()}
+    origins = {run["name"]: places[number] for number, run in shown.items()}
+    parts = [frame(x, y, ("accuracy", "images recovered, best attacker"), (_whole_percent(x), _whole_percent(y)))]
+    for number, run in shown.items():
+        if origin := origins.get(run["cost"]["against"]):
+            parts.append(Markup('<path class="cost" d="M{} {}L{} {}"/>').format(*origin, *places[number]))
+    for number in sorted(shown, key=lambda n: -radii[n]):  # the small ones on top
+        run, rate, (left, top) = shown[number], rates[number], places[number]
+        kind = "defended" if run["defence"] else "undefended"
+        told = f"{run['name']}: accuracy {formats.percent(run['cost']['accuracy'])}, "
+        told += f"{formats.counted(rate)} images recovered, {formats.size(run['cost']['bytes_up'])} up"
+        whisker = '<path class="whisker {}" d="M{} {}V{}"/>'
+        parts.append(Markup(whisker).format(kind, left, y(rate["low"]), y(rate["high"])))
+        disc = '<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>'
+        parts.append(Markup(disc).format(kind, left, top, radii[number], told))
+    taken = [(*places[number], radii[number] + 6) for number in shown]
+    for number in shown:
+        left, top = _free(*places[number], radii[number], taken)
+        taken.append((left, top, 8.0))
+        parts.append(Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>').format(left, top + 4, number))
+    told = "Accuracy against the share of images recovered from real messages, a disc per run; the figures are in the summary."
+    return Chart(svg(told, parts), [("disc undefended", "no defence"), ("disc defended", "with a defence")])
+
+
+def success(attack: Found, limit: str) -> Chart | None:
+    """Shares of images recovered with their intervals, a row per attacker and per baseline."""
+    rows = [("attacker", a["attacker"], a["success"][limit]) for a in attack["attempts"] if a["inapplicable"] is None]
+    rows += [("guess", name, guess["success"][limit]) for name, guess in attack["baselines"].items()]
+    if not rows:
+        return None
+    row, end = 36, WIDTH - RIGHT
+    x, bottom = Scale(0, 1, 10, end), row * len(rows) + 6
+    parts = [Markup('<line class="grid" x1="{0}" y1="4" x2="{0}" y2="{1}"/>').format(x(v), bottom) for v in x.ticks()]
+    for number, (kind, name, rate) in enumerate(rows):
+        base = row * number + 28
+        spread = Markup('<path class="whisker {0}" d="M{1} {3}H{2}"/>').format(kind, x(rate["low"]), x(rate["high"]), base)
+        dot = Markup('<circle class="{}" cx="{}" cy="{}" r="5"/>').format(kind, x(rate["share"]), base)
+        text = Markup('<text x="10" y="{0}">{1}</text><text x="{2}" y="{0}" text-anchor="end">{3}</text>')
+        parts += [text.format(base - 11, name, end, formats.counted(rate)), spread, dot]
+    write = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
+    ends = {0.0: "start", 1.0: "end"}
+    parts += [write.format(x(v), bottom + 17, ends.get(v, "middle"), f"{100 * v:.0f} %") for v in x.ticks()]
+    told = "Share of images recovered by each attacker and each guess, with intervals; the figures are in the table of attempts."
+    return Chart(svg(told, parts, bottom + 24), [("disc attacker", "attack"), ("disc guess", "guess without the message")])
+
+
+def descent(attack: Found) -> Chart | None:
+    """Each attacker's own loss over its steps, relative to where it began."""
+    curves = [(a["attacker"], _relative(a.get("curve") or [])) for a in attack["attempts"]]
+    series = [(name, points) for name, points in curves if len(points) > 1]
+    if not series:
+        return None
+    steps, values = zip(*(point for _, points in series for point in points), strict=True)
+    lowest, highest = math.floor(math.log10(max(min(values), 1e-12))), math.ceil(math.log10(max(values)))
+    x, y = across(0, max(steps)), upwards(10.0**lowest, 10.0 ** max(highest, lowest + 1), log=True)
+    parts = [frame(x, y, ("steps recorded (of Adam every 20th)", "loss, relative to the first"), (formats.short, _decade))]
+    parts += [line(points, x, y, style(index)) for index, (_, points) in enumerate(series)]
+    return Chart(svg("The attackers' losses over their steps.", parts), _keys([name for name, _ in series]))
+
+
+def roc(attacks: Sequence[Found]) -> Chart | None:
+    """Members found against non-members accused, both on logarithmic axes, where few false alarms can be seen."""
+    shown = [a for a in attacks if len(a["roc"] or []) > 1]
+    if not shown:
+        return None
+    fewest = 10.0 ** -math.ceil(math.log10(max(10, *(a["non_members"] for a in shown))))
+    x, y = across(fewest, 1, log=True), upwards(fewest, 1, log=True)
+    titles = ("non-members falsely accused (FPR)", "members found (TPR)")
+    parts = [frame(x, y, titles, (_decade, _decade))]
+    parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
+    names = [f"{a['attack']}, round {a['round']}, client {a['client']}" for a in shown]
+    parts += [line(a["roc"], x, y, style(index)) for index, a in enumerate(shown)]
+    told = "ROC of membership inference on logarithmic axes; area and rates are in the table."
+    return Chart(svg(told, parts), [*_keys(names), ("chance", "guessing")])
+
+
+def _keys(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(f"stroke {style(index)}", name) for index, name in enumerate(names)]
+
+
+def _relative(curve: Sequence[Sequence[Any]]) -> list[tuple[float, float]]:
+    """Points that a logarithmic axis can show."""
+    usable = [(step, loss) for step, loss in curve if loss is not None and math.isfinite(loss) and loss > 0]
+    return [(step, loss / usable[0][1]) for step, loss in usable]
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = max(0.15 * (high - low), 0.01)
+    return max(0, low - margin), min(1 + margin, high + margin)
+
+
+def _free(left: float, top: float, radius: float, taken: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """The centre of a place beside a disc where a number hides nothing; ``taken``: centres with the half of their width."""
+    beside = radius + 9
+    around = [(left + side * beside, top - 7 * up) for up in range(40) for side in (1, -1)]
+    inside = [(a, b) for a, b in around if LEFT + 6 < a < WIDTH - RIGHT and b > TOP]
+    return next((at for at in inside if all(abs(at[0] - a) >= half or abs(at[1] - b) >= half for a, b, half in taken)), around[0])
+
+
+def _whole_percent(scale: Scale) -> Any:
+    ticks = scale.ticks()
+    places = 0 if len(ticks) < 2 or ticks[1] - ticks[0] >= 0.0099 else 1
+    return lambda value: f"{100 * value:.{places}f} %"
+
+
+def _decade(value: float) -> str:
+    return f"{value:g}" if value >= 0.01 else f"{value:.0e}".replace("e-0", "e-")

@@ -1,0 +1,158 @@
+"""One attack on texts, message by message, and what is left to read where it cannot be mounted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_reconstruction import TextReconstruction
+from attacks.core.text_registry import TextAttack
+from attacks.inference.labels import batch_labels
+from attacks.scoring.scores import Rate, wilson
+from attacks.scoring.text_scores import TextScores, match_sentences, score_text
+from attacks.text.rank import longest, total_tokens
+from fedpriv.audit.text.target import Observe, TextTarget
+from fedpriv.errors import UsageError
+
+SEEKS = ("tag", "span")
+"""Attacks that look for whole sentences, all of a message at once."""
+MOST = 4
+"""Sentences behind a message up to which they are looked for."""
+
+
+@dataclass(frozen=True)
+class TextAttacker:
+    """An attack with its options, and what it is assumed to know.
+
+    Attributes:
+        what: the statistic that it reads in place of the model, if any.
+    """
+
+    attack: TextAttack
+    threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
+    what: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the tables call it."""
+        known = ", knowing the initial head" if self.threat.top == "initial" else ""
+        return f"{self.attack.name}{known}{f' on {self.what}' if self.what else ''}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What messages tell where sentences cannot be read: how often it was told, and told rightly.
+
+    Attributes:
+        labels: of all sentences.
+        longest, total: tokens of the longest sentence and of all together, of all messages.
+    """
+
+    labels: Rate
+    longest: Rate
+    total: Rate
+
+
+@dataclass(frozen=True)
+class TextAttempt:
+    """What one attacker made of a target.
+
+    Attributes:
+        ids: the sentences it made ``(n, L)``, each beside the true one that it stands for; ``None`` where it tells no order.
+        refused: messages on which it could not be mounted; for these nothing was found.
+        inapplicable: why it was not mounted on any; then the others are ``None``.
+        left: where it could not be mounted, what the messages tell yet.
+    """
+
+    attacker: TextAttacker
+    found: TextReconstruction | None = None
+    scores: TextScores | None = None
+    ids: Tensor | None = None
+    refused: int = 0
+    inapplicable: str | None = None
+    left: Left | None = None
+
+
+def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextAttempt:
+    """Mount the attack on one message after the other, and score all together."""
+    observe = target.statistics[attacker.what] if attacker.what else target.observe
+    if target.unreadable:
+        return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
+    if attacker.attack.name in SEEKS and (reason := _not_tried(target)):
+        return TextAttempt(attacker, inapplicable=reason)
+    found: list[TextReconstruction | str] = []
+    try:
+        for observation in observe(attacker.threat):
+            found.append(_one(attacker.attack, observation, seed))
+    except UsageError as error:  # a statistic of which not all that it needs was kept
+        return TextAttempt(attacker, inapplicable=str(error))
+    made = [one for one in found if isinstance(one, TextReconstruction)]
+    if not made:
+        return TextAttempt(attacker, inapplicable=str(found[0]), left=what_is_left(observe, target))
+    whole = _joined(found, made[0], len(target.ids) // target.messages, target.facts.pad)
+    scores = score_text(whole, target.ids, target.labels, target.facts)
+    ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
+    return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made))
+
+
+def what_is_left(observe: Observe, target: TextTarget) -> Left:
+    """Labels and numbers of tokens, as far as a message tells them, against the truth."""
+    size, right = len(target.ids) // target.messages, Counter[str]()
+    lengths = target.ids.ne(target.facts.pad).sum(1)
+    for observation, own, true in zip(
+        observe(ThreatModel()), torch.split(lengths, size), torch.split(target.labels, size), strict=True
+    ):
+        with suppress(Inapplicable):
+            right["labels"] += (Counter(batch_labels(observation).tolist()) & Counter(true.tolist())).total()
+        if observation.text is not None:
+            right["longest"] += longest(observation) == int(own.max())
+            right["total"] += total_tokens(observation) == int(own.sum())
+    counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
+    return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
+
+
+def _not_tried(target: TextTarget) -> str | None:
+    """Why whole sentences are not looked for, whatever the messages hold."""
+    if target.beside:
+        return f"not tried: the net reads {target.beside} beside each text, which this attack does not look for"
+    size = len(target.ids) // target.messages
+    return f"not tried: {size} sentences behind one message, and the budget is for {MOST} at once" if size > MOST else None
+
+
+def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return attack.run([observation], seed)
+    except Inapplicable as error:
+        return str(error)
+
+
+def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
+    """One of several messages; of those that were refused, empty sentences and no labels."""
+    empty = TextReconstruction(
+        None if like.ids is None else torch.full((size, 1), pad),
+        torch.zeros_like(like.counts),
+        torch.full((size,), -1),
+        torch.full((1,), torch.nan),
+        ("",),
+    )
+    parts = [empty if isinstance(one, str) else one for one in found]
+    width = max((part.ids.shape[1] for part in parts if part.ids is not None), default=0)
+    return TextReconstruction(
+        None
+        if like.ids is None
+        else torch.cat([F.pad(part.ids, (0, width - part.ids.shape[1]), value=pad) for part in parts if part.ids is not None]),
+        torch.cat([part.counts for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat([part.loss for part in parts]),
+        tuple(one if isinstance(one, str) else one.notes[0] for one in found),
+        sum(part.cpu_seconds for part in parts),
+    )

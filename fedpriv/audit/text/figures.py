@@ -1,0 +1,150 @@
+"""What attempts on texts come to: as data for ``--json`` and the reports, as a table, and sentence by sentence for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from attacks.core.text_reconstruction import TextReconstruction
+from attacks.scoring.scores import Rate
+from attacks.scoring.text_scores import TextScores, random_text, score_text
+from fedpriv.audit.images.figures import rate
+from fedpriv.audit.text.attempts import TextAttempt
+from fedpriv.audit.text.target import TextTarget
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = 5
+"""Messages whose texts are shown, and sentences of each."""
+GUESS = "random words"
+
+
+def guess(target: TextTarget, seed: int) -> TextScores:
+    """The baseline: sentences of the right lengths, of words as frequent as in public texts."""
+    made = random_text(target.ids, target.messages, target.facts, target.words, target.frequency, seed)
+    return score_text(made, target.ids, target.labels, target.facts)
+
+
+def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
+    """One attempt as JSON."""
+    attacker = attempt.attacker
+    said: dict[str, Any] = {"attacker": attacker.name, "threat": asdict(attacker.threat)}
+    if attempt.left is not None:
+        left = attempt.left
+        said["left"] = {"labels": rate(left.labels), "longest": rate(left.longest), "total": rate(left.total)}
+    if attempt.found is None or attempt.scores is None:
+        return said | {"inapplicable": attempt.inapplicable}
+    found = attempt.found
+    return said | {
+        **score_figures(attempt.scores),
+        "messages": len(found.counts),
+        "refused": attempt.refused,
+        "loss_median": _number(found.loss.nanmedian()),
+        "notes": list(found.notes),
+        "recovered": recovered(attempt, target),
+        "cpu_seconds": found.cpu_seconds,
+    }
+
+
+def score_figures(scores: TextScores) -> dict[str, Any]:
+    """Means over messages of precision and recall, over sentences of ROUGE-L; ``None`` where there is no such figure."""
+    means = {name: _number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
+    return means | {
+        "rouge_l": None if scores.rouge is None else _number(scores.rouge.mean()),
+        "exact": None if scores.exact is None else rate(scores.exact),
+        "labels": None if scores.labels is None else rate(scores.labels),
+    }
+
+
+def recovered(attempt: TextAttempt, target: TextTarget) -> list[dict[str, Any]]:
+    """Of the first messages: the true sentences, and what was made of them, sentence by sentence or as the words it holds."""
+    size, shown = len(target.ids) // target.messages, []
+    for number in range(min(SHOWN, target.messages)):
+        own = slice(number * size, (number + 1) * size)
+        made = sentences_of(attempt, target, own) if attempt.ids is not None else [_words(attempt.found, number, target)]
+        shown.append({"true": target.read(target.ids[own])[:SHOWN], "found": made[:SHOWN], "sentences": size})
+    return shown
+
+
+def sentences_of(attempt: TextAttempt, target: TextTarget, own: slice) -> list[str]:
+    """What was made of some of the sentences."""
+    assert attempt.ids is not None
+    return target.read(attempt.ids[own])
+
+
+def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: TextTarget) -> Table:
+    """Attackers, then the baseline."""
+    from rich.table import Table
+
+    made = Table(title=target.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made.add_column("attacker", no_wrap=True)
+    for column in ("tokens found", "right", "with counts", "right", "ROUGE-L", "exact", "labels", "CPU s"):
+        made.add_column(column, justify="right", no_wrap=True)
+    for attempt in attempts:
+        if attempt.scores is not None and attempt.found is not None:
+            made.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.found.cpu_seconds:.1f}")
+    made.add_row(f"[dim]{GUESS}[/]", *(f"[dim]{cell}[/]" for cell in _cells(scores)))
+    return made
+
+
+def told(attempt: TextAttempt, target: TextTarget) -> list[str]:
+    """Lines for people: why an attempt was not made and what is left, or some of the texts beside the true ones."""
+    name = attempt.attacker.name
+    if attempt.inapplicable is not None:
+        return [f"{name} cannot be mounted: {attempt.inapplicable}", *left_of(attempt)]
+    lines = [f"{name}: {attempt.refused} of {target.messages} messages refused"] if attempt.refused else []
+    for number, shown in enumerate(recovered(attempt, target), 1):
+        lines += [f"message {number}", *(f"  true   {text}" for text in shown["true"])]
+        if shown["sentences"] > len(shown["true"]):
+            lines.append(f"         and {shown['sentences'] - len(shown['true'])} more")
+        lines += [f"  found  {text}" for text in shown["found"]]
+    return lines
+
+
+def left_of(attempt: TextAttempt) -> list[str]:
+    """What messages tell where nothing can be read off them, in a sentence."""
+    left = attempt.left
+    if left is None:
+        return []
+    what = {
+        "labels": left.labels,
+        "longest sentences (in tokens)": left.longest,
+        "total numbers of tokens": left.total,
+    }
+    parts = [f"{one.successes} of {one.n} {name}" for name, one in what.items() if one.successes]
+    return [f"what is left, told rightly: {', '.join(parts) or 'nothing'}"]
+
+
+_PER_MESSAGE = ("recall", "precision", "multiset_recall", "multiset_precision")
+
+
+def _cells(scores: TextScores) -> list[str]:
+    def count(found: Rate | None) -> str:
+        return "–" if found is None else f"{found.successes} of {found.n}"
+
+    shares = [f"{float(getattr(scores, name).nanmean()):.1%}" for name in _PER_MESSAGE]
+    return [
+        *shares,
+        "–" if scores.rouge is None else f"{float(scores.rouge.mean()):.2f}",
+        count(scores.exact),
+        count(scores.labels),
+    ]
+
+
+def _words(found: TextReconstruction | None, number: int, target: TextTarget) -> str:
+    """The tokens of a message in alphabetical order."""
+    assert found is not None
+    named = found.counts[number].clone()
+    named[[target.facts.pad, *target.facts.special]] = 0
+    words = target.encoder.tokenizer.convert_ids_to_tokens(named.nonzero().flatten().tolist())
+    return " · ".join(sorted(words))
+
+
+def _number(value: Tensor) -> float | None:
+    found = float(value)
+    return None if math.isnan(found) else found

@@ -1,0 +1,207 @@
+"""Which texts are attacked: one step on chosen sentences, or a message of a run; and what the outcome is scored against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation, TextFacts, ThreatModel
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
+from fedpriv.audit.evidence.text_victim import specials, text_victim
+from fedpriv.audit.fitting import unfit
+from fedpriv.audit.text.samples import CLASSES, requests
+from fedpriv.data.sources import load_dataset
+from fedpriv.data.tokens import tokenise
+from fedpriv.defenses import build_transforms
+from fedpriv.errors import UsageError
+from fedpriv.models.encoders import Encoder, find_encoder
+from fedpriv.models.text import Tune, features, text_encoder
+from fedpriv.wire import Transform
+
+Observe = Callable[[ThreatModel], Iterator[Observation]]
+LONGEST = 128
+"""Tokens at most that a sentence of a single step has; longer ones are cut."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextTarget:
+    """Texts to attack.
+
+    Attributes:
+        title: what it is, for people.
+        ids, labels: the truth, token ids ``(n, L)`` and ``(n,)``; attacks are scored against it and never see it.
+        messages: ``N``; each stands for ``n / N`` sentences, in order.
+        observe: the messages under a threat model, one at a time.
+        public: token ids of other texts of the same kind ``(m, L)``: which words are frequent, for the baseline.
+        hidden: whether the layer that makes the logits was not sent, so that it matters what is known of it.
+        unreadable: why no sentence can be read off the messages, whatever the attack.
+        beside: what the net reads besides a text.
+        statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
+    """
+
+    title: str
+    ids: Tensor
+    labels: Tensor
+    messages: int
+    encoder: Encoder
+    observe: Observe
+    public: Tensor
+    hidden: bool = False
+    unreadable: str | None = None
+    beside: str | None = None
+    statistics: Mapping[str, Observe] = field(default_factory=dict)
+
+    @cached_property
+    def facts(self) -> TextFacts:
+        """For scoring: which ids stand for no word. (What attacks are told is in their observations.)"""
+        return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length)
+
+    @property
+    def words(self) -> int:
+        """V."""
+        return int(self.encoder.config.vocab_size)
+
+    @property
+    def frequency(self) -> Tensor:
+        """How often each word occurs in public texts ``(V,)``."""
+        return self.public.flatten().long().bincount(minlength=self.words)
+
+    def read(self, ids: Tensor) -> list[str]:
+        """Token ids ``(n, L)`` as people read them, without the special ones."""
+        kept = [[i for i in row if i not in (self.facts.pad, *self.facts.special)] for row in ids.tolist()]
+        return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Single steps to attack.
+
+    Attributes:
+        count, size: messages, and sentences behind each.
+        tune, mask_embeddings: as :func:`fedpriv.audit.evidence.text_victim.text_victim` takes them.
+        masked: fully connected layers that are not sent, from the last one on.
+        noise: variance of the Gaussian noise on what is sent.
+    """
+
+    count: int
+    size: int
+    encoder: str | None = None
+    tune: Tune = "full"
+    mask_embeddings: bool = False
+    masked: int = 0
+    noise: float = 0.0
+    seed: int = 0
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """fedpriv's own, in the order that they have in a run."""
+        masks = [{"name": "mask", "last": self.masked}] if self.masked else []
+        return build_transforms([*masks, *([{"name": "gaussian", "variance": self.noise}] if self.noise else [])])
+
+    @property
+    def told(self) -> str:
+        """What learns and what is done to it, in words."""
+        learns = {
+            "full": "the whole encoder learns",
+            "lora": "LoRA's adapters learn, as after some training",
+            "head": "the encoder is frozen and the head alone learns",
+        }
+        said = [learns[self.tune]]
+        if self.mask_embeddings:
+            said.append("the embeddings of words and positions are not sent")
+        return ", ".join([*said, *map(str, self.transforms)])
+
+
+def samples(name: str, data_dir: Path | None, steps: Steps) -> TextTarget:
+    """One step each on test texts of a data set, drawn by the seed.
+
+    Raises:
+        UsageError: it holds no texts, or fewer than that.
+    """
+    dataset = load_dataset(name, data_dir)
+    if dataset.texts is None:
+        raise unfit(dataset.name, "images")
+    return _steps(f"test texts of {dataset.name}", *dataset.texts, dataset.test_labels, len(dataset.classes), steps)
+
+
+def made_up(steps: Steps) -> TextTarget:
+    """One step each on made-up requests; needs no data set."""
+    texts, labels = requests()
+    return _steps("made-up requests", texts, texts, labels, len(CLASSES), replace(steps, encoder=steps.encoder or "tiny"))
+
+
+def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tensor, classes: int, steps: Steps) -> TextTarget:
+    wanted = steps.count * steps.size
+    if wanted > len(texts):
+        raise UsageError(f"--n {steps.count} messages of {steps.size} sentences are {wanted}, and there are {len(texts)} {what}")
+    encoder = find_encoder(steps.encoder, public)
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(steps.seed))[:wanted]
+    longest = min(LONGEST, encoder.length)
+    known, _ = tokenise(public, encoder.tokenizer, longest)
+    ids, true = tokenise([texts[i] for i in order], encoder.tokenizer, longest)[0].long(), labels[order]
+    victim = text_victim(encoder, classes, known.shape[1], steps.tune, steps.mask_embeddings, steps.transforms, steps.seed)
+    inputs = ids if victim.facts is not None else features(text_encoder(encoder, "head"), ids)
+
+    def observe(threat: ThreatModel) -> Iterator[Observation]:
+        return victim.observe(inputs, true, steps.size, threat, steps.seed)
+
+    each = "one step each" if steps.size == 1 else f"one step on each {steps.size}"
+    title = f"{wanted} {what}, {each}, through {encoder.name}: {steps.told}"
+    hidden = bool(steps.masked)
+    return TextTarget(title, ids, true, steps.count, encoder, observe, known, hidden, _unreadable(victim.facts))
+
+
+def _unreadable(facts: TextFacts | None) -> str | None:
+    if facts is not None:
+        return None
+    return (
+        "nothing of the encoder was sent: the net that learns is fed its features, not words, and whether features tell a "
+        "sentence was not tried"
+    )
+
+
+def message(evidence: Evidence, round: int, client: int) -> TextTarget:
+    """What a client really sent in a round of a run; all its training texts are behind it.
+
+    Raises:
+        UsageError: the run was trained on images, or the client has no texts.
+    """
+    if "text" not in evidence.modalities:
+        raise unfit(str(evidence.folder.path), "images")
+    if evidence.federation.data.lacking(client) == "text":
+        raise UsageError(f"client {client} of {evidence.folder.path} has images alone")
+    ids, labels = evidence.texts(client), evidence.labels(client)
+    title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(labels)} training texts"
+    return of_messages(evidence, title, [evidence.message(round, client)], ids, labels)
+
+
+def of_messages(
+    evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor, first_turn: bool = False
+) -> TextTarget:
+    """Messages of a run, of one kind, each of which stands for as many of the texts ``(n, L)`` as the others.
+
+    Args:
+        first_turn: they are their clients' first.
+    """
+    encoder, seen = evidence.federation.prepared.encoder, evidence.observation(found[0], ThreatModel())
+    assert encoder is not None
+
+    def observe(threat: ThreatModel) -> Iterator[Observation]:
+        return (evidence.observation(one, threat) for one in found)
+
+    def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
+        return (as_gradient(evidence, one, what, threat, first_turn) for one in found)
+
+    return TextTarget(
+        title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
+        hidden=not any(name.startswith("top.") for name in seen.shared),
+        unreadable=_unreadable(seen.text),
+        beside="an image" if "image" in evidence.modalities else None,
+        statistics={what: partial(read, what) for what in gradient_like(found[0])},
+    )  # fmt: skip

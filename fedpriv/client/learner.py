@@ -1,0 +1,137 @@
+"""A model in training and the batches it is shown (what :class:`fedpriv.interfaces.Learner` and ``Batch`` promise)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpriv.client.model import ClientModel
+from fedpriv.client.teachers import Teachers
+from fedpriv.config import TrainConfig
+from fedpriv.interfaces import Batch, Learner, Loss, Phase, Step
+from fedpriv.models.net import Outputs
+from fedpriv.samples import Inputs, split
+
+
+class ModelLearner:
+    """A client's model that learns, with a fresh optimiser for a phase.
+
+    Args:
+        lr: the learning rate, or what it rises to in ``warmup`` steps.
+        unused: parameters that no gradient reaches; nothing else, such as weight decay or noise, moves them either.
+    """
+
+    def __init__(
+        self,
+        model: ClientModel,
+        phase: Phase,
+        train: TrainConfig,
+        lr: float,
+        warmup: int = 0,
+        unused: frozenset[str] = frozenset(),
+    ) -> None:
+        self.model, self.row, self.grad, self.lr = model, model.row, model.grad, lr
+        self.trains = phase.trains
+        self._clip, self._accumulate, self.half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
+        self._grads = [grad for _, _, grad in model.parts(phase.trains, unused)]
+        self._optimiser = model.optimiser(phase.trains, train, lr, unused)
+        self._warmup, self._full_lr, self._taken = warmup, lr, 0
+        if warmup:
+            self._warm()
+        model.set_trained(phase.trains)
+
+    def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
+        samples = len(batch.labels)
+        if self._accumulate == 1 or samples < 2:
+            value = self.model.differentiate(batch, loss, self)
+            if value is None:
+                value = loss(batch.under(self))
+                self.backward(value)
+            return value.detach()
+        total = torch.zeros_like(self.row[0])
+        for number, part in enumerate(batch.split(min(self._accumulate, samples))):
+            value = loss(part.under(self)) * (len(part.labels) / samples)
+            self.model.backward(value, add=number > 0)
+            total += value.detach()
+        return total
+
+    def backward(self, value: Tensor) -> None:
+        self.model.backward(value)
+
+    def forward(self, inputs: Inputs, from_features: bool) -> Outputs:
+        """The net's outputs in training mode, in the row's precision whatever the pass computes in."""
+        return self.model.forward(inputs, from_features, self.half)
+
+    def descend(self) -> None:
+        if self._clip is not None:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads]))
+            for grad in self._grads:
+                grad.mul_((self._clip / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
+        self._optimiser.step()
+        if self._warmup:
+            self._taken += 1
+            self._warm()
+
+    def _warm(self) -> None:
+        """The next step's rate, as ``transformers.get_constant_schedule_with_warmup`` has it: 0 for the first."""
+        self.lr = self._full_lr * min(1.0, self._taken / self._warmup)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.lr
+
+
+@dataclass(frozen=True)
+class TurnBatch:
+    """The samples of one step, each view of them augmented on its own.
+
+    Attributes:
+        index: ``(B,)`` positions in the client's data.
+        views: the inputs, or the features of a frozen encoder where ``cached``.
+        teachers: the turn's frozen models.
+    """
+
+    index: Tensor
+    views: Sequence[Inputs]
+    labels: Tensor
+    cached: bool
+    trains: frozenset[str]
+    received: Mapping[str, Tensor]
+    memo: Mapping[str, Tensor]
+    teachers: Teachers
+
+    def under(self, learner: Learner) -> Step:
+        own = _model_learner(learner)
+        outputs = [own.forward(view, self.cached) for view in self.views]
+        return Step(
+            self.labels,
+            outputs[0],
+            own.model.parameters,
+            self.received,
+            self.trains,
+            lambda name: self.teachers.outputs(name, self.index, self.views[0]),
+            outputs,
+            self.memo,
+        )
+
+    @torch.no_grad()
+    def look(self, learner: Learner) -> Outputs:
+        own = _model_learner(learner)
+        model = own.model
+        before = {name: model.views[name].clone() for name in model.buffers}
+        outputs = own.forward(self.views[0], self.cached)
+        model.space.pack(before, model.row)
+        return outputs
+
+    def split(self, parts: int) -> Sequence[TurnBatch]:
+        sizes = [len(part) for part in torch.tensor_split(self.index, parts)]
+        columns = zip(*(split(column, sizes) for column in (self.index, self.labels, *self.views)), strict=True)
+        rest = (self.cached, self.trains, self.received, self.memo, self.teachers)
+        return [TurnBatch(index, views, labels, *rest) for index, labels, *views in columns]
+
+
+def _model_learner(learner: Learner) -> ModelLearner:
+    if not isinstance(learner, ModelLearner):
+        raise TypeError(f"a batch can be shown to the turn's learners, not to {type(learner).__name__}")
+    return learner

@@ -1,0 +1,134 @@
+"""The one net of a process: it stays on the device, and a client's turn only rewrites its row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.client.model import CHUNK, ClientModel, Descent
+from fedpriv.models.net import Net, Outputs
+from fedpriv.parameters import ParameterSpace
+from fedpriv.samples import Inputs, in_chunks
+
+
+class FlatSGD(Descent):
+    """``torch.optim.SGD`` on a few flat tensors, whatever the number of layers; bit for bit the same.
+
+    The bookkeeping around a step of ``torch.optim`` takes longer than the arithmetic of a small net.
+
+    Args:
+        parts: values, their gradient and their weight decay.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
+        self._parts, self._momentum = parts, momentum
+        self.param_groups = [{"lr": lr}]
+        self._velocity: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        first, lr = not self._velocity, self.param_groups[0]["lr"]
+        for i, (values, grad, decay) in enumerate(self._parts):
+            if decay:
+                grad = grad.add(values, alpha=decay)
+            if self._momentum:
+                if first:
+                    self._velocity.append(grad.clone())
+                else:
+                    self._velocity[i].mul_(self._momentum).add_(grad)
+                grad = self._velocity[i]
+            values.add_(grad, alpha=-lr)
+
+
+class Resident(ClientModel):
+    """The net itself; its parameters and gradients are views of the rows."""
+
+    def __init__(self, net: Net, space: ParameterSpace, device: torch.device) -> None:
+        self.net = net.to(device)
+        row = space.row_of(self.net)
+        super().__init__(space, row, torch.zeros_like(row))
+        space.bind(self.net, self.row, self.grad)
+        self._parameters = {name: parameter for name, parameter in self.net.named_parameters() if name in space}
+        self._frozen: Resident | None = None
+        self._companion: Resident | None = None
+        self._mode: tuple[frozenset[str], frozenset[str]] | None = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self._parameters
+
+    @property
+    def frozen(self) -> Resident:
+        if self._frozen is None:
+            self._frozen = Resident(self._copied(), self.space, self.device)
+            self._frozen.set_trained(frozenset())
+        return self._frozen
+
+    @property
+    def companion(self) -> Resident:
+        if self._companion is None:
+            self._companion = Resident(self._copied(), self.space, self.device)
+        return self._companion
+
+    def _copied(self) -> Net:
+        constants = {id(parameter): parameter for name, parameter in self.net.named_parameters() if name not in self.space}
+        return copy.deepcopy(self.net, constants)
+
+    def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
+        mode = (roles, roles if differentiated is None else differentiated)
+        if mode == self._mode:
+            return
+        self._mode = mode
+        self.net.train()
+        for name, part in self.net.named_children():
+            part.train(name in roles and name in self.roles)
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(name.partition(".")[0] in mode[1])
+
+    def forward(self, inputs: Inputs, from_features: bool, half: bool = False) -> Outputs:
+        if not half:
+            return self._forward(inputs, from_features)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = self._forward(inputs, from_features)
+        return outputs.to(self.row)
+
+    def _forward(self, inputs: Inputs, from_features: bool) -> Outputs:
+        if from_features and isinstance(inputs, Tensor):
+            return self.net.from_features(inputs)
+        outputs: Outputs = self.net(self.shaped(inputs))
+        return outputs
+
+    def backward(self, value: Tensor, add: bool = False) -> None:
+        if not add and self._mode is not None:
+            for _, _, grad in self.parts(self._mode[1]):
+                grad.zero_()
+        value.backward()  # type: ignore[no-untyped-call]
+
+    def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> FlatSGD:
+        return FlatSGD([(self.row[part], self.grad[part], decay) for part, decay in parts], lr, momentum)
+
+    @torch.no_grad()
+    def features(self, inputs: Inputs) -> Tensor:
+        self.set_trained(frozenset())
+        lengths = getattr(self.net.encoder, "lengths", None)
+        return in_chunks(inputs, CHUNK, lambda chunk: self.net.encode(self.shaped(chunk)), lengths and lengths(inputs))
+
+    @torch.no_grad()
+    def from_features(self, features: Tensor) -> Outputs:
+        self.set_trained(frozenset())
+        return self.net.from_features(features)
+
+    def shaped(self, inputs: Inputs) -> Inputs:
+        """A batch in the form that the encoder is fastest on: see :func:`channels_last`; texts as long as the longest of them."""
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            return channels_last(inputs)
+        trim = getattr(self.net.encoder, "trim", None)
+        return inputs if trim is None else trim(inputs)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images ``(n, C, H, W)`` in the memory order that convolutions are fastest in."""
+    return images.contiguous(memory_format=torch.channels_last)

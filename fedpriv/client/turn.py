@@ -1,0 +1,278 @@
+"""One client's turn: local training (what :class:`fedpriv.methods.base.ClientTurn` promises)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from fedpriv.client.learner import ModelLearner, TurnBatch
+from fedpriv.client.model import CHUNK, ClientModel
+from fedpriv.client.resident import Resident
+from fedpriv.client.teachers import Teachers
+from fedpriv.config import RunConfig
+from fedpriv.data.augment import Augment
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.interfaces import How, Loss, Phase, Private, Trained
+from fedpriv.models.net import Outputs
+from fedpriv.objectives.cross_entropy import PLAIN
+from fedpriv.privacy.ghost import GhostGradients
+from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.samples import Inputs, split, take
+from fedpriv.seeding import generator, global_rng
+
+AUGMENTED_TOGETHER = 256
+"""Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
+
+
+class ClientDiverged(FedprivError):
+    """A client's loss or weights are not finite."""
+
+    def __init__(self, client: int, round: int, lr: float) -> None:
+        self.client = client
+        super().__init__(
+            f"client {client} diverged in round {round}: its loss or its weights are not finite; "
+            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
+        )
+
+
+def schedule(samples: int, batch_size: int) -> tuple[float, int]:
+    """Sampling rate and steps an epoch of DP-SGD: batches of ``batch_size`` in expectation, and as many as plain SGD takes."""
+    return min(1.0, batch_size / samples), math.ceil(samples / batch_size)
+
+
+class Turn:
+    """A client's turn in a round, or (``purpose="adapt"``) its adaptation before a test.
+
+    Starts from the model's row as it stands. Where the data are the same in every epoch (no augmentation), what a
+    frozen encoder or a frozen teacher makes of them is computed once.
+
+    Args:
+        unused: tensors that the client's data never reach.
+        augment: (batch, generator) -> the batch, each sample changed by a draw of its own; ``None``: as they are.
+    """
+
+    def __init__(
+        self,
+        model: ClientModel,
+        data: Split,
+        config: RunConfig,
+        round: int,
+        client: int,
+        received: Mapping[str, Tensor],
+        private: Private,
+        first_time: bool,
+        purpose: str = "train",
+        augment: Augment | None = None,
+        unused: frozenset[str] = frozenset(),
+    ) -> None:
+        self.model, self.config, self.unused = model, config, unused
+        self.inputs, self.labels = data.inputs, data.labels
+        self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
+        self.num_examples = len(self.labels)
+        self.mean_loss = float("nan")
+        self.steps = 0
+        self.trained: list[Trained] = []
+        self.start = model.row.clone()
+        self.row = model.row
+        self.memo: dict[str, Tensor] = {}
+        self.reported: dict[str, float] = {}
+        self.spend: Callable[[float, int], None] | None = None
+        """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
+        self._purpose = purpose
+        self._phases = 0
+        self._phase: Phase | None = None
+        self._learner: ModelLearner | None = None
+        self._companion: ModelLearner | None = None
+        self._has_companion = False
+        self._augment = augment
+        self._caches = config.train.cache_features and augment is None
+        # Features by the version of the encoder that made them: a teacher frozen before the encoder moved shares them.
+        self._encoder_version = 0
+        self._features: dict[int, Tensor] = {}
+        self._teachers = Teachers(model, self.inputs, self._caches, self._features)
+
+    @property
+    def learner(self) -> ModelLearner:
+        if self._learner is None:
+            raise RuntimeError("a client's model learns only within a phase")
+        return self._learner
+
+    def report(self, name: str, value: float) -> None:
+        self.reported[name] = value
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: self.model.views[name] for name in names}
+
+    @property
+    def companion(self) -> ModelLearner:
+        if self._phase is None:
+            raise RuntimeError("a companion learns only within a phase")
+        if self._companion is None:
+            other = self.model.companion
+            if not self._has_companion:
+                other.row.copy_(self.start)
+            self._has_companion = True
+            self._companion = self._learner_on(other, self._phase)
+        return self._companion
+
+    def embed(self) -> Outputs:
+        return self.model.from_features(self._present_features())
+
+    def accuracy(self) -> float:
+        # Not by way of the cache: the model may have moved within a phase.
+        chunks = zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True)
+        logits = ((self.model.from_features(self.model.features(inputs)).logits, labels) for inputs, labels in chunks)
+        return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
+
+    def gradient(self, reduction: str = "mean") -> Tensor:
+        total = self.model.gradient(self.inputs, self.labels)
+        return total / self.num_examples if reduction == "mean" else total.clone()
+
+    def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
+        row = state.clone() if isinstance(state, Tensor) else self.model.row.clone()
+        if isinstance(state, Mapping):
+            self.model.space.pack(state, row)
+        # Within a phase the encoder may have moved since its features were computed.
+        present = state is None and self._phase is None
+        self._teachers.freeze(name, row, self._encoder_version if present else None)
+
+    def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
+        self._phases += 1
+        phase = replace(phase, trains=phase.trains & self.model.roles)
+        self._phase, self._companion = phase, None
+        before = self.steps
+        labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
+        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
+        with global_rng(*labels, "dropout"):
+            if self.spend is None:
+                self._train(phase, loss, how or PLAIN, *draws)
+            else:
+                self._train_privately(phase, loss, how or PLAIN, *draws, generator(*labels, "dp noise"))
+        self._phase = None
+        self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
+        if "encoder" in phase.trains:
+            self._encoder_version += 1
+
+    def _train(self, phase: Phase, loss: Loss, how: How, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
+        model, size = self.model, self.config.train.batch_size * how.batches_per_step
+        smallest = max(self.config.train.min_batch, how.smallest_batch)
+        cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
+        inputs = self._present_features() if cached else self.inputs
+        self._learner = self._learner_on(model, phase)
+        losses: list[tuple[Tensor, int]] = []
+        taken, trainable = 0, min(size, self.num_examples) >= smallest
+        for epoch in count() if phase.steps and trainable else range(phase.epochs):
+            if taken == phase.steps:
+                break
+            losses.clear()
+            how.epoch(self, epoch)
+            model.set_trained(phase.trains)
+            order = torch.randperm(self.num_examples, generator=shuffle).to(model.device)
+            shuffled = take(inputs, order)
+            columns = (order, shuffled if cached else model.shaped(shuffled), self.labels.index_select(0, order))
+            for index, views, targets in self._batches(columns, size, augment, how.views):
+                if len(index) < smallest or taken == phase.steps:
+                    break
+                batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teachers)
+                losses.append((self._step(how, batch, loss), len(targets)))
+                taken += 1
+        self.steps += taken
+        if losses:
+            self.mean_loss = sum(float(value) * size for value, size in losses) / sum(size for _, size in losses)
+        self._check_finite(spoiled=bool(losses) and not math.isfinite(self.mean_loss))
+
+    def _step(self, how: How, batch: TurnBatch, loss: Loss) -> Tensor:
+        try:
+            return how.step(self, batch, loss)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            parts = self.config.train.accumulate
+            cut = f", in up to {parts} parts (train.accumulate)" if parts > 1 else ""
+            raise UsageError(
+                f"client {self.client} has a batch of {len(batch.labels)}{cut}, and BatchNorm needs more to train on images this "
+                "small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do too"
+            ) from None
+
+    def _batches(
+        self, columns: tuple[Tensor, Inputs, Tensor], size: int, augment: torch.Generator | None, views: int
+    ) -> Iterator[tuple[Tensor, list[Inputs], Tensor]]:
+        """(positions, views, labels) of one batch after another; several small ones are augmented together."""
+        together = size * max(1, AUGMENTED_TOGETHER // size)
+        stretches = [columns] if augment is None else zip(*(split(column, together) for column in columns), strict=True)
+        for index, samples, labels in stretches:
+            seen = [self._augmented(samples, augment) for _ in range(views)]
+            for part, targets, *shown in zip(*(split(column, size) for column in (index, labels, *seen)), strict=True):
+                yield part, shown, targets
+
+    def _augmented(self, samples: Inputs, augment: torch.Generator | None) -> Inputs:
+        if augment is None or self._augment is None:
+            return samples
+        if isinstance(samples, Tensor):
+            return self._augment(samples, augment)
+        return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
+
+    def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
+        # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
+        train, warms = self.config.train, self._purpose == "train"
+        return ModelLearner(model, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
+
+    def _lr(self, phase: Phase) -> float:
+        return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
+
+    def _train_privately(
+        self, phase: Phase, loss: Loss, how: How, draw: torch.Generator, augment: torch.Generator | None, noise: torch.Generator
+    ) -> None:
+        """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
+
+        ``g = (sum_i g_i min(1, C / ||g_i||) + N(0, (Z C)^2 I)) / (q n)``; momentum and weight decay only see ``g``.
+        """
+        train, privacy, resident, n = self.config.train, self.config.privacy, self.model, self.num_examples
+        if not isinstance(resident, Resident):
+            raise TypeError("gradients of single samples are taken on a net that a client has to itself")
+        rate, steps = schedule(n, train.batch_size)
+        if self.spend is None or privacy.noise is None:
+            raise ValueError("no ledger or no noise")
+        self.spend(rate, phase.epochs * steps)
+        cached = self._caches and "encoder" not in phase.trains
+        inputs = self._present_features() if cached else self.inputs
+        learner = self._learner = self._learner_on(resident, phase)
+        kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
+        gradients = kind(
+            resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
+        )
+        losses = [torch.zeros_like(resident.row[:0])]
+        for _ in range(phase.epochs * steps):
+            index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
+            batch = take(inputs, index)
+            if len(index):
+                batch = self._augmented(batch if cached else resident.shaped(batch), augment)
+            teachers = {name: self._teachers.outputs(name, index, batch) for name in self._teachers} if len(index) else {}
+            total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
+            for name, part in total.items():
+                drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
+                resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
+            how.correct(self, learner)
+            learner.descend()
+            losses.append(values.to(resident.row))
+        seen = torch.cat(losses)
+        if len(seen):  # small clients may draw nobody; then there is no loss to speak of
+            self.mean_loss = float(seen.mean())
+        self.steps += phase.epochs * steps
+        self._check_finite(spoiled=False)
+
+    def _check_finite(self, spoiled: bool) -> None:
+        # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
+        if spoiled or not math.isfinite(float(self.model.row.sum())):
+            raise ClientDiverged(self.client, self.round, self.config.train.lr)
+
+    def _present_features(self) -> Tensor:
+        if self._encoder_version not in self._features:
+            self._features[self._encoder_version] = self.model.features(self.inputs)
+        return self._features[self._encoder_version]

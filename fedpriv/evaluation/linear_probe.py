@@ -1,0 +1,220 @@
+"""What an encoder has learnt, told by a linear classifier on its frozen features.
+
+Protocol (L-DAWA; where its code departs from common use, so as said here): features of the net in evaluation mode, computed
+once; BatchNorm's running statistics are first estimated anew by one pass over the training images, since averaging clients
+spoils them (their code hides that by leaving the frozen encoder in training mode); no augmentation; SGD with momentum for 100
+epochs, test accuracy after the last one. Those epochs are few steps where labels are few, and features of a small scale are then
+hardly fitted: a logistic regression on standardised features, fitted to its end, stands beside.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+from fedpriv.client.model import CHUNK
+from fedpriv.client.resident import channels_last
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.subsets import in_proportion
+from fedpriv.errors import UsageError
+from fedpriv.seeding import generator, global_rng
+
+FRACTIONS = (1.0, 0.1, 0.01)
+"""Shares of the training labels that the classifier may see (L-DAWA, tables 2 and 3)."""
+Where = Literal["pooled", "prepool"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the classifier is trained (L-DAWA card, section 8)."""
+
+    epochs: int = 100
+    lr: float = 0.01
+    momentum: float = 0.9
+    drops: tuple[int, ...] = (60, 80)
+    """Epochs after which the learning rate falls to a tenth."""
+    batch_size: int = 128
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a classifier came to.
+
+    Attributes:
+        fraction, samples: share and number of the training labels it saw.
+        accuracy: on all test images, in [0, 1].
+        accuracy_as_is: the same with the running statistics as the run left them; ``None`` without BatchNorm.
+        accuracy_logistic: that of a logistic regression on the same features; ``None`` where it was not asked for.
+    """
+
+    fraction: float
+    samples: int
+    accuracy: float
+    accuracy_as_is: float | None
+    accuracy_logistic: float | None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images that are normalised when asked for.
+
+    Attributes:
+        images: positions ``(n,)`` -> images ``(n, C, H, W)`` on the device.
+        labels: ``(N,)`` on the device.
+    """
+
+    images: Callable[[Tensor], Tensor]
+    labels: Tensor
+
+
+def samples(dataset: Dataset, shape: Sequence[int], device: torch.device) -> tuple[Samples, Samples]:
+    """Training and test samples of a data set, resized to images ``(C, H, W)`` and normalised by the data set's own colours.
+
+    Raises:
+        UsageError: it has another number of channels.
+    """
+    channels, *sides = shape
+    if dataset.input_shape[0] != channels:
+        raise UsageError(
+            f"the run's encoder takes images of {channels} channel{'s' * (channels != 1)}, {dataset.name} has "
+            f"{dataset.input_shape[0]}; --dataset names another"
+        )
+    mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
+
+    def of(images: Tensor, labels: Tensor) -> Samples:
+        def pick(index: Tensor) -> Tensor:
+            chosen = images[index.to(images.device)].to(device).float() / 255
+            if list(chosen.shape[2:]) != sides:
+                chosen = F.interpolate(chosen, sides, mode="bilinear", antialias=True, align_corners=False)
+            return channels_last((chosen - mean) / std)
+
+        return Samples(pick, labels.to(device))
+
+    return of(dataset.train_images, dataset.train_labels), of(dataset.test_images, dataset.test_labels)
+
+
+def probe(
+    encoder: nn.Module,
+    train: Samples,
+    test: Samples,
+    classes: int,
+    fractions: Sequence[float] = (1.0,),
+    seed: int = 0,
+    where: Where = "pooled",
+    protocol: Protocol | None = None,
+    logistic: bool = True,
+) -> list[Probed]:
+    """Probe an encoder; it is left as it is.
+
+    Args:
+        encoder: (B, C, H, W) -> (B, d).
+        fractions: shares of the training samples; of each a fixed choice with the classes in proportion.
+        where: features as the encoder gives them, or what goes into its last pooling, flat (as L-DAWA's code has it).
+
+    Returns:
+        one a fraction, in their order.
+
+    Raises:
+        UsageError: a fraction leaves a class without a sample, or there is no pooling to look before.
+    """
+    labels = train.labels.cpu().numpy()
+    chosen = [_choice(labels, fraction) for fraction in fractions]
+    plain = copy.deepcopy(encoder).eval().requires_grad_(False)
+    versions = [plain]
+    if any(isinstance(module, _BatchNorm) for module in plain.modules()):
+        versions.insert(0, recalibrated(plain, train, seed))
+    accuracies: list[list[float]] = []
+    fitted: list[float | None] = [None] * len(chosen)
+    for version in versions:
+        x, unseen = (features(version, part, where) for part in (train, test))
+        if logistic and not accuracies:
+            fitted = [fit_logistic(x[index], train.labels[index], unseen, test.labels) for index in chosen]
+        accuracies.append([])
+        for index in chosen:
+            classifier = fit(x[index], train.labels[index], classes, seed, protocol or Protocol())
+            accuracies[-1].append(float((classifier(unseen).argmax(1) == test.labels).double().mean()))
+    as_is = accuracies[1] if len(accuracies) > 1 else [None] * len(chosen)
+    found = zip(fractions, chosen, accuracies[0], as_is, fitted, strict=True)
+    return [Probed(fraction, len(index), accuracy, *others) for fraction, index, accuracy, *others in found]
+
+
+def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> float:
+    """Accuracy on ``unseen`` features of scikit-learn's logistic regression (L2, C = 1) on standardised ones ``(n, d)``."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    regression.fit(x.cpu().numpy(), labels.cpu().numpy())
+    return float(regression.score(unseen.cpu().numpy(), true.cpu().numpy()))
+
+
+def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
+    """A copy whose BatchNorm statistics are the means over the batches of one pass, in a drawn order; weights unchanged."""
+    copied, count = copy.deepcopy(encoder), len(train.labels)
+    order = torch.randperm(count, generator=generator(seed, "probe", "batch norm"))
+    # Batches of one size, within one: the last would else count for more than its samples.
+    parts = torch.tensor_split(order, max(1, round(count / CHUNK)))
+    with global_rng(seed, "probe", "dropout"):
+        update_bn((train.images(part) for part in parts), copied)
+    return copied.eval()
+
+
+@torch.no_grad()
+def features(encoder: nn.Module, of: Samples, where: Where = "pooled") -> Tensor:
+    """``(N, d)`` of all samples, in order."""
+    seen: list[Tensor] = []
+    if where == "prepool":
+        pools = [module for module in encoder.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
+        if not pools:
+            raise UsageError("--features prepool: the encoder has no average pooling at its end; resnet18 and vgg16 have")
+        hook = pools[-1].register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+    try:
+        for images in _chunks(of):
+            out = encoder(images)
+            if where == "pooled":
+                seen.append(out)
+    finally:
+        if where == "prepool":
+            hook.remove()
+    return torch.cat(seen)
+
+
+def _chunks(of: Samples) -> Iterator[Tensor]:
+    for part in torch.split(torch.arange(len(of.labels)), CHUNK):
+        yield of.images(part)
+
+
+def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) -> nn.Linear:
+    """A linear classifier trained on features ``(n, d)``, by a draw of its own."""
+    with global_rng(seed, "probe", "classifier"):
+        classifier = nn.Linear(x.shape[1], classes)
+    classifier.to(x.device)
+    optimiser = torch.optim.SGD(classifier.parameters(), lr=protocol.lr, momentum=protocol.momentum)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(protocol.drops))
+    draw = generator(seed, "probe", "shuffle")
+    for _ in range(protocol.epochs):
+        for index in torch.split(torch.randperm(len(x), generator=draw).to(x.device), protocol.batch_size):
+            optimiser.zero_grad()
+            F.cross_entropy(classifier(x[index]), labels[index]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        schedule.step()
+    return classifier.requires_grad_(False)
+
+
+def _choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
+    if not 0 < fraction <= 1:
+        raise UsageError(f"--fraction {fraction:g}: a share of the training labels is above 0 and at most 1")
+    chosen = in_proportion(labels, round(fraction * len(labels)))
+    if missing := sorted(set(np.unique(labels).tolist()) - set(labels[chosen].tolist())):
+        raise UsageError(f"--fraction {fraction:g} of {len(labels)} leaves no sample of class {missing[0]}; take more")
+    return torch.from_numpy(chosen)

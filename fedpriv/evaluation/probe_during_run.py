@@ -1,0 +1,52 @@
+"""The probe of a run while it goes: what a linear classifier makes of the server's encoder, round by round."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedpriv.client.resident import Resident
+from fedpriv.config import RunConfig
+from fedpriv.data.dataset import Dataset
+from fedpriv.errors import UsageError
+from fedpriv.evaluation.linear_probe import probe, samples
+from fedpriv.methods.base import Method
+
+PROBE, AS_IS = "probe/", "probe_as_is/"
+"""Names of metrics, before the share of the labels: with BatchNorm's statistics estimated anew, and as the run left them."""
+
+
+def check_probe(config: RunConfig, method: Method) -> None:
+    """Refuse a probe that has nothing to look at.
+
+    Raises:
+        UsageError: the server has no whole encoder, or the test set is not to be looked at.
+    """
+    require_encoder(method)
+    if config.eval.split == "validation":
+        raise UsageError("eval.probe is scored on the test set; it does not go with eval.split=validation")
+
+
+def require_encoder(method: Method) -> None:
+    """Raises :class:`UsageError` where some of the encoder stays with the clients."""
+    own = [name for name in method.context.space.select(["encoder"]) if name not in set(method.shared_names)]
+    if own:
+        raise UsageError(f"a probe looks at the server's encoder, and method {method.name} leaves {own[0]} with the clients")
+
+
+class Prober:
+    """Probes the server's encoder on the data set of the run."""
+
+    def __init__(self, resident: Resident, dataset: Dataset, config: RunConfig) -> None:
+        self.resident, self.dataset, self.config = resident, dataset, config
+
+    def __call__(self, row: Tensor) -> dict[str, float]:
+        """Metrics of the model ``(p,)``: accuracies in [0, 1] on the test set."""
+        self.resident.row.copy_(row)
+        train, test = samples(self.dataset, self.dataset.input_shape, self.resident.device)
+        metrics = {}
+        fractions, classes = self.config.eval.probe_fractions, len(self.dataset.classes)
+        for found in probe(self.resident.net.encoder, train, test, classes, fractions, self.config.seed, logistic=False):
+            metrics[f"{PROBE}{found.fraction:g}"] = found.accuracy
+            if found.accuracy_as_is is not None:
+                metrics[f"{AS_IS}{found.fraction:g}"] = found.accuracy_as_is
+        return metrics

@@ -1,0 +1,199 @@
+"""Which executor a run gets, and why."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.config import ExecutorConfig, RunConfig
+from fedpriv.errors import UsageError
+from fedpriv.models.compiled import CompiledNet
+from fedpriv.models.net import Net
+from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
+from fedpriv.samples import Inputs
+
+WIDEST = 64
+"""Channels of the convolution with most of the work, up to which several nets as one are not slower than one after another."""
+FEWEST_ABREAST = 1.5
+"""Clients that must be in training at a time, on average, for a group to be worth its while."""
+LARGEST_GROUP = 10
+"""Clients; more of them were not faster on a processor."""
+
+
+@dataclass(frozen=True)
+class ExecutorChoice:
+    """How the clients of a round are run.
+
+    Attributes:
+        config: with nothing left open.
+        form: the net for several clients; ``None``: one after another.
+        why: in a few words, for the user.
+    """
+
+    config: ExecutorConfig
+    form: Form | None
+    why: str
+
+    @property
+    def together(self) -> tuple[Form, int] | None:
+        """The form and how many clients it is for; ``None``: one after another."""
+        size = self.config.group_size
+        return None if self.form is None or size is None else (self.form, size)
+
+    def __str__(self) -> str:
+        how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
+        how += ", compiled" if self.config.compile != "none" else ""
+        where = f", in {self.config.workers} processes" if self.config.workers > 1 else ""
+        return f"{how}{where}: {self.why}"
+
+
+def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -> ExecutorChoice:
+    """The executor that a config asks for, or with ``auto`` the one that is faster for the net.
+
+    The choice depends on the config and the net alone, so that a run remains a function of its config.
+
+    Args:
+        samples: some of a client's training data.
+        sizes: how many samples each of the clients of a round has.
+
+    Raises:
+        UsageError: the executor that was asked for cannot run this.
+    """
+    asked = config.executor
+    if asked.workers > 1 and (reason := _no_workers(config)):
+        raise UsageError(f"executor.workers {asked.workers}: {reason}; use --workers 1")
+    if asked.name == "sequential":
+        return _sequential(asked, "as asked for")
+    reason = _impossible(config, samples)
+    form: Form | None = None
+    if not reason:
+        try:
+            form = StackedNet(net)
+        except NotStackable as error:
+            if asked.name == "vectorized":
+                form, reason = _vmapped(net, str(error))
+            else:
+                reason = f"the net has no form for several clients at once ({error})"
+    if asked.name == "vectorized":
+        if form is None:
+            raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
+        why = reason or "as asked for"
+    elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
+        return _sequential(asked, reason)
+    else:
+        why = "the net's convolutions are narrow, and side by side they fill the processor"
+        if config.device != "cpu":
+            why = "a net this small leaves the device idle by itself"
+    assert isinstance(samples, Tensor)
+    if asked.compile != "none":
+        if not isinstance(form, StackedNet):
+            raise UsageError(f"executor.compile {asked.compile}: the net goes {why}; use --compile none")
+        form = CompiledNet(form, asked.compile)
+    size = asked.group_size or _group_size(config, net, samples, len(sizes))
+    return ExecutorChoice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
+
+
+def _sequential(asked: ExecutorConfig, why: str) -> ExecutorChoice:
+    if asked.compile != "none":
+        raise UsageError(
+            f"executor.compile {asked.compile}: it is for the net of a group, and the executor is sequential ({why}); "
+            "use --compile none"
+        )
+    return ExecutorChoice(asked.model_copy(update={"name": "sequential"}), None, why)
+
+
+def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
+    form = VmappedNet(net)
+    if form.draws:
+        return None, f"{missing} has no form for several clients at once, and the net's dropout would not draw as a client alone"
+    return form, f"as asked for, by way of torch.func.vmap ({missing} has no faster form)"
+
+
+def _impossible(config: RunConfig, samples: Inputs) -> str:
+    """Why clients cannot train together at all; empty: they can."""
+    if config.privacy.level == "sample":
+        return "gradients of single samples (privacy.level sample) are taken client by client"
+    if not isinstance(samples, Tensor) or not samples.is_floating_point():
+        return "texts have no form for several clients at once"
+    return ""
+
+
+def _no_workers(config: RunConfig) -> str:
+    """Why there can be but one process; empty: there can be more."""
+    if torch.device(config.device).type != "cpu":
+        return f"one process drives the device {config.device}"
+    if config.threads > 1:
+        return f"a worker has one torch thread, and threads is {config.threads}"
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this system cannot fork processes"
+    return ""
+
+
+def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) -> str:
+    """Why clients are rather run one after another; empty: together they are faster."""
+    if len(sizes) < 2:
+        return "one client a round"
+    if torch.device(config.device).type != "cpu":
+        return ""
+    work = [
+        (output.numel() * module.weight[0].numel(), module.out_channels)
+        for module, output in _layers(net, samples)
+        if isinstance(module, nn.Conv2d)
+    ]
+    if not work:
+        return "a net without convolutions gains nothing"
+    if (channels := max(work)[1]) > WIDEST:
+        return f"convolutions of {channels} channels fill the processor by themselves"
+    largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
+    ordered = sorted(sizes, reverse=True)
+    abreast = sum(sizes) / max(1, sum(ordered[::largest]))
+    if abreast < FEWEST_ABREAST:
+        return f"clients differ so much in size that {abreast:.1f} of them would train at a time"
+    return ""
+
+
+def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:
+    """Half of the participants, so that two processes have a group each, but not more than are worth it, nor than fit."""
+    device = torch.device(config.device)
+    if device.type != "cuda":
+        return max(2, min(LARGEST_GROUP, -(-participants // 2)))
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(participants, int(free) // client_bytes(config, net, samples)))
+
+
+@torch.no_grad()
+def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """The layers that one sample goes through, with their outputs."""
+    seen: list[tuple[nn.Module, Tensor]] = []
+
+    def note(module: nn.Module, given: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            seen.append((module, output))
+
+    hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
+    modes = [module.training for module in net.modules()]
+    try:
+        net.eval()(samples[:1])
+    finally:
+        for module, training in zip(net.modules(), modes, strict=True):
+            module.training = training
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
+    """About how much memory a client's training takes: its states, and what its batches leave behind in the net.
+
+    Args:
+        samples: ``(n, ...)`` at least one of a client's samples.
+    """
+    outputs = [output.numel() for _, output in _layers(net, samples)]
+    state = sum(tensor.numel() for tensor in net.state_dict().values())
+    # A row, its gradient, velocity and start; and of each layer its output and the gradient of it.
+    numbers: int = 4 * state + 2 * config.train.batch_size * sum(outputs)
+    return samples.element_size() * numbers

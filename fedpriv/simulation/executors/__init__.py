@@ -1,0 +1,1 @@
+"""Who runs the clients' turns of a round: one after another, side by side, in several processes."""

@@ -1,0 +1,79 @@
+"""The executor that trains a round's clients together, as one wide net (:mod:`fedpriv.simulation.vectorized.stack`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from fedpriv.client.turn import ClientDiverged
+from fedpriv.errors import FedprivError
+from fedpriv.models.stacked import Form
+from fedpriv.simulation.executors.memory import keep_freed_memory
+from fedpriv.simulation.executors.sequential import Finished, LocalExecutor, Round, Spend, Warn
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.vectorized.stack import Stack
+
+
+class VectorizedExecutor(LocalExecutor):
+    """Runs a round's clients in groups, each on a lane of a stack.
+
+    A group that does not fit into the device's memory is halved, and so are all that follow.
+
+    Args:
+        form: the net's form for several clients.
+        group_size: clients that train together.
+        warn: told of a group that did not fit.
+    """
+
+    def __init__(self, federation: Federation, form: Form, group_size: int, spend: Spend, warn: Warn) -> None:
+        super().__init__(federation, spend)
+        self._form, self._group_size, self._warn = form, group_size, warn
+        keep_freed_memory()
+        self._stack: Stack | None = None
+
+    def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """As few groups as there may be, all of about the same size; who has about as many samples is in one."""
+        by_size = sorted(clients, key=self.federation.data.size, reverse=True)
+        groups = -(-len(by_size) // self._group_size)
+        bounds = [len(by_size) * number // groups for number in range(groups + 1)]
+        return [tuple(by_size[start:stop]) for start, stop in pairwise(bounds)]
+
+    def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
+        groups = deque(self.groups(clients))
+        while groups:
+            group = groups.popleft()
+            try:
+                stack = self._stack_of(len(group))
+                ended = stack.run(
+                    [partial(self._play, lane, client, round) for lane, client in zip(stack.lanes, group, strict=False)]
+                )
+            except torch.OutOfMemoryError:
+                self._halve(len(group))
+                groups.appendleft(group[len(group) // 2 :])
+                groups.appendleft(group[: len(group) // 2])
+                continue
+            yield from ended
+
+    def _halve(self, clients: int) -> None:
+        """After ``clients`` at once did not fit."""
+        device = self.federation.resident.device
+        if clients == 1:
+            raise FedprivError(
+                f"a client does not fit into the memory of {device}; try a smaller --batch-size or train.accumulate=2"
+            )
+        self._stack, self._group_size = None, -(-clients // 2)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._warn(
+            f"{clients} clients at once do not fit into the memory of {device}: from now on {self._group_size} (--group-size)"
+        )
+
+    def _stack_of(self, clients: int) -> Stack:
+        if self._stack is None or len(self._stack.lanes) < clients:
+            resident = self.federation.resident
+            self._stack = Stack(self._form, resident.space, clients, resident.row, self.shown)
+        return self._stack

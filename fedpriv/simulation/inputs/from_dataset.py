@@ -1,0 +1,52 @@
+"""From a data set to what nets are shown: images here, texts and pairs of both in files of their own."""
+
+from __future__ import annotations
+
+import torch
+
+from fedpriv.config import RunConfig
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.pools import Images
+from fedpriv.errors import UsageError
+from fedpriv.methods.build import objective_of
+from fedpriv.models.net import Net
+from fedpriv.models.registry import build_model
+from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
+from fedpriv.simulation.inputs.prepared import Prepared, upper
+from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
+
+
+def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
+    """Tokenise, compute what is computed once, and say how a net is built.
+
+    Raises:
+        UsageError: the net or the options are not for what the samples are, or an encoder is not to be had.
+    """
+    if dataset.texts is None:
+        return _images(config, dataset, device)
+    what, expected = ("texts", TEXT_MODEL) if dataset.images is None else ("image-text pairs", PAIR_MODEL)
+    if config.model.name != expected:
+        raise UsageError(f"model {config.model.name} is not for {dataset.name}, which holds {what}; --model {expected}")
+    objective = objective_of(config)
+    if not objective.labels:
+        raise UsageError(f"objective {objective.name} learns from two views of an image, and {dataset.name} holds {what}")
+    if config.eval.probe != "none":
+        raise UsageError(f"eval.probe looks at encoders of images, and {dataset.name} holds {what}")
+    return (prepare_texts if dataset.images is None else prepare_pairs)(config, dataset, device)
+
+
+def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
+    model, data = config.model, config.data
+    for option in ("encoder", "pooling", "tune", "adapter", "backbone"):
+        if getattr(model, option) is not None:
+            raise UsageError(f"model.{option} is for texts, and {dataset.name} holds images alone")
+    if model.name in (TEXT_MODEL, PAIR_MODEL):
+        raise UsageError(f"model {model.name} is for texts, and {dataset.name} holds images alone; `fedpriv models` lists others")
+    if data.image_only or data.text_only:
+        raise UsageError(f"data.image_only and data.text_only are for image-text pairs, and {dataset.name} holds images alone")
+
+    def build() -> Net:
+        return build_model(model.name or "", dataset.input_shape, len(dataset.classes), *upper(model))
+
+    train, test = (Images(images, dataset.mean, dataset.std, device) for images in (dataset.train_images, dataset.test_images))
+    return Prepared(config, train, test, build)

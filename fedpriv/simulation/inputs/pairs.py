@@ -1,0 +1,65 @@
+"""Image-text pairs: each half as its encoder takes it, or as features where that one is frozen."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedpriv.config import RunConfig
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.pools import Images, Paired, Pool, Ready
+from fedpriv.errors import UsageError
+from fedpriv.models.backbones import Backbone, find_backbone
+from fedpriv.models.fusion import WIDTH, Branch, Fusion
+from fedpriv.models.net import Net
+from fedpriv.models.registry import assemble
+from fedpriv.seeding import global_rng
+from fedpriv.simulation.inputs.cached_features import image_features
+from fedpriv.simulation.inputs.prepared import Prepared, upper
+from fedpriv.simulation.inputs.texts import tokenised
+
+PAIR_MODEL = "fusion"
+
+
+def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
+    """Pairs, under a net that fuses both halves.
+
+    The image encoder learns where the text encoder learns whole; under LoRA it is frozen.
+
+    Raises:
+        UsageError: an option that does not go with pairs, or an encoder that is not to be had.
+    """
+    if config.model.adapter is not None:
+        raise UsageError("model.adapter is for texts alone; of pairs, each half has a layer that learns on its features")
+    backbone = find_backbone(config.model.backbone, dataset.input_shape, config.model.pretrained)
+    tokens, classes = tokenised(config, dataset), len(dataset.classes)
+    stored = tokens.encoder.source is not None and config.model.pretrained
+    tune = config.model.tune or ("head" if stored else "full")
+    if tune != "full" and config.data.augment not in (None, "none"):
+        raise UsageError(
+            f"data.augment {config.data.augment}: with model.tune={tune} the images' features are computed once; "
+            "--set data.augment=none, or --tune full"
+        )
+    config = tokens.stated(config, tune)
+
+    def build() -> Net:
+        image = backbone.build() if tune == "full" else nn.Identity()
+        text = nn.Identity() if tune == "head" else tokens.build(config, tune)
+        fusion = Fusion(Branch(image, backbone.width), Branch(text, tokens.width))
+        return assemble(fusion, 2 * WIDTH, dataset.input_shape, classes, *upper(config.model))
+
+    images = _images(config, dataset, device, None if tune == "full" else backbone)
+    texts = tokens.features(config, device) if tune == "head" else (tokens.train, tokens.test)
+    train, test = (Paired(pool, Ready(ids, device)) for pool, ids in zip(images, texts, strict=True))
+    return Prepared(config, train, test, build, tokens.encoder, tokens.said)
+
+
+def _images(config: RunConfig, dataset: Dataset, device: torch.device, backbone: Backbone | None) -> list[Pool]:
+    """Training and test images, or what a frozen backbone makes of them; a random one is the run's own."""
+    splits = (dataset.train_images, dataset.test_images)
+    images: list[Pool] = [Images(part, dataset.mean, dataset.std, device) for part in splits]
+    if backbone is None:
+        return images
+    with global_rng(config.seed, "frozen", "image"):
+        frozen = backbone.build()
+    return [Ready(image_features(frozen, pool, device), device) for pool in images]

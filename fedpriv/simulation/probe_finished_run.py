@@ -1,0 +1,73 @@
+"""The probe of a run that is finished, kept in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpriv.data.sources import load_dataset
+from fedpriv.errors import UsageError
+from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, samples
+from fedpriv.evaluation.probe_during_run import require_encoder
+from fedpriv.files import load_tensors, save_json
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.setup import build
+
+
+def probe_run(
+    run_dir: Path,
+    dataset: str | None = None,
+    data_dir: Path | None = None,
+    fractions: Sequence[float] | None = None,
+    where: Where = "pooled",
+    seed: int = 0,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Probe the final encoder of a finished run, and store a JSON for each fraction in its folder ``probe/``.
+
+    Args:
+        dataset: another data set than the run's; its images are resized to those that the encoder was trained on.
+        data_dir: where the data are, if not where the run had them.
+
+    Raises:
+        UsageError: no finished run, no whole encoder at the server, or a data set or a fraction that does not fit.
+    """
+    folder = RunFolder.open(run_dir)
+    if folder.summary() is None:
+        raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
+    config = folder.config()
+    if data_dir is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})
+    federation = build(config.model_copy(update={"device": device or config.device}))
+    require_encoder(federation.method)
+    resident, own = federation.resident, federation.dataset
+    if own.texts is not None:
+        raise UsageError(f"a probe looks at encoders of images, and {run_dir} was trained on {own.name}, which holds texts")
+    resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
+    on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
+    train, test = samples(on, own.input_shape, resident.device)
+    found = probe(resident.net.encoder, train, test, len(on.classes), fractions or FRACTIONS, seed, where)
+    name = Path(on.name).name
+    shares = torch.bincount(test.labels) / len(test.labels)
+    said = {
+        "run": folder.path.name,
+        "run_id": folder.facts["run_id"],
+        "dataset": name,
+        "trained_on": Path(own.name).name,
+        "features": where,
+        "seed": seed,
+        "train_samples": len(train.labels),
+        "test_samples": len(test.labels),
+        "largest_class": float(shares.max()),
+        "protocol": asdict(Protocol()),
+    }
+    with folder.writing("the probe"):
+        folder.probe.mkdir(exist_ok=True)
+        for one in found:
+            file = f"{name}-{one.fraction:g}{'' if where == 'pooled' else '-' + where}.json"
+            save_json(folder.probe / file, said | asdict(one))
+    return said | {"results": [asdict(one) for one in found]}

@@ -1,0 +1,91 @@
+"""From a client to the server and back: transforms of an upload, taps, the bytes counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedpriv.wire.message import Direction, Payload
+from fedpriv.wire.sealing import Sealed, seal
+
+
+@dataclass(frozen=True)
+class TransformContext:
+    """What a transform may use besides the payload.
+
+    Attributes:
+        received: what the client was sent this round (the reference of a delta).
+        layers: the net's parameter names in forward order.
+        generator: a fresh generator for this client, round and transform.
+        linear: the names of the net's fully connected layers in forward order, so that "the last N" has a meaning.
+        report: told of a number that the user should see (``"snr_db/encoder.fc1"``); the round's record has its mean over the
+            clients.
+    """
+
+    received: Mapping[str, Tensor]
+    layers: Sequence[str]
+    generator: torch.Generator
+    linear: Sequence[str] = ()
+    report: Callable[[str, float], None] = lambda name, value: None
+
+
+class Transform(Protocol):
+    """A step between a client and the wire; ``str(transform)`` is written into the payload's history.
+
+    What it does to the change is public, and attackers are told of it where the class declares it: ``rescales = True`` (the
+    change is multiplied by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+    """
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...
+
+
+Tap = Callable[[Direction, Sealed], None]
+"""Sees every sealed payload, in both directions."""
+
+
+class ByteMeter:
+    """Counts the bytes of a round in both directions."""
+
+    def __init__(self) -> None:
+        self.down = 0
+        self.up = 0
+
+    def __call__(self, direction: Direction, payload: Sealed) -> None:
+        if direction == "down":
+            self.down += payload.nbytes
+        else:
+            self.up += payload.nbytes
+
+    def read(self) -> tuple[int, int]:
+        """Bytes (up, down) since the last reading."""
+        counted = (self.up, self.down)
+        self.up = self.down = 0
+        return counted
+
+
+class Wire:
+    """Carries payloads: transforms uploads, seals, shows every tap what crossed."""
+
+    def __init__(self, transforms: Sequence[Transform] = (), taps: Sequence[Tap] = ()) -> None:
+        self.transforms = tuple(transforms)
+        self.taps = list(taps)
+
+    def upload(self, payload: Payload, contexts: Callable[[int], TransformContext]) -> Sealed:
+        """Client -> server. ``contexts(i)`` makes the context of the i-th transform."""
+        for index, transform in enumerate(self.transforms):
+            payload = transform(payload, contexts(index))
+        return self.carry("up", seal(payload))
+
+    def download(self, payload: Payload | Sealed) -> Sealed:
+        """Server -> client; what is sent to several clients is sealed once and carried (and counted) each time."""
+        return self.carry("down", payload if isinstance(payload, Sealed) else seal(payload))
+
+    def carry(self, direction: Direction, sealed: Sealed) -> Sealed:
+        """Show what is sealed to every tap."""
+        for tap in self.taps:
+            tap(direction, sealed)
+        return sealed
