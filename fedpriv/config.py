@@ -428,6 +428,14 @@ def parse(schema: type[T], values: Any, where: str) -> T:
         raise _readable(error, schema, where) from None
 
 
+def lookup(config: RunConfig, dotted: str) -> Any:
+    """The value of a dotted key, such as ``train.lr``."""
+    found: Any = config
+    for part in dotted.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def filled(config: RunConfig, suggestions: Mapping[str, Any]) -> RunConfig:
     """The config with those of the suggestions (by dotted key) that nobody has set, or that it leaves open (null)."""
 

@@ -62,6 +62,8 @@ class Method:
     """As :attr:`fedpriv.interfaces.Part.no_dp`, of what the method itself does."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """What happens to the floating-point buffers of shared roles: averaged like weights, or kept by each client."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """Config keys that do nothing under this method, and the option that stands in their place; a run that sets one says so."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.turn import ClientDiverged
-from fedpriv.config import RunConfig
+from fedpriv.config import RunConfig, lookup
 from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.methods.base import Private, ServerState
 from fedpriv.privacy.ledger import EVERYBODY, Ledger
@@ -65,6 +65,9 @@ class Simulation:
         """Begin: the server's first state, and round 0, the broadcast of the initial model to every client."""
         method = self.federation.method
         torch.set_num_threads(self.config.threads)
+        for key, option in method.instead.items():
+            if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
+                self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
         self.server = method.start(self.federation.initial.clone())
         began = time.perf_counter()
         broadcast = method.broadcast(self.server)

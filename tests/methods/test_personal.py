@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.config import load_config
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Batch, Learner
@@ -16,7 +18,9 @@ from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.setup import build
 from fedpriv.wire import Sealed
 from tests.methods.test_baselines import central_sgd
 from tests.oracles import personal
@@ -113,6 +117,16 @@ def test_ditto_equals_the_oracle(simulate: Simulate, lam: float) -> None:
 
 
 # --- identities ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [("train.lr", 0.2, True), ("method.b", 0.2, False)])
+def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float, said: bool) -> None:
+    """Per-FedAvg steps by its own two rates: whatever train.lr is, its numbers are the same."""
+    complaints: list[str] = []
+    options = {"data.name": "digits", "train.rounds": 1, "tracking.uri": "none", "method.name": "perfedavg", key: value}
+    federation = build(load_config(None, options))
+    Simulation(federation, RunFolder.create(federation.config, tmp_path), complaints.append).start()
+    assert bool(complaints) == said and all("train.lr = 0.2 does nothing" in one and "method.b" in one for one in complaints)
 
 
 @pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
