@@ -16,7 +16,7 @@ from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
-from fedpriv.audit.images.reconstructions import SINGLES, Attacked, on_message, on_single_images
+from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.inference import LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
@@ -49,7 +49,7 @@ class AuditOptions:
     messages: int = 3
     label_shadows: int = 60
     membership_shadows: int = 32
-    singles: int = SINGLES
+    singles: int = 24
     seed: int = 0
 
     def __post_init__(self) -> None:
