@@ -1,0 +1,16 @@
+"""``python -m tests.fingerprints --write``: store the fingerprints of this machine in place of those there are."""
+
+from __future__ import annotations
+
+import sys
+
+import tests.conftest  # noqa: F401 (as the tests run: one thread, no hub)
+from tests.fingerprints import stored
+from tests.fingerprints.runs import runs
+from tests.fingerprints.taking import machine, take
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    stored.write({name: take(settings) for name, settings in runs().items()})
+    print(f"{stored.FILE}: {len(stored.load()['runs'])} runs on {machine()}")
