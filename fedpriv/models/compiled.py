@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, Pass, StackedNet
+from fedpriv.models.stacked import Form, ForwardContext, StackedNet
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]
@@ -35,31 +35,31 @@ class CompiledNet(Form):
         options |= {"recompile_limit": 64, "isolate_recompiles": True}
         self._encode, self._rest = torch.compile(net.encode, **options), torch.compile(net.from_features, **options)
         # The one function of all passes: of another for each, the code would be compiled anew.
-        self._draw = torch.compiler.disable(lambda like, share: self._go.draw(like, share))  # type: ignore[no-untyped-call]
-        self._go: Pass
+        self._draw = torch.compiler.disable(lambda like, share: self._ctx.draw(like, share))  # type: ignore[no-untyped-call]
+        self._ctx: ForwardContext
 
-    def encode(self, go: Pass, x: Tensor) -> Tensor:
-        return self._run(self._encode, go, x).clone()
+    def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        return self._run(self._encode, ctx, x).clone()
 
-    def from_features(self, go: Pass, h: Tensor) -> Outputs:
-        found = self._run(self._rest, go, h)
+    def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
+        found = self._run(self._rest, ctx, h)
         prediction = None if found.prediction is None else found.prediction.clone()
         return Outputs(h, found.projection.clone(), prediction, found.logits.clone())
 
-    def _run(self, compiled: Callable[[Pass, Tensor], T], go: Pass, x: Tensor) -> T:
+    def _run(self, compiled: Callable[[ForwardContext, Tensor], T], ctx: ForwardContext, x: Tensor) -> T:
         """What the callers keep is copied: the next pass of a CUDA graph writes where this one did.
 
         Raises:
             FedprivError: it cannot be compiled, for instance because there is no C++ compiler.
         """
-        self._go = go
+        self._ctx = ctx
         # Compiled code may not change a tensor that shares its storage with others.
-        buffers = {name: go.tensors[name].clone() for name in self._buffers if name in go.tensors}
+        buffers = {name: ctx.tensors[name].clone() for name in self._buffers if name in ctx.tensors}
         try:
-            found = compiled(replace(go, tensors={**go.tensors, **buffers}, draw=self._draw), x)
+            found = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
         except torch._dynamo.exc.TorchDynamoException as error:
             said = " ".join(str(error).strip().splitlines()[:2])
             raise FedprivError(f"torch.compile cannot compile this net here ({said}); use --compile none") from None
         for name, buffer in buffers.items():
-            go.tensors[name].copy_(buffer)
+            ctx.tensors[name].copy_(buffer)
         return found

@@ -67,10 +67,10 @@ class Mixed(CrossEntropy):
         own, other, alpha = turn.learner, turn.companion, float(turn.memo[ALPHA])
         space = self.context.space
         start, personal = own.row.clone(), other.row.clone()
-        value = loss(batch.under(own))
+        value = loss(batch.forward(own))
         own.backward(value)
         other.row.copy_(mixed(space, start, personal, alpha))
-        other.backward(loss(batch.under(other)))
+        other.backward(loss(batch.forward(other)))
         for part in space.parameters():
             other.row[part] = personal[part]
         if self.params.adaptive:

@@ -98,7 +98,7 @@ class MetaGradient(CrossEntropy):
 
 def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
     """The loss at the learner's model, detached, with its gradient in ``learner.grad``."""
-    value = loss(batch.under(learner))
+    value = loss(batch.forward(learner))
     learner.backward(value)
     return value.detach()
 

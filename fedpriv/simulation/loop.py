@@ -141,7 +141,7 @@ class Simulation:
         if samples := sum(number for _, number in losses):
             metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
-        if (padding := self.executor.shown.take().padding) is not None:
+        if (padding := self.executor.sample_count.take().padding) is not None:
             metrics["padding"] = padding
         if self.private:
             metrics["epsilon"] = self.ledger.epsilon

@@ -186,7 +186,7 @@ class DoubleBatch:
     def split(self, parts: int) -> list[DoubleBatch]:
         return [DoubleBatch(self.simulation, piece) for piece in self.index.tensor_split(parts)]
 
-    def under(self, learner: Any) -> Any:
+    def forward(self, learner: Any) -> Any:
         learner.leaves = {n: t.clone().requires_grad_() for n, t in learner.space.unpack(learner.row).items()}
         outputs = torch.func.functional_call(learner.net, learner.leaves, (self.x[self.index],))
         from fedpriv.interfaces import Step
