@@ -32,7 +32,7 @@ class ApflParams:
         None,
         ge=0,
         le=1,
-        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive (card 2.4)",
+        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive",
     )
     adaptive: bool = Field(False, description="whether each client's alpha learns too (sec. 4.2)")
     alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: that of the models")

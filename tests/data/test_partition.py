@@ -103,7 +103,7 @@ def test_classes_that_cannot_be_cut_alike(clients: int, per_client: int) -> None
 
 
 def test_classes_as_published_deals_a_class_twice() -> None:
-    """Method card MpFedcon 1.10: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
+    """MpFedcon's partition: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
     two, five = (
         np.concatenate(
             [
@@ -239,7 +239,7 @@ def test_lognormal_shrinks_a_short_class_in_proportion(letters: np.ndarray) -> N
 
 
 def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
-    """Method card MpFedcon, fact 2: few distinct images, and almost all test images are in another client's training set."""
+    """MpFedcon's released partition: few distinct images, and almost all test images are in another client's training set."""
     partition = deal("lognormal", 150, train=letters, classes_per_client=3, reuse=True)
     together = np.concatenate(partition.train + partition.test)
     assert len(np.unique(together)) < 0.15 * len(together)

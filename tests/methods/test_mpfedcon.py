@@ -1,4 +1,4 @@
-"""The tests that MpFedcon's method card (section 1.13) asks for, and its options."""
+"""MpFedcon: its equations, its identities with other methods, and its options."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_negative_r2_keeps_the_clients_own_last_model(simulate: Simulate) -> Non
 
 
 def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -> None:
-    """The client's last model is its teacher, not what it is tested with (card 1.8)."""
+    """The client's last model is its teacher, not what it is tested with."""
     simulation = simulate("mpfedcon", **{**QUICK, "train.rounds": 3}, **{"method.negative": "R2"})
     method, space = simulation.federation.method, simulation.federation.resident.space
     for client in range(10):

@@ -151,7 +151,8 @@ class Workers(Executor):
 
     def _handle_worker_death(self, worker: _Worker, group: Group, deaths: int, round: int) -> None:
         clients = ", ".join(map(str, sorted(group)))
-        who = f"worker {worker.process.pid} {_exit_reason(worker.process.exitcode)} while it trained the clients {clients} of round {round}"
+        reason = _exit_reason(worker.process.exitcode)
+        event = f"worker {worker.process.pid} {reason} while it trained the clients {clients} of round {round}"
         if deaths == MOST_DEATHS:
             raise FedprivError(f"{event}; so did {deaths - 1} before it, so these clients cause it")
         self._warn(f"{event}; they run again")
