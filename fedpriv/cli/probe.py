@@ -44,7 +44,7 @@ def probe(
 
     The accuracy of a self-supervised run, and a measure of any other's features. It sees all, a tenth and a hundredth of the
     training labels, and is scored on all test images: after 100 epochs of SGD as in L-DAWA, which are few steps where labels are
-    few, and fitted to the end (logistic regression on standardised features). BatchNorm's statistics are estimated anew before;
+    few, and fitted to the end (logistic regression on standardised features). BatchNorm's statistics are re-estimated before;
     the accuracy without that stands beside. The run folder keeps the results (probe/), and MLflow gets them.
 
     RUN is a finished run: its folder, its id, or the beginning of its folder's name.

@@ -174,7 +174,7 @@ class Reporter:
 
 
 def _left_out(federation: Federation) -> str:
-    """What a user may not expect of the partition: images that nobody holds, clients that hold none."""
+    """Surprises of the partition: images that no client holds, clients that hold no images."""
     import numpy as np
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
@@ -184,7 +184,7 @@ def _left_out(federation: Federation) -> str:
     if empty := federation.config.data.clients - len(federation.data.nonempty):
         said.append(f"{empty} of them without any")
     if dealt < images:
-        said.append(f"{images - dealt:,} of {images:,} images dealt to nobody")
+        said.append(f"{images - dealt:,} of {images:,} images dealt to no client")
     return f" ({', '.join(said)})" if said else ""
 
 

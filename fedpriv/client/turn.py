@@ -268,7 +268,7 @@ class Turn:
             learner.descend()
             losses.append(values.to(resident.row))
         seen = torch.cat(losses)
-        if len(seen):  # small clients may draw nobody; then there is no loss to speak of
+        if len(seen):  # small clients may draw no samples; then there is no loss
             self.mean_loss = float(seen.mean())
         self.steps += phase.epochs * steps
         self._check_finite(spoiled=False)

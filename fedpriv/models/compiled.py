@@ -21,20 +21,20 @@ BACKEND = "inductor"
 
 
 class CompiledNet(Form):
-    """A stacked net whose code is compiled when it is first needed, and anew for what it was not compiled for.
+    """A stacked net that is compiled on first use, and recompiled for shapes and modes that are new to it.
 
     Dropout's masks are drawn outside of the compiled code, so that each client draws what it would draw alone.
     """
 
     def __init__(self, net: StackedNet, mode: Mode) -> None:
         self.draws, self.mixes, self._buffers = net.draws, net.mixes, net.buffers
-        # Where losses are taken client by client, the way back goes through the group's pass more than once.
+        # Where losses are computed client by client, backward runs through the group's forward pass more than once.
         torch._functorch.config.donated_buffer = False
         options: dict[str, Any] = {"mode": mode} if BACKEND == "inductor" else {"backend": BACKEND}
         # A run has phases, evaluations and batches of many lengths, and its code is not compiled for those of another net.
         options |= {"recompile_limit": 64, "isolate_recompiles": True}
         self._encode, self._rest = torch.compile(net.encode, **options), torch.compile(net.from_features, **options)
-        # The one function of all passes: of another for each, the code would be compiled anew.
+        # One function for all passes: a new function object would trigger recompilation.
         self._draw = torch.compiler.disable(lambda like, share: self._ctx.draw(like, share))  # type: ignore[no-untyped-call]
         self._ctx: ForwardContext
 

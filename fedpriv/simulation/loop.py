@@ -16,7 +16,7 @@ from fedpriv.client.turn import ClientDiverged
 from fedpriv.config import RunConfig
 from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.methods.base import Private, ServerState
-from fedpriv.privacy.ledger import EVERYBODY, Ledger
+from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
 from fedpriv.seeding import generator
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.merging import merge
@@ -128,7 +128,7 @@ class Simulation:
                 reported.setdefault(name, []).append(value)
         with profile("aggregation"):
             if (noisy_mean := self.federation.noisy_mean) is not None:
-                self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
+                self._spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
                 self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
             elif uploads:
                 self.server = merge(method, self.server, uploads)

@@ -128,8 +128,8 @@ def test_who_did_not_move_weighs_the_most_unless_left_out() -> None:
     filtered = simprox(rows, min_update=1e-9)
     torch.testing.assert_close(filtered.row, simprox(ROWS).row)
     assert report(filtered)["left_out"] == 1
-    nobody = simprox(W.repeat(2, 1), min_update=1e-9)
-    assert torch.equal(nobody.row, W) and report(nobody)["left_out"] == 2
+    none = simprox(W.repeat(2, 1), min_update=1e-9)
+    assert torch.equal(none.row, W) and report(none)["left_out"] == 2
 
 
 def test_small_changes_of_large_weights_do_not_cancel() -> None:

@@ -181,7 +181,7 @@ def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
 
 
 def test_class_dir_min1_as_released() -> None:
-    """FedDUAL 2.2 (alpha 0.01, 100 clients): everybody holds every class, many hold ten images, one each."""
+    """FedDUAL 2.2 (alpha 0.01, 100 clients): every client holds every class, many hold ten images, one each."""
     partition = deal("class_dir_min1", 100, train=CIFAR, tests=CIFAR_TEST, alpha=0.01)
     assert (partition.counts(CIFAR, 10) >= 1).all()
     sizes = np.array([len(indices) for indices in partition.train])

@@ -156,7 +156,7 @@ def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: st
 @pytest.mark.parametrize("net", ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"])
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon", "moon", "fedbn"])
 def test_nets(played: Callable[..., Simulation], method: str, net: str) -> None:
-    # BatchNorm over few samples amplifies rounding a thousandfold in a round, whoever plays it.
+    # BatchNorm over few samples amplifies rounding a thousandfold in a round, in every executor.
     options = {"method.name": method, "model.name": net, "train.min_batch": 4, "train.local_steps": 3, "rounds": 2}
     together, alone = (played(executor, **options) for executor in ("vectorized", "sequential"))
     assert_same(together, alone, 1e-6 if net == "resnet9_narrow" else 1e-9)
@@ -338,7 +338,7 @@ def test_a_compiled_group_ends_where_it_ends(
     assert_same(together, played("sequential", rounds=2, **options), 1e-9)
     code = counter.frame_count
     together.play_round()
-    assert counter.frame_count <= code + 2  # or each pass might be compiled anew
+    assert counter.frame_count <= code + 2  # or each pass might be recompiled
 
 
 def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:

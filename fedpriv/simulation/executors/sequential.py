@@ -125,7 +125,7 @@ class Executor(ABC):
         """The turns, as they end."""
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """Who is played together, the longest turns first; by default everybody alone."""
+        """Groups of clients that train together, the longest turns first; by default one client each."""
         return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
 
     def close(self) -> None:  # noqa: B027 (nothing is a sound default)
