@@ -176,8 +176,8 @@ class TrainConfig(_Section):
     lr: PositiveFloat = Field(0.01, description="learning rate")
     warmup_steps: NonNegativeInt = Field(
         0,
-        description="steps in which the learning rate rises from 0, which the first step has, to the full one, in each phase of "
-        "training anew (transformers' constant schedule with warm-up); adaptation before a test has none",
+        description="steps over which the learning rate rises linearly from 0 (first step) to the full one, in each phase of "
+        "training (transformers' constant schedule with warm-up); adaptation before a test has none",
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
