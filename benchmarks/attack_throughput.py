@@ -11,7 +11,7 @@ rates at three thresholds stand beside it. One thread; CPU time, as the machine 
 * ``breaching``: its ``deepleakage`` (which is DLG) with 300 steps; left out where it is not installed
   (``uv run --with breaching``).
 
-Same images, net (the sigmoid LeNet of DLG, U(-0.5, 0.5), drawn anew for every image), gradients and machine for all.
+Same images, net (the sigmoid LeNet of DLG, U(-0.5, 0.5), drawn again for every image), gradients and machine for all.
 
 ours is to cost at most a third of the published form per recovered image.
 """
@@ -31,7 +31,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
-import torch._dynamo  # torch loads it at the first gradient or optimiser: four seconds that are nobody's
+import torch._dynamo  # torch loads it at the first gradient or optimiser: four seconds that no contender should be charged for
 from machine import facts
 from torch import Tensor
 

@@ -6,7 +6,7 @@ over FedAvg's, in turn, without evaluation; each under the executor that is name
 
     cached      features of the frozen encoder are computed once a phase, clients one after another
     vectorized  the same, the ten clients as one wide net
-    recomputed  in each head epoch anew (``train.cache_features: false``), the plain loop; one round in each repeat
+    recomputed  features in each head epoch again (``train.cache_features: false``), the plain loop; one round a repeat
 
 A client's images go through the encoder three times in MpFedcon (features for the head, the encoder's epoch, the class centres)
 and once in FedAvg, so that 1.7 would be expected if a step on the head cost nothing: one of the three is a step's forward and

@@ -93,7 +93,7 @@ class DataConfig(_Section):
         | None
     ) = Field(
         None,
-        description="what is drawn anew for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
+        description="augmentation drawn for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
         "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); flip, "
         "colours and a turn of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has them, and these without "
         "blur; null: as the objective suggests, else nothing",
@@ -152,7 +152,7 @@ class TrainConfig(_Section):
     )
     selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
         None,
-        description="who takes part: drawn uniformly, consecutive windows of a shuffled order (SimProx), everybody, or as "
+        description="who takes part: drawn uniformly, consecutive windows of a shuffled order (SimProx), all clients, or as "
         "`schedule` says; null: as the method suggests, else uniform",
     )
     schedule: tuple[tuple[NonNegativeInt, ...], ...] | Path | None = Field(
@@ -176,8 +176,8 @@ class TrainConfig(_Section):
     lr: PositiveFloat = Field(0.01, description="learning rate")
     warmup_steps: NonNegativeInt = Field(
         0,
-        description="steps in which the learning rate rises from 0, which the first step has, to the full one, in each phase of "
-        "training anew (transformers' constant schedule with warm-up); adaptation before a test has none",
+        description="steps over which the learning rate rises linearly from 0 (first step) to the full one, in each phase of "
+        "training (transformers' constant schedule with warm-up); adaptation before a test has none",
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
@@ -367,7 +367,7 @@ class RunConfig(_Section):
         share = self.train.participation
         if share is not None and int(share * self.data.clients + 1e-9) < 1:
             raise ValueError(
-                f"train.participation {share} of {self.data.clients} clients selects nobody; "
+                f"train.participation {share} of {self.data.clients} clients selects no client; "
                 f"at least {1 / self.data.clients:g} selects one"
             )
         return self
@@ -437,7 +437,7 @@ def lookup(config: RunConfig, dotted: str) -> Any:
 
 
 def filled(config: RunConfig, suggestions: Mapping[str, Any]) -> RunConfig:
-    """The config with those of the suggestions (by dotted key) that nobody has set, or that it leaves open (null)."""
+    """The config with the suggestions (by dotted key) for keys that are not set, or left open (null)."""
 
     def fill(section: T, path: list[str], value: Any) -> T:
         inner = getattr(section, path[0])

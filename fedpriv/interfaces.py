@@ -156,11 +156,11 @@ class Batch(Protocol):
     def labels(self) -> Tensor:
         """``(B,)`` int64."""
 
-    def under(self, learner: Learner) -> Step:
-        """The batch under a model, with gradient, in training mode."""
+    def forward(self, learner: Learner) -> Step:
+        """Run the batch through a model in training mode, with gradient."""
 
-    def look(self, learner: Learner) -> Outputs:
-        """Outputs in training mode that leave no trace: no gradient, and BatchNorm's running statistics as they were."""
+    def forward_no_grad(self, learner: Learner) -> Outputs:
+        """Outputs in training mode without side effects: no gradient, and BatchNorm's running statistics stay as they were."""
 
     def split(self, parts: int) -> Sequence[Batch]:
         """The samples in so many nearly equal parts."""
@@ -205,8 +205,8 @@ class ClientTurn(Protocol):
     def report(self, name: str, value: float) -> None:
         """Tell the user a number; the round's record has its mean over the clients."""
 
-    def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
-        """Run a phase on the client's training data, with a fresh optimiser; ``how`` may change what a step is."""
+    def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
+        """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may change what a step is."""
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
         """Keep the present model (with ``state`` laid over it, or the row ``state``) as the constant teacher ``name``."""
@@ -224,8 +224,8 @@ class ClientTurn(Protocol):
         """Views of the present model."""
 
 
-class How(Protocol):
-    """How a phase is stepped through (:class:`fedpriv.objectives.base.Objective` says what each means)."""
+class StepRule(Protocol):
+    """How a phase trains on its batches (:class:`fedpriv.objectives.base.Objective` explains each member)."""
 
     @property
     def views(self) -> int: ...

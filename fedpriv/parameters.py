@@ -51,7 +51,7 @@ class ParameterSpace:
     def of(cls, net: nn.Module) -> ParameterSpace:
         """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
 
-        Parameters that need no gradient are constants that everybody has, such as a pretrained encoder under LoRA: they are
+        Parameters that need no gradient are constants that all parties have, such as a pretrained encoder under LoRA: they are
         neither trained nor sent and no part of it. Nor are buffers that a net computes for itself (not persistent).
         """
         found: list[tuple[str, Kind, str, Tensor]] = []

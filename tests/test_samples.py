@@ -48,9 +48,9 @@ def test_split_is_torchs_and_joined_it_is_what_it_was(inputs: Inputs, sizes: int
 
 @kinds
 def test_an_empty_batch(inputs: Inputs) -> None:
-    nobody = take(inputs, torch.zeros(0, dtype=torch.int64))
-    assert size(nobody) == 0 and lacking(nobody) == lacking(inputs)
-    assert [size(part) for part in split(nobody, 3)] == [0] == [len(part) for part in torch.split(IMAGES[:0], 3)]
+    none = take(inputs, torch.zeros(0, dtype=torch.int64))
+    assert size(none) == 0 and lacking(none) == lacking(inputs)
+    assert [size(part) for part in split(none, 3)] == [0] == [len(part) for part in torch.split(IMAGES[:0], 3)]
 
 
 @kinds

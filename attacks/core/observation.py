@@ -37,12 +37,12 @@ class Schedule:
 class ThreatModel:
     """What the attacker knows besides the payload; printed with every result.
 
-    The default is the honest-but-curious server of the card: it follows the protocol and knows the architecture, the weights it
-    sent, the number of samples and the schedule.
+    The default is the honest-but-curious server: it follows the protocol and knows the architecture, the weights it sent, the
+    number of samples and the schedule.
 
     Attributes:
         top: what it knows of the layers that are not shared: nothing, the weights that were broadcast in round 0, or the present
-            ones (an oracle: nobody has them in practice).
+            ones (an oracle: no attacker has them in practice).
         labels: whether it is given the labels (an oracle, for calibration).
         num_examples: whether it knows how many samples the payload stands for.
         schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.

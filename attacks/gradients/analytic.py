@@ -1,4 +1,4 @@
-"""The input of a shared linear layer, read off its gradient without any optimisation (A5 of the method card).
+"""The input of a shared linear layer, read off its gradient without any optimisation.
 
 For ``a = W x + b`` and any loss: ``dL/db = dL/da`` and ``dL/dW = dL/da x^T`` for one sample, so every row of ``dL/dW`` over its
 entry of ``dL/db`` is ``x``, whatever stands above the layer (Phong et al. 2018, section 3). For a batch a row gives the mean of

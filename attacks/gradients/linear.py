@@ -35,7 +35,7 @@ class LayerInput:
     """What a layer is fed, as random images show it.
 
     Attributes:
-        is_image: the flattened image itself, so that whoever has the layer's input has the image.
+        is_image: the layer's input is the flattened image itself.
         lowest: 0 where no input is ever below (after ReLU or sigmoid), else minus infinity.
     """
 

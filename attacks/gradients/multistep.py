@@ -1,4 +1,4 @@
-"""A weight change of many local steps, read as a gradient (A6 of the method card; one-step approximation, row ratios).
+"""A weight change of many local steps, read as a gradient (one-step approximation, row ratios).
 
 SGD with heavy-ball momentum ``m`` and L2 penalty ``d`` is linear in the gradients and the first weights::
 
@@ -6,7 +6,7 @@ SGD with heavy-ball momentum ``m`` and L2 penalty ``d`` is linear in the gradien
 
 so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k`` with numbers that only the schedule decides. Adding the known
 ``shrink W_0`` back is therefore exact for whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0`` with
-``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``: the card's ``2 lr K d W_0`` for m = 0.5 and large K.
+``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``, which is ``2 lr K d W_0`` for m = 0.5 and large K.
 """
 
 from __future__ import annotations

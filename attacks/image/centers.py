@@ -1,4 +1,4 @@
-"""Class centres on the wire (A7, A8): the label set in clear, and images that a centre lets one draw.
+"""Class centres on the wire: the label set in clear, and images that a centre lets one draw.
 
 A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label set:
 that is a finding about the protocol, not an attack. The centre of a class with one sample is that sample's projection under
@@ -98,7 +98,7 @@ def embedding(observation: Observation, projector: nn.Module | Embed | None) -> 
 class CenterOptions:
     """
     Attributes:
-        distance: ``cosine``, as the method card has it; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
+        distance: ``cosine``; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
         tv: weight of the total variation.
         restarts: further starts per centre, all in one batch; the one with the smallest objective is given back.
     """

@@ -65,7 +65,7 @@ class Dlg:
         restarts: at most so many further starts for what failed.
         enough: done: the share of the gradient's squared norm that is unexplained.
         failed: an end above this is a failure.
-        give_up: (outer step, share): what is above it then has failed already, and starts anew; not in the last restart.
+        give_up: (outer step, share): a start above it then has failed and is replaced by a new one; not in the last restart.
         normalised: every tensor counts alike (:func:`attacks.gradients.distances.per_layer`), instead of every entry.
     """
 

@@ -1,4 +1,4 @@
-"""From the input of a linear layer to the image (A5, second half): nothing is unknown any more but the pixels.
+"""Image reconstruction from the input of a linear layer: only the pixels are still unknown.
 
 For one sample the weight-by-bias quotient gives the features ``h`` that the first shared linear layer is fed, and its bias
 gradient gives the signal ``dL/dh = W^T dL/db`` that goes back into the layers before. So the image must have the features ``h``

@@ -1,4 +1,4 @@
-"""The head-free attack (A3 of the method card): layers that are hidden act on one sample through one vector, dL/dh."""
+"""The head-free attack: hidden layers act on one sample through a single vector, dL/dh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attackers that put something in the place of hidden layers: what they know (A1, A2), their own (A0), or unknowns (A4)."""
+"""Attackers that replace the hidden layers: by weights they know, by weights of their own, or by unknowns to optimise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attacks.optimise.search import lbfgs, search
 @register("known-head")
 @dataclass(frozen=True)
 class KnownHead(Dlg):
-    """Matches the shared layers through the hidden ones' weights, which the server broadcast (A1) or which are stale (A2).
+    """Matches the shared layers through known weights of the hidden ones: as broadcast this round, or stale ones of round 0.
 
     The safe DLG, without the gradient of the hidden layers; image and soft labels are the unknowns.
     """
@@ -42,7 +42,7 @@ class KnownHead(Dlg):
 @register("random-head")
 @dataclass(frozen=True)
 class RandomHead:
-    """The paper's naive attacker (A0): DLG on the shared layers through a head of its own, drawn at random and wrong.
+    """The naive attacker of MpFedcon's paper: DLG on the shared layers through a head of its own, drawn at random and wrong.
 
     Attributes:
         assumed: linear layers that it takes the head to have (``at`` in the paper), widths as in the reference nets.
@@ -79,7 +79,7 @@ class RandomHead:
 @register("joint-head")
 @dataclass(frozen=True)
 class JointHead:
-    """Optimises a head together with image and soft labels (A4): the hidden architecture, or ``assumed`` linear layers.
+    """Optimises a head together with image and soft labels: the hidden architecture, or ``assumed`` linear layers.
 
     Every start moves all weights of the head (100,000 for two linear layers). Three times the steps and a second start recovered
     no more: 0 of 20 images either way.

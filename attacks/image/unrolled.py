@@ -1,4 +1,4 @@
-"""Unrolled local training (A6): dummy data whose simulated local run changes the weights as the client's did.
+"""Unrolled local training: dummy data whose simulated local run changes the weights as the client's did.
 
 The simulation is differentiable, so the dummy images are found by matching the change, as gradient matching finds them for one
 step (Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging"). Cost and memory grow with the
@@ -99,7 +99,7 @@ def _one_start(
     assert n is not None and schedule is not None
     device, dtype = weight_dtype(observation)
     drawn = torch.Generator().manual_seed(seed)
-    # A sigmoid keeps the images in [0, 1]: unbounded ones run away and look like protection (audit rules of the card).
+    # A sigmoid keeps the images in [0, 1]: unbounded ones diverge, which looks like protection.
     raw = torch.randn(n, *observation.input_shape, generator=drawn, dtype=dtype).to(device).requires_grad_()
     free = [raw]
     if observation.labels is not None:

@@ -66,9 +66,9 @@ def epsilon_from_one_run(
 ) -> LowerBound:
     """From many samples of a single training, which need not be independent (Steinke, Nasr & Jagielski, NeurIPS 2023, thm. 5.2).
 
-    Whoever scores above one threshold is said to be a member, whoever scores below another is said not to be, of the rest nothing
-    is said; epsilon bounds how many of these guesses can be right. A sample must have been as likely to be a member as not, so as
-    many of both are taken (by ``seed``), and neighbours differ in whether one sample is used.
+    Samples that score above one threshold are guessed to be members, those below another to be non-members, and for the rest no
+    guess is made; epsilon bounds how many of these guesses can be right. A sample must have been as likely to be a member as not,
+    so equally many of both are taken (by ``seed``), and neighbours differ in whether one sample is used.
 
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.

@@ -1,4 +1,4 @@
-"""Membership inference (A11): was a sample among those that a model was trained on? A score per sample, higher is likelier.
+"""Membership inference: was a sample among those that a model was trained on? A score per sample, higher is likelier.
 
 The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the likelihood-ratio attack LiRA (Carlini et al.,
 S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it. Both take any

@@ -1,4 +1,4 @@
-"""Shadow clients (A9): which labels a client holds, learned from clients whose labels the attacker chose itself.
+"""Shadow clients: the label set of a client, inferred by a model trained on simulated clients with chosen labels.
 
 The server knows the weights and the schedule, has public data, and simulates clients with known label sets; a multi-label
 logistic regression then reads the label set off statistics of the weight change. No head is needed.
@@ -43,8 +43,8 @@ class ShadowReport:
     Attributes:
         f1, auc: mean over the classes (macro); ``auc`` over the classes that some, not all, tested clients hold; NaN if none.
         exact: share of clients whose whole set was found.
-        majority_f1, all_f1: of who says for each class what most shadow clients have, and of who says that everybody holds every
-            class. An F1 says nothing without the second: it is high where clients hold most classes. (The AUC of both is 0.5.)
+        majority_f1, all_f1: F1 of two trivial guesses: for each class what most shadow clients have, and that every client
+            holds every class. Compare ``f1`` with ``all_f1``, which is high where clients hold most classes. (Both have AUC 0.5.)
         clients: number of tested clients.
     """
 

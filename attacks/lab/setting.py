@@ -30,8 +30,8 @@ class Setting:
         images: so many at least.
         at_once: images behind each message.
         side: of the images, in pixels.
-        least: share of them that the positive control must recover (audit rule 1 of the method card: 0.8); 0: nothing is
-            promised, and the negative control stands alone.
+        least: share of them that the positive control must recover; 0: no positive control,
+            only the negative one.
     """
 
     net: Literal["reference", "perceptron", "one for each"] = "reference"

@@ -12,7 +12,7 @@ def grey(true: Tensor) -> Tensor:
 
 
 def flat(true: Tensor) -> Tensor:
-    """Each image's own mean colour all over, which nobody is told: what an image without contrast gives for nothing."""
+    """Each image's own mean colour, which no attacker knows: the score of a constant image, for images without contrast."""
     return true.mean((2, 3), keepdim=True).expand_as(true).clone()
 
 

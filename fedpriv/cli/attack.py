@@ -1,4 +1,4 @@
-"""``fedpriv attack``: what images or texts one gradient step or one message gives away, and ``fedpriv attacks``: by what."""
+"""``fedpriv attack``: reconstruct images or texts from a gradient step or a message; ``fedpriv attacks`` lists the attacks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 @command(main, "attack")
 @click.argument("name", metavar="ATTACK")
 @click.option("--run", "run_name", metavar="RUN", help="Attack a message of this run: its folder, id or a unique beginning.")
-@click.option("--round", "round_", type=click.IntRange(1), help="Of --run: the round; default: the first that was kept.")
-@click.option("--client", type=click.IntRange(0), help="Of --run: the client; default: the first that was kept.")
+@click.option("--round", "round_", type=click.IntRange(1), help="With --run: the round; default: the first kept one.")
+@click.option("--client", type=click.IntRange(0), help="With --run: the client; default: the first kept one.")
 @click.option("--images", type=click.Path(path_type=Path), metavar="FOLDER", help="Attack one step on each image of a folder.")
 @click.option(
     "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or made-up requests."
@@ -40,18 +40,18 @@ OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
     "--n",
     "count",
     type=click.IntRange(1),
-    help="Number of steps, one on each image or batch of texts; default 20, span 10, tag 2.",
+    help="Number of steps, one per image or batch of texts; default 20, for span 10, for tag 2.",
 )
 @click.option("--mask-layers", type=click.IntRange(0, 3), help="Hide the last N fully connected layers; default 0.")
-@click.option("--batch-size", type=click.IntRange(1), help="Of texts: sentences in a step; default 8, tag and span 1.")
-@click.option("--encoder", help="Of texts: minilm, tiny, a folder or a name of the hub, as `fedpriv train` takes it.")
+@click.option("--batch-size", type=click.IntRange(1), help="Texts: sentences in a step; default 8, for tag and span 1.")
+@click.option("--encoder", help="Texts: minilm, tiny, a folder or a hub name, as in `fedpriv train`.")
 @click.option(
     "--tune",
     type=click.Choice(["full", "lora", "head"]),
-    help="Of texts: what learns, and so is sent, beside the head; default full.",
+    help="Texts: what is trained, and so sent, besides the head; default full.",
 )
-@click.option("--mask-embeddings", is_flag=True, help="Of texts: the embeddings of words and positions are not sent (or frozen).")
-@click.option("--noise", type=click.FloatRange(0), metavar="VARIANCE", help="Of texts: Gaussian noise on what is sent.")
+@click.option("--mask-embeddings", is_flag=True, help="Texts: word and position embeddings are not sent (or frozen).")
+@click.option("--noise", type=click.FloatRange(0), metavar="VARIANCE", help="Texts: Gaussian noise on the upload.")
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the attack; repeatable.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of net, labels and starts.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Folder that holds the run folders.")
@@ -61,13 +61,13 @@ def attack(
 ) -> dict[str, Any]:
     """Reconstruct images, or texts, from what a client sends.
 
-    By default images from one gradient step each of the sigmoid LeNet of DLG, with all parameters U(-0.5, 0.5) and as many linear
-    layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) read one step each of a text encoder
-    under a fresh linear layer. With --run both read a message that really crossed the wire.
+    By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
+    U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use one
+    step of a text encoder under a fresh linear layer. With --run, both attack a message that really crossed the wire.
 
-    Where layers are hidden, every attacker that can be tried is reported; a defence is as good as the best of them. Controls run
-    first, with the options of the attack: one that fails at what it must do, or finds something in noise, is not run; if all do,
-    the exit code is 1.
+    Where layers are hidden, every applicable attacker is reported, since a defence is only as good as against the best of them.
+    Controls run first, with the attack's options. An attacker is not run if it fails its positive control or finds something in
+    noise; if all attackers fail, the exit code is 1.
 
     \b
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png
@@ -145,7 +145,7 @@ def _attack_images(
 
 
 def _told(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
-    """What the attackers know, what of it not all do, who could not be mounted, and whose failure says nothing."""
+    """What all attackers know, what only some know, which are not applicable, and whose failure is no evidence."""
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in told for told in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
@@ -200,26 +200,22 @@ def _check_means_something(
     mask_layers: int | None,
     **others: Any,
 ) -> None:
-    """Refuse options that contradict each other, or mean nothing together."""
+    """Refuse options that contradict each other, or have no effect together."""
     kinds = {"--run": run_name, "--images": images, "--dataset": dataset}
     if sum(kind is not None for kind in kinds.values()) > 1:
-        raise UsageError(
-            f"{' and '.join(k for k, value in kinds.items() if value is not None)}: one thing can be attacked at a time"
-        )
+        raise UsageError(f"{' and '.join(k for k, value in kinds.items() if value is not None)}: give only one of them")
     if run_name is None:
         for option, value in (("--round", round_), ("--client", client)):
             if value is not None:
-                raise UsageError(f"{option} is of a run; --run names it")
+                raise UsageError(f"{option} selects a message of a run; name the run with --run")
         return
     if count is not None:
-        raise UsageError("--n is for single steps; the message of a run stands for all training samples of its client")
+        raise UsageError("--n is for single steps; a message of a run covers all training samples of its client")
     if mask_layers is not None:
-        raise UsageError(
-            "what a run sent is sent: `fedpriv train --mask-layers N` masks before, --mask-layers is for single steps"
-        )
+        raise UsageError("--mask-layers is for single steps; to mask the uploads of a run, use `fedpriv train --mask-layers N`")
     for option in OF_TEXTS:
         if others[option]:
-            raise UsageError(f"what a run sent is sent: --{option.replace('_', '-')} is for single steps")
+            raise UsageError(f"--{option.replace('_', '-')} is for single steps; it cannot change what a run has sent")
 
 
 def _target(
@@ -234,7 +230,7 @@ def _target(
     mask_layers: int | None,
     runs_dir: Path,
 ) -> Target:
-    """What the options name."""
+    """The target that the options name."""
     from fedpriv.audit.images import target
 
     if run_name is None:

@@ -1,4 +1,4 @@
-"""The part of ``fedpriv attack`` that is about texts."""
+"""``fedpriv attack`` on texts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from fedpriv.audit.text.target import TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1)}
-"""Messages, and sentences behind each, where neither is said. Through MiniLM a message takes a tenth of a second, five seconds
-and, where the tokens' order is sought step by step, three minutes of CPU time."""
+"""By attack: default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and, where the
+tokens' order is searched step by step, three minutes of CPU time."""
 OTHERS = (5, 1)
 """The same for attacks of other packages."""
 
 
 def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str | None, **chosen: Any) -> dict[str, Any]:
-    """Attack what the options name by the attack on texts of that name.
+    """Run the text attack ``name`` on the target that the options name.
 
     Raises:
-        UsageError: an option that means nothing here, or a run or a data set without texts.
+        UsageError: an option that does not apply, or a run or a data set without texts.
         FedprivError: a control failed.
     """
     from attacks.text.controls import text_controls

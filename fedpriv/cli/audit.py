@@ -1,4 +1,4 @@
-"""``fedpriv audit``: what runs gave away, as a page."""
+"""``fedpriv audit``: what runs leak, as a report."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fedpriv.cli.common import command, console, run_folders
 
 @command(main, "audit")
 @click.argument("runs", metavar="RUN [RUN…]", nargs=-1, required=True)
-@click.option("--messages", default=3, show_default=True, help="Messages of each run that are attacked.")
-@click.option("--label-shadows", default=60, show_default=True, help="Turns played to learn what label sets look like; 0: none.")
-@click.option(
-    "--membership-shadows", default=32, show_default=True, help="Turns played for each client; 0: no membership inference."
-)
+@click.option("--messages", default=3, show_default=True, help="Number of messages to attack in each run.")
+@click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
+@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models per client; 0: no membership inference.")
 @click.option(
     "--singles",
     default=24,
     show_default=True,
-    help="Clients with a single image that optimising attackers are tried on at most; 0 of 72 leaves 5 % open, 0 of 24 14 %.",
+    help="Most single-image clients that optimising attacks get; 0 recovered of 72 bounds the rate at 5 %, of 24 at 14 %.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the attacks.")
-@click.option("--workers", type=click.IntRange(1), help="Processes; default: one a run, as many as there are cores.")
+@click.option("--workers", type=click.IntRange(1), help="Worker processes; default: one per run, at most one per core.")
 @click.option(
-    "--output", type=click.Path(path_type=Path, file_okay=False), help="Another folder for the report than `audit` in each run."
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the report to this folder, too; default: only to `audit` in each run.",
 )
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of the runs.")
 def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_dir: Path, **options: int) -> dict[str, Any]:
-    """Report what runs gave away.
+    """Audit what finished runs leak.
 
-    Attacks what the clients really sent (`fedpriv train --keep-payloads` says which messages a run keeps) and writes one page, as
-    HTML, Markdown and JSON: what left the clients, what attackers made of it, what is known of labels and membership, what the
-    defences cost, and what may be said. MLflow gets a copy with each run.
+    Attacks the messages that clients really sent (`fedpriv train --keep-payloads` selects which ones a run keeps). Writes one
+    report as HTML, Markdown and JSON: the contents of uploads, reconstructions, label and membership inference, the cost of
+    defences, and the conclusions. MLflow gets a copy with each run.
 
     \b
     Example: fedpriv audit runs/20260131-120000-mpfedcon-digits-s0-1a2b

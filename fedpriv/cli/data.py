@@ -1,4 +1,4 @@
-"""``fedpriv data``: the data sets and partitions there are, who would hold what, and generated pairs as files."""
+"""``fedpriv data``: list data sets and partitions, show the clients' shares, generate image-text pairs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CLASSES_SHOWN = 10
 
 @main.group("data")
 def data() -> None:
-    """List data sets; show who holds what; generate image-text pairs."""
+    """List data sets, show how they are partitioned, generate image-text pairs."""
 
 
 @command(data, "list")
 def list_() -> dict[str, Any]:
     """List the data sets and the partitions by name.
 
-    A path of a folder of images or of image-text pairs, a parquet file or a folder of them is a data set too.
+    A data set may also be a path: a folder of images or image-text pairs, a parquet file, or a folder of parquet files.
 
     \b
     Example: fedpriv data list
@@ -49,8 +49,8 @@ def list_() -> dict[str, Any]:
             table.add_row(row["name"], row["about"])
         console().print(table)
     console().print(
-        "A path is a data set too: an image folder (train/<class>/*), image-text pairs (<class>/images/*, <class>/text/*.txt), "
-        "a parquet file or a folder of them."
+        "A data set may also be a path: an image folder (train/<class>/*), image-text pairs (<class>/images/*, "
+        "<class>/text/*.txt), a parquet file or a folder of them."
     )
     return {"datasets": datasets, "partitions": partitions}
 

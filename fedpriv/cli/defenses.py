@@ -1,4 +1,4 @@
-"""``fedpriv defenses``: what an upload can go through on its way to the wire."""
+"""``fedpriv defenses``: list the defences, which transform an upload before it is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpriv.cli.common import command, console, described_options
 def defenses() -> dict[str, Any]:
     """List the defences and their options.
 
-    In the order in which they may be combined; a mask may stand anywhere.
+    They are listed in the order in which they may be combined; a mask may stand anywhere.
 
     \b
     Example: fedpriv defenses

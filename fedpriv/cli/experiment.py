@@ -1,4 +1,4 @@
-"""``fedpriv experiment``: run what a YAML describes, and hold it against the paper."""
+"""``fedpriv experiment``: run the experiment of a YAML file, and compare it with the paper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATH = click.Path(path_type=Path)
 
 @main.group("experiment")
 def experiment() -> None:
-    """Run a paper's experiments; compare with the paper.
+    """Run a paper's experiments and compare the results with the paper.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
@@ -50,8 +50,8 @@ def run(
 ) -> dict[str, Any]:
     """Run each label and seed of FILE that is not done; the results are stored beside FILE.
 
-    Interrupted runs go on where they were, by this same command. FILE may hold cells of a leakage experiment in place of runs:
-    each that is not done is played, and --only names cells.
+    The same command resumes interrupted runs. FILE may describe the cells of a leakage experiment in place of runs: then each
+    cell that is not done is run, and --only names cells.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
@@ -77,7 +77,7 @@ def run(
     say(_count(outcomes))
     states = {outcome.state for outcome in outcomes}
     if "interrupted" in states or (jobs and "left" in states):
-        say("The same command goes on where it stopped.")
+        say("The same command resumes it.")
         sys.exit(130)
     if failed := [outcome for outcome in outcomes if outcome.state == "failed"]:
         raise FedprivError(f"{len(failed)} of {len(outcomes)} runs failed: {', '.join(outcome.name for outcome in failed)}")
@@ -100,7 +100,7 @@ def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
 def report(path: Path, output: Path | None) -> dict[str, Any]:
     """Render the stored results and the verdict on each claim of the paper.
 
-    FILE is an experiment's YAML; FOLDER holds several, and the report has a section of each.
+    FILE is an experiment's YAML; FOLDER holds several, and the report has a section for each.
 
     \b
     Example: fedpriv experiment report experiments/mpfedcon

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def methods(names: tuple[str, ...]) -> dict[str, Any]:
     """List the methods, their halves and their options.
 
-    What each shares, what stays with the client, what it sends besides the model, and its options with their defaults and
-    sources. With NAMEs, those alone; halves show their options only then. An objective (what a client minimises) goes with any
-    aggregation (how the server merges).
+    Shows the roles that each method shares, what stays on the client, what is sent besides the model, and the options with
+    defaults and sources. NAMEs restrict the list, and show the options of objectives and aggregations, too. An objective (what
+    a client minimises) can be combined with any aggregation (how the server merges).
 
     \b
     Example: fedpriv methods

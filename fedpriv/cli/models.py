@@ -1,4 +1,4 @@
-"""``fedpriv models``: the nets, and what each role of them costs."""
+"""``fedpriv models``: list the nets, with the size of each role."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 
 _OF_TEXTS = (
-    "Texts: the model transformer, around any encoder of transformers by hub name or folder, minilm or tiny (--encoder); what of "
-    "it learns, --tune says.\n"
-    "Image-text pairs: the model fusion, of such an encoder and any classifier of torchvision, or a net above without pretrained "
-    "weights (model.backbone)."
+    "Texts: model transformer, with any transformers encoder by hub name or folder, minilm or tiny (--encoder); --tune selects "
+    "what is trained.\n"
+    "Image-text pairs: model fusion, with such an encoder and an image encoder (model.backbone): any torchvision classifier, or "
+    "a net above without pretrained weights."
 )
 
 
@@ -32,8 +32,8 @@ def _width_or_none(_context: click.Context, _parameter: click.Parameter, value: 
 def models(projection: int | None) -> dict[str, Any]:
     """List the nets, with parameters and bytes per role.
 
-    Each at the input of its source. A method sends some roles and keeps the others with the client, so these are the bytes
-    of one plain transfer.
+    Sizes are for the input shape of the net's source. A method sends some roles and keeps the others on the client; these are
+    the bytes of one transfer of each role.
 
     \b
     Example: fedpriv models --json

@@ -1,4 +1,4 @@
-"""``fedpriv probe``: what the encoder of a run has learnt."""
+"""``fedpriv probe``: the quality of a run's encoder, by a linear classifier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATH = click.Path(path_type=Path)
 
 @command(main, "probe")
 @click.argument("run_name", metavar="RUN")
-@click.option("--dataset", help="Data set to probe on; default: the run's own, as much of it as the run had.")
+@click.option("--dataset", help="Data set to probe on; default: the run's own training and test data.")
 @click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 @click.option(
     "--fraction", "fractions", type=float, multiple=True, help="Share of the training labels; repeatable. [default: 1, 0.1, 0.01]"
@@ -25,7 +25,7 @@ _PATH = click.Path(path_type=Path)
     type=click.Choice(["pooled", "prepool"]),
     default="pooled",
     show_default=True,
-    help="The encoder's output, or the map before its last pooling, as L-DAWA's code has it.",
+    help="The encoder's output, or the feature map before its last pooling (as in L-DAWA's code).",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the classifier and its batches.")
 @click.option("--device", help="torch device; default: the run's.")
@@ -42,10 +42,10 @@ def probe(
 ) -> dict[str, Any]:
     """Train a linear classifier on a run's frozen encoder.
 
-    The accuracy of a self-supervised run, and a measure of any other's features. It sees all, a tenth and a hundredth of the
-    training labels, and is scored on all test images: after 100 epochs of SGD as in L-DAWA, which are few steps where labels are
-    few, and fitted to the end (logistic regression on standardised features). BatchNorm's statistics are estimated anew before;
-    the accuracy without that stands beside. The run folder keeps the results (probe/), and MLflow gets them.
+    This gives the accuracy of a self-supervised run, and measures the features of any other. The classifier is trained on 100 %,
+    10 % and 1 % of the training labels and tested on all test images. It is trained twice: for 100 epochs of SGD, as in L-DAWA
+    (few steps where labels are few), and to convergence (logistic regression on standardised features). BatchNorm's statistics
+    are re-estimated first; the accuracy without this is reported, too. Results go to probe/ in the run folder, and to MLflow.
 
     RUN is a finished run: its folder, its id, or the beginning of its folder's name.
 

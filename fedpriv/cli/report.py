@@ -95,7 +95,7 @@ class Reporter:
         """The summary, or how to go on."""
         path = escape(os.path.relpath(outcome.folder.path))
         if outcome.summary is None:
-            self.out.print(f"Stopped after round {outcome.rounds_done}. Go on with: fedpriv resume {path}", soft_wrap=True)
+            self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
             return
         summary, protocols = outcome.summary, outcome.summary["protocols"]
         records = outcome.folder.records()
@@ -131,9 +131,9 @@ class Reporter:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
         if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-            rows.append(("clients that trained together", f"{mean(padded):.1%} of the samples filled up shorter batches"))
+            rows.append(("clients that trained together", f"{mean(padded):.1%} of the samples were padding of shorter batches"))
         if (kept := summary["payloads"])["files"]:
-            said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; --keep-payloads says how much)"
+            said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
             rows.append(("sealed payloads kept", said))
         rows += [("run folder", path), ("MLflow", escape(self._tracking(outcome)))]
         width = max(len(label) for label, _ in rows)
@@ -174,7 +174,7 @@ class Reporter:
 
 
 def _left_out(federation: Federation) -> str:
-    """What a user may not expect of the partition: images that nobody holds, clients that hold none."""
+    """Surprises of the partition: images that no client holds, clients that hold no images."""
     import numpy as np
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
@@ -184,7 +184,7 @@ def _left_out(federation: Federation) -> str:
     if empty := federation.config.data.clients - len(federation.data.nonempty):
         said.append(f"{empty} of them without any")
     if dealt < images:
-        said.append(f"{images - dealt:,} of {images:,} images dealt to nobody")
+        said.append(f"{images - dealt:,} of {images:,} images dealt to no client")
     return f" ({', '.join(said)})" if said else ""
 
 

@@ -41,7 +41,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
         arguments += ["--artifacts-destination", str(artifact_dir(store))]
     _check_port(host, port)
-    # Asked for nothing, MLflow opens its pages for language-model applications.
+    # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
     click.echo(f"MLflow: http://{'localhost' if host == '0.0.0.0' else host}:{port}/{page} (Ctrl-C ends it)")
     sys.stdout.flush()
@@ -67,9 +67,9 @@ def _check_port(host: str, port: int) -> None:
 @_runs_dir
 @click.option("--tracking-uri", help="Send to this MLflow store instead of the run's own.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
-    """Send MLflow what it missed.
+    """Send records to MLflow that it does not have yet.
 
-    A run keeps its records while the tracking server is away. Nothing is sent twice.
+    A run keeps its records while the tracking server cannot be reached. Nothing is sent twice.
 
     RUN is a run folder, a run id, or the beginning of a folder's name.
 

@@ -21,7 +21,9 @@ _RUNS_DIR = click.option(
 )
 
 _PROFILE = click.option(
-    "--profile", is_flag=True, help="Show where the rounds' time went, and write profile/ (a table, and a trace for a browser)."
+    "--profile",
+    is_flag=True,
+    help="Profile the run: print where the time went, and write profile/ (a table, and a trace for a browser).",
 )
 
 
@@ -33,9 +35,9 @@ _PROFILE = click.option(
 def train(
     config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, profile: bool, runs_dir: Path, **flags: Any
 ) -> dict[str, Any] | None:
-    """Train across clients.
+    """Train a method on a federation of clients.
 
-    Records accuracy, bytes and everything needed to resume.
+    The run folder gets accuracy, bytes, and all that is needed to resume.
 
     \b
     Example: fedpriv train --method mpfedcon
@@ -59,14 +61,16 @@ def train(
 @command(main, "resume")
 @click.argument("run_name", metavar="RUN")
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes; the numbers are the same. Default: as many as it began with."
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Worker processes; the results do not depend on it. Default: as many as the run began with.",
 )
 @_PROFILE
 @_RUNS_DIR
 def resume(run_name: str, workers: int | None, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
-    """Go on with a killed or interrupted run.
+    """Resume a killed or interrupted run.
 
-    Its results are bit for bit those of a run that was not.
+    The results equal those of an uninterrupted run, bit for bit.
 
     RUN is a run folder, a run id, or a unique beginning of one.
 

@@ -48,12 +48,12 @@ class ModelLearner:
         if self._accumulate == 1 or samples < 2:
             value = self.model.differentiate(batch, loss, self)
             if value is None:
-                value = loss(batch.under(self))
+                value = loss(batch.forward(self))
                 self.backward(value)
             return value.detach()
         total = torch.zeros_like(self.row[0])
         for number, part in enumerate(batch.split(min(self._accumulate, samples))):
-            value = loss(part.under(self)) * (len(part.labels) / samples)
+            value = loss(part.forward(self)) * (len(part.labels) / samples)
             self.model.backward(value, add=number > 0)
             total += value.detach()
         return total
@@ -101,7 +101,7 @@ class TurnBatch:
     memo: Mapping[str, Tensor]
     teachers: Teachers
 
-    def under(self, learner: Learner) -> Step:
+    def forward(self, learner: Learner) -> Step:
         own = _model_learner(learner)
         outputs = [own.forward(view, self.cached) for view in self.views]
         return Step(
@@ -116,7 +116,7 @@ class TurnBatch:
         )
 
     @torch.no_grad()
-    def look(self, learner: Learner) -> Outputs:
+    def forward_no_grad(self, learner: Learner) -> Outputs:
         own = _model_learner(learner)
         model = own.model
         before = {name: model.views[name].clone() for name in model.buffers}

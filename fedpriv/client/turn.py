@@ -18,7 +18,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.interfaces import How, Loss, Phase, Private, Trained
+from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import PLAIN
 from fedpriv.privacy.ghost import GhostGradients
@@ -142,7 +142,7 @@ class Turn:
         present = state is None and self._phase is None
         self._teachers.freeze(name, row, self._encoder_version if present else None)
 
-    def train(self, phase: Phase, loss: Loss, how: How | None = None) -> None:
+    def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
         self._phases += 1
         phase = replace(phase, trains=phase.trains & self.model.roles)
         self._phase, self._companion = phase, None
@@ -151,18 +151,18 @@ class Turn:
         draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
         with global_rng(*labels, "dropout"):
             if self.spend is None:
-                self._train(phase, loss, how or PLAIN, *draws)
+                self._train(phase, loss, rule or PLAIN, *draws)
             else:
-                self._train_privately(phase, loss, how or PLAIN, *draws, generator(*labels, "dp noise"))
+                self._train_privately(phase, loss, rule or PLAIN, *draws, generator(*labels, "dp noise"))
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 
-    def _train(self, phase: Phase, loss: Loss, how: How, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
-        model, size = self.model, self.config.train.batch_size * how.batches_per_step
-        smallest = max(self.config.train.min_batch, how.smallest_batch)
-        cached = self._caches and "encoder" not in phase.trains and not how.uses_companion
+    def _train(self, phase: Phase, loss: Loss, rule: StepRule, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
+        model, size = self.model, self.config.train.batch_size * rule.batches_per_step
+        smallest = max(self.config.train.min_batch, rule.smallest_batch)
+        cached = self._caches and "encoder" not in phase.trains and not rule.uses_companion
         inputs = self._present_features() if cached else self.inputs
         self._learner = self._learner_on(model, phase)
         losses: list[tuple[Tensor, int]] = []
@@ -171,25 +171,25 @@ class Turn:
             if taken == phase.steps:
                 break
             losses.clear()
-            how.epoch(self, epoch)
+            rule.epoch(self, epoch)
             model.set_trained(phase.trains)
             order = torch.randperm(self.num_examples, generator=shuffle).to(model.device)
             shuffled = take(inputs, order)
             columns = (order, shuffled if cached else model.shaped(shuffled), self.labels.index_select(0, order))
-            for index, views, targets in self._batches(columns, size, augment, how.views):
+            for index, views, targets in self._batches(columns, size, augment, rule.views):
                 if len(index) < smallest or taken == phase.steps:
                     break
                 batch = TurnBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teachers)
-                losses.append((self._step(how, batch, loss), len(targets)))
+                losses.append((self._step(rule, batch, loss), len(targets)))
                 taken += 1
         self.steps += taken
         if losses:
             self.mean_loss = sum(float(value) * size for value, size in losses) / sum(size for _, size in losses)
         self._check_finite(spoiled=bool(losses) and not math.isfinite(self.mean_loss))
 
-    def _step(self, how: How, batch: TurnBatch, loss: Loss) -> Tensor:
+    def _step(self, rule: StepRule, batch: TurnBatch, loss: Loss) -> Tensor:
         try:
-            return how.step(self, batch, loss)
+            return rule.step(self, batch, loss)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -227,7 +227,13 @@ class Turn:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
 
     def _train_privately(
-        self, phase: Phase, loss: Loss, how: How, draw: torch.Generator, augment: torch.Generator | None, noise: torch.Generator
+        self,
+        phase: Phase,
+        loss: Loss,
+        rule: StepRule,
+        draw: torch.Generator,
+        augment: torch.Generator | None,
+        noise: torch.Generator,
     ) -> None:
         """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
 
@@ -258,11 +264,11 @@ class Turn:
             for name, part in total.items():
                 drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
                 resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
-            how.correct(self, learner)
+            rule.correct(self, learner)
             learner.descend()
             losses.append(values.to(resident.row))
         seen = torch.cat(losses)
-        if len(seen):  # small clients may draw nobody; then there is no loss to speak of
+        if len(seen):  # small clients may draw no samples; then there is no loss
             self.mean_loss = float(seen.mean())
         self.steps += phase.epochs * steps
         self._check_finite(spoiled=False)

@@ -22,7 +22,7 @@ def classes(deal: Deal) -> Dealt:
 
     With ``distinct`` every client has exactly S classes; without it a client can be dealt a class twice, as published
     (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10). Where S n is no multiple of C, some classes,
-    drawn at random, are cut into one shard more than the others; with S n < C some are dealt to nobody.
+    drawn at random, are cut into one shard more than the others; with S n < C some are dealt to no client.
     """
     # Flower's PathologicalPartitioner draws classes per client independently, so that shards are unequal.
     per_client, n = deal.options.classes_per_client, deal.clients
@@ -70,7 +70,7 @@ def _without_duplicates(slots: Indices, deal: Deal) -> Indices:
                 held[other, cls] += 1
                 held[other, back] -= 1
                 stuck = False
-        if stuck:  # every row that lacks the class holds nothing new for this one: deal anew
+        if stuck:  # every row that lacks the class holds nothing new for this one: deal again
             deal.rng.shuffle(slots.reshape(-1))
             held[:] = 0
             np.add.at(held, (np.repeat(np.arange(n), per_client), slots.ravel()), 1)

@@ -66,7 +66,7 @@ def dealer(*names: str, uses: Sequence[str] = ()) -> Callable[[Dealer], Dealer]:
 def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Generator) -> list[Indices]:
     """Deal all of ``labels``, disjointly, so that each class is shared in proportion to the column of ``counts`` ``(n, C)``.
 
-    Shares differ from the exact proportion by at most one image. A class that nobody holds is dealt to nobody.
+    Shares differ from the exact proportion by at most one image. A class that no client holds is not dealt.
     """
     n, classes = counts.shape
     shares: list[list[Indices]] = [[] for _ in range(n)]
@@ -74,7 +74,7 @@ def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Genera
         if not counts[:, c].any():
             continue
         pool = rng.permutation(np.flatnonzero(labels == c))
-        order = rng.permutation(n)  # anew per class, or the same clients would win every rounding
+        order = rng.permutation(n)  # drawn per class, or the same clients would win every rounding
         bounds = np.floor(np.cumsum(counts[order, c]) / counts[:, c].sum() * len(pool) + 0.5).astype(int)
         for client, part in zip(order, np.split(pool, bounds[:-1]), strict=True):
             shares[client].append(part)

@@ -57,7 +57,7 @@ def hsu_client(deal: Deal) -> Dealt:
 
     The prior is the classes' share of the training data and sums to one, as in the paper: the concentration of a class is
     alpha / C, not alpha. A class that runs out is left out and the proportions renormalised; a client none of whose
-    classes is left draws its proportions anew. N mod n samples are held by nobody.
+    classes is left draws its proportions again. N mod n samples are held by no client.
     """
     # Flower's InnerDirichletPartitioner draws sample by sample (minutes at 10,000 clients) and divides by zero where all
     # the classes of a client have run out, which at alpha = 0.01 they do.

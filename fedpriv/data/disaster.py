@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedpriv.data.decoding import Mode
     from fedpriv.data.tables import Table
 
-# Method card SimProx, section 9: the split files of the 5,831 pairs that the paper trains on.
+# The split files of the 5,831 pairs that SimProx's paper trains on: pairs per class for (train, test).
 PUBLISHED = {
     "damaged_infrastructure": (1246, 144),
     "damaged_nature": (459, 55),

@@ -19,7 +19,7 @@ from fedpriv.samples import Inputs, Modality, join, take, without
 
 Which = Literal["train", "validation", "test"]
 Whole = Literal["train", "validation", "test", "server"]
-"""``server``: the data set's own test split, whoever the clients' test samples are taken from."""
+"""``server``: the data set's own test split, wherever the clients' test samples are taken from."""
 
 
 class Split(NamedTuple):

@@ -23,7 +23,7 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 #: Partition name -> what it does, in a line.
 PARTITIONS = {name: (function.__doc__ or "").partition("\n")[0] for name, function in DEALERS.items()}
 
-#: Under so many test images per client, `test: auto` scores each client on all test images of its classes (method card 1.10).
+#: Under so many test images per client, `test: auto` scores each client on all test images of its classes.
 SMALLEST_SHARE = 20
 
 

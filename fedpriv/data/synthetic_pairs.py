@@ -62,7 +62,7 @@ class SyntheticSplit:
 
     Attributes:
         name: ``train`` or ``test``.
-        count: pairs, at least 25, so that each class has one; the classes' shares are the card's.
+        count: pairs, at least 25, so that each class has one; the classes' shares are those of the Damage Multimodal Dataset.
         size: pixels a side.
 
     Raises:

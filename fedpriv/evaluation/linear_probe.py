@@ -1,7 +1,7 @@
-"""What an encoder has learnt, told by a linear classifier on its frozen features.
+"""Linear probe: the quality of an encoder, measured by a linear classifier on its frozen features.
 
 Protocol (L-DAWA; where its code departs from common use, so as said here): features of the net in evaluation mode, computed
-once; BatchNorm's running statistics are first estimated anew by one pass over the training images, since averaging clients
+once; BatchNorm's running statistics are first re-estimated in one pass over the training images, since averaging clients
 spoils them (their code hides that by leaving the frozen encoder in training mode); no augmentation; SGD with momentum for 100
 epochs, test accuracy after the last one. Those epochs are few steps where labels are few, and features of a small scale are then
 hardly fitted: a logistic regression on standardised features, fitted to its end, stands beside.
@@ -35,7 +35,7 @@ Where = Literal["pooled", "prepool"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the classifier is trained (L-DAWA card, section 8)."""
+    """How the classifier is trained (as in L-DAWA's linear evaluation)."""
 
     epochs: int = 100
     lr: float = 0.01

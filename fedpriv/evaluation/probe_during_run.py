@@ -12,7 +12,7 @@ from fedpriv.evaluation.linear_probe import probe, samples
 from fedpriv.methods.base import Method
 
 PROBE, AS_IS = "probe/", "probe_as_is/"
-"""Names of metrics, before the share of the labels: with BatchNorm's statistics estimated anew, and as the run left them."""
+"""Names of metrics, before the share of the labels: with BatchNorm's statistics re-estimated, and as the run left them."""
 
 
 def check_probe(config: RunConfig, method: Method) -> None:

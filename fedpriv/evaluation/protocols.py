@@ -18,7 +18,7 @@ def _known(accuracies: Sequence[float | None]) -> list[float]:
 
 
 def mean(accuracies: Sequence[float | None]) -> float | None:
-    """Mean over the clients that were evaluated; ``None`` where nobody was."""
+    """Mean over the clients that were evaluated; ``None`` where none was."""
     known = _known(accuracies)
     return math.fsum(known) / len(known) if known else None
 

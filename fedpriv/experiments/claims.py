@@ -1,6 +1,6 @@
 """Our number beside the paper's, and the verdict.
 
-The rule (method card, section 4.1), on the differences d of the seeds, counted so that the claim says d > margin >= 0:
+The rule, on the differences d of the seeds, counted so that the claim says d > margin >= 0:
 
 * **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean that reaches the margin.
 * **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, and by more than the seeds

@@ -12,7 +12,7 @@ from fedpriv.experiments.claims import Judgement, Results, judge, metric
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment
 
-WINDOW = 5  # rounds; the smoothing of "rounds to target" (method card, section 1.11)
+WINDOW = 5  # rounds; the smoothing of "rounds to target"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
 def reach(result: Result, target: float) -> tuple[int, int] | None:
     """The first evaluated round whose smoothed accuracy reaches ``target``, and the bytes until then (both ways, with round 0).
 
-    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, the round itself included. That is the card's
+    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, the round itself included. That is a
     mean of 5 where every round is evaluated, and the evaluation itself where only every fifth is.
     """
     if result.tested_at_end:

@@ -95,7 +95,7 @@ class Experiment:
     Attributes:
         configs: label -> config, but for the seed.
         target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
-        meaning: what to make of the results, written by whoever looked at them.
+        meaning: interpretation of the results, written by a person.
         notes: in what this differs from the paper.
     """
 

@@ -22,7 +22,7 @@ class ApflMethodParams:
 
     test_with: Literal["global", "local"] = Field(
         "global",
-        description="what a client's own model is mixed with for the test: the new global model, or its own last w (card 2.4)",
+        description="what a client's own model is mixed with for the test: the new global model, or its own last w",
     )
 
 

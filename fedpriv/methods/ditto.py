@@ -19,7 +19,7 @@ PERSONAL = "ditto.personal"
 class DittoParams:
     """Options of Ditto."""
 
-    lam: float = Field(1.0, ge=0, description="pull of the received model on the personal one (card 2.5: grid 0.1, 0.5, 1, 2)")
+    lam: float = Field(1.0, ge=0, description="pull of the received model on the personal one (usual grid: 0.1, 0.5, 1, 2)")
     personal_epochs: int | None = Field(
         None, ge=1, description="epochs of the personal model; null: as long as the global one (train.local_epochs, local_steps)"
     )

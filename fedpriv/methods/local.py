@@ -17,7 +17,7 @@ class LocalParams:
     """Options of ``local``."""
 
     epochs: int | None = Field(
-        None, ge=1, description="epochs per turn; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon (card 2.1)"
+        None, ge=1, description="epochs per turn; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon"
     )
 
 

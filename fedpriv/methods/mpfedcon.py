@@ -77,7 +77,7 @@ class MpFedcon(FedRep):
         return Payload({**self.context.space.unpack(server.row), **_table(server)}, round=0)
 
     def download(self, server: ServerState, round: int) -> Payload:
-        # All C centres go to everybody: which ones a client needs is not the server's to know.
+        # All C centres go to every client: the server must not learn which classes a client holds.
         sent = super().download(server, round)
         assert sent is not None
         return replace(sent, tensors={**sent.tensors, **_table(server)})
@@ -160,7 +160,9 @@ class MpFedcon(FedRep):
         new = (sums / weights.clamp(min=1e-300)[:, None]).float()
         beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class has nothing to be averaged with
         heard = weights > 0
-        centers = torch.where(heard[:, None], beta * old + (1 - beta) * new, old)  # a class nobody holds keeps its centre
+        centers = torch.where(
+            heard[:, None], beta * old + (1 - beta) * new, old
+        )  # a class that no participant holds keeps its centre
         return {**merged.memory, CENTERS: centers, MASK: mask | heard}
 
 

@@ -22,7 +22,7 @@ class PerFedAvgMethodParams:
         gt=0,
         description="rate of the outer step, in place of train.lr (a public reimplementation's; with few epochs try 0.01)",
     )
-    pers_steps: int = Field(1, ge=1, description="steps of rate a that a client takes on a copy before it is tested (card 2.3)")
+    pers_steps: int = Field(1, ge=1, description="steps of rate a that a client takes on a copy before it is tested")
 
 
 @register("perfedavg")

@@ -95,7 +95,7 @@ def _width(name: str, input_shape: Shape) -> int:
         UsageError: the images do not fit.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # on how weights are drawn that nobody will see
+        warnings.simplefilter("ignore", FutureWarning)  # on how weights are drawn that are never used
         net = _behead(_classifier(name, pretrained=False)).eval().to("meta")
     with torch.no_grad():
         try:

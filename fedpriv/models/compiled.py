@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, Pass, StackedNet
+from fedpriv.models.stacked import Form, ForwardContext, StackedNet
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]
@@ -21,45 +21,45 @@ BACKEND = "inductor"
 
 
 class CompiledNet(Form):
-    """A stacked net whose code is compiled when it is first needed, and anew for what it was not compiled for.
+    """A stacked net that is compiled on first use, and recompiled for shapes and modes that are new to it.
 
     Dropout's masks are drawn outside of the compiled code, so that each client draws what it would draw alone.
     """
 
     def __init__(self, net: StackedNet, mode: Mode) -> None:
         self.draws, self.mixes, self._buffers = net.draws, net.mixes, net.buffers
-        # Where losses are taken client by client, the way back goes through the group's pass more than once.
+        # Where losses are computed client by client, backward runs through the group's forward pass more than once.
         torch._functorch.config.donated_buffer = False
         options: dict[str, Any] = {"mode": mode} if BACKEND == "inductor" else {"backend": BACKEND}
         # A run has phases, evaluations and batches of many lengths, and its code is not compiled for those of another net.
         options |= {"recompile_limit": 64, "isolate_recompiles": True}
         self._encode, self._rest = torch.compile(net.encode, **options), torch.compile(net.from_features, **options)
-        # The one function of all passes: of another for each, the code would be compiled anew.
-        self._draw = torch.compiler.disable(lambda like, share: self._go.draw(like, share))  # type: ignore[no-untyped-call]
-        self._go: Pass
+        # One function for all passes: a new function object would trigger recompilation.
+        self._draw = torch.compiler.disable(lambda like, share: self._ctx.draw(like, share))  # type: ignore[no-untyped-call]
+        self._ctx: ForwardContext
 
-    def encode(self, go: Pass, x: Tensor) -> Tensor:
-        return self._run(self._encode, go, x).clone()
+    def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        return self._run(self._encode, ctx, x).clone()
 
-    def from_features(self, go: Pass, h: Tensor) -> Outputs:
-        found = self._run(self._rest, go, h)
+    def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
+        found = self._run(self._rest, ctx, h)
         prediction = None if found.prediction is None else found.prediction.clone()
         return Outputs(h, found.projection.clone(), prediction, found.logits.clone())
 
-    def _run(self, compiled: Callable[[Pass, Tensor], T], go: Pass, x: Tensor) -> T:
+    def _run(self, compiled: Callable[[ForwardContext, Tensor], T], ctx: ForwardContext, x: Tensor) -> T:
         """What the callers keep is copied: the next pass of a CUDA graph writes where this one did.
 
         Raises:
             FedprivError: it cannot be compiled, for instance because there is no C++ compiler.
         """
-        self._go = go
+        self._ctx = ctx
         # Compiled code may not change a tensor that shares its storage with others.
-        buffers = {name: go.tensors[name].clone() for name in self._buffers if name in go.tensors}
+        buffers = {name: ctx.tensors[name].clone() for name in self._buffers if name in ctx.tensors}
         try:
-            found = compiled(replace(go, tensors={**go.tensors, **buffers}, draw=self._draw), x)
+            found = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
         except torch._dynamo.exc.TorchDynamoException as error:
             said = " ".join(str(error).strip().splitlines()[:2])
             raise FedprivError(f"torch.compile cannot compile this net here ({said}); use --compile none") from None
         for name, buffer in buffers.items():
-            go.tensors[name].copy_(buffer)
+            ctx.tensors[name].copy_(buffer)
         return found

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedpriv.samples import Inputs, Pairs
 
 WIDTH = 512
-"""Of each modality's features (method card SimProx, section 8)."""
+"""Width of each modality's features."""
 DROPOUT = 0.1
 
 

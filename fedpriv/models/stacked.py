@@ -27,8 +27,8 @@ class NotStackable(Exception):
 
 
 @dataclass
-class Pass:
-    """One way through the stacked net.
+class ForwardContext:
+    """The context of one forward pass through the stacked net.
 
     Attributes:
         clients: K.
@@ -50,56 +50,56 @@ class Layer:
     name: str
     module: nn.Module
 
-    def tensor(self, go: Pass, name: str) -> Tensor | None:
+    def tensor(self, ctx: ForwardContext, name: str) -> Tensor | None:
         """``(K, *shape)``; ``None``: the layer has none of this name. A constant is the same for all."""
         own: Tensor | None = getattr(self.module, name)
-        if own is None or (known := go.tensors.get(f"{self.name}.{name}")) is not None:
+        if own is None or (known := ctx.tensors.get(f"{self.name}.{name}")) is not None:
             return known if own is not None else None
-        return own.detach().expand(go.clients, *own.shape)
+        return own.detach().expand(ctx.clients, *own.shape)
 
-    def training(self, go: Pass) -> bool:
-        return self.name.partition(".")[0] in go.training
+    def training(self, ctx: ForwardContext) -> bool:
+        return self.name.partition(".")[0] in ctx.training
 
 
-LayerForm = Callable[[Layer, Pass, Tensor], Tensor]
+LayerForm = Callable[[Layer, ForwardContext, Tensor], Tensor]
 _IMAGES, _VECTORS = 4, 3
 """Dimensions of what flows: they tell images from vectors."""
 
 
-def _convolution(layer: Layer, go: Pass, x: Tensor) -> Tensor:
-    return _with_bias(layer, go, _without_bias(layer, go, x))
+def _convolution(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    return _with_bias(layer, ctx, _without_bias(layer, ctx, x))
 
 
-def _without_bias(layer: Layer, go: Pass, x: Tensor) -> Tensor:
-    module, weight = layer.module, layer.tensor(go, "weight")
+def _without_bias(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    module, weight = layer.module, layer.tensor(ctx, "weight")
     assert isinstance(module, nn.Conv2d) and weight is not None
     padding: Any = module.padding
-    return F.conv2d(x, weight.flatten(0, 1), None, module.stride, padding, module.dilation, module.groups * go.clients)
+    return F.conv2d(x, weight.flatten(0, 1), None, module.stride, padding, module.dilation, module.groups * ctx.clients)
 
 
-def _with_bias(layer: Layer, go: Pass, y: Tensor) -> Tensor:
+def _with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
     """A convolution's bias is added by itself: the library's own gradient of it takes as long as half a convolution."""
-    bias = layer.tensor(go, "bias")
+    bias = layer.tensor(ctx, "bias")
     return y if bias is None else y + bias.flatten()[:, None, None]
 
 
-def _linear(layer: Layer, go: Pass, x: Tensor) -> Tensor:
-    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
+def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
     assert weight is not None
     if bias is None:
         return torch.bmm(x, weight.transpose(1, 2))
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
-def _batch_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     module = layer.module
     assert isinstance(module, _BatchNorm)
     flat = x if x.ndim == _IMAGES else x.transpose(0, 1).flatten(1)
-    stored = [layer.tensor(go, name) for name in ("running_mean", "running_var")]
+    stored = [layer.tensor(ctx, name) for name in ("running_mean", "running_var")]
     # Copies: rows do not lie side by side, and backward must find them as they were.
     running = [None if tensor is None else tensor.flatten().clone() for tensor in stored]
-    weight, bias = (None if (t := layer.tensor(go, name)) is None else t.flatten() for name in ("weight", "bias"))
-    training = layer.training(go) or running[0] is None
+    weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
+    training = layer.training(ctx) or running[0] is None
     momentum = 0.0 if module.momentum is None else module.momentum
     y = F.batch_norm(flat, running[0], running[1], weight, bias, training, momentum, module.eps)
     if training:
@@ -107,36 +107,36 @@ def _batch_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
             for old, new in zip(stored, running, strict=True):
                 if old is not None and new is not None:
                     old.copy_(new.view_as(old))
-    return y if x.ndim == _IMAGES else _by_client(y, go.clients)
+    return y if x.ndim == _IMAGES else _by_client(y, ctx.clients)
 
 
-def _group_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+def _group_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     module = layer.module
     assert isinstance(module, nn.GroupNorm)
-    weight, bias = (None if (t := layer.tensor(go, name)) is None else t.flatten() for name in ("weight", "bias"))
-    return F.group_norm(x, module.num_groups * go.clients, weight, bias, module.eps)
+    weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
+    return F.group_norm(x, module.num_groups * ctx.clients, weight, bias, module.eps)
 
 
-def _layer_norm(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+def _layer_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     module = layer.module
     assert isinstance(module, nn.LayerNorm)
     y = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    weight, bias = layer.tensor(go, "weight"), layer.tensor(go, "bias")
+    weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
     y = y if weight is None else y * weight[:, None]
     return y if bias is None else y + bias[:, None]
 
 
-def _dropout(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     module = layer.module
     assert isinstance(module, nn.Dropout)
-    if not layer.training(go) or not module.p:
+    if not layer.training(ctx) or not module.p:
         return x
     if x.ndim == _IMAGES:
         raise NotStackable(f"{layer.name}: dropout of pixels, which a client alone draws in an order of its own")
-    return x * (go.draw(x[0], module.p).to(x) / (1 - module.p))
+    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p))
 
 
-def _alike(layer: Layer, go: Pass, x: Tensor) -> Tensor:
+def _alike(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     """A layer without a state that treats every entry, or every channel, by itself."""
     y: Tensor = layer.module(x)
     return y
@@ -149,19 +149,19 @@ _FORMS: dict[type[nn.Module], LayerForm] = {
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
-    nn.Flatten: lambda layer, go, x: to_vectors(x, go.clients),
+    nn.Flatten: lambda layer, ctx, x: to_vectors(x, ctx.clients),
     nn.Dropout: _dropout,
     **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _alike),
 }
 
 
-def _flattened(go: Pass, x: Tensor) -> Tensor:
-    return to_vectors(x, go.clients)
+def _flattened(ctx: ForwardContext, x: Tensor) -> Tensor:
+    return to_vectors(x, ctx.clients)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
-    **dict.fromkeys((operator.add, operator.iadd, torch.add), lambda go, x, y: x + y),
-    **dict.fromkeys((torch.relu, F.relu), lambda go, x: F.relu(x)),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add), lambda ctx, x, y: x + y),
+    **dict.fromkeys((torch.relu, F.relu), lambda ctx, x: F.relu(x)),
     torch.flatten: _flattened,
 }
 
@@ -192,10 +192,10 @@ class Form(Protocol):
     mixes: frozenset[str]
     """Roles in which, in training mode, the samples of a batch look at each other, so that none may be made up."""
 
-    def encode(self, go: Pass, x: Tensor) -> Tensor:
+    def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """Stacked inputs -> features ``(K, B, d)``."""
 
-    def from_features(self, go: Pass, h: Tensor) -> Outputs:
+    def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
         """Features ``(K, B, d)`` -> outputs, each ``(K, B, ...)``."""
 
 
@@ -226,8 +226,8 @@ class StackedNet(Form):
         try:
             for roles in (frozenset(ROLES), frozenset[str]()):
                 tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
-                go = Pass(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
-                logits = self.from_features(go, self.encode(go, to_stack(list(x), 3))).logits
+                ctx = ForwardContext(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
+                logits = self.from_features(ctx, self.encode(ctx, to_stack(list(x), 3))).logits
             for own, alone in zip(logits, x, strict=True):
                 if not torch.allclose(own, net(alone).logits, rtol=1e-3, atol=1e-4):
                     raise NotStackable("the net as a whole: its forward pass does more than its layers say")
@@ -235,19 +235,19 @@ class StackedNet(Form):
             for module, training in zip(net.modules(), modes, strict=True):
                 module.training = training
 
-    def encode(self, go: Pass, x: Tensor) -> Tensor:
-        return to_vectors(self._run("encoder", go, x), go.clients)
+    def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        return to_vectors(self._run("encoder", ctx, x), ctx.clients)
 
-    def from_features(self, go: Pass, h: Tensor) -> Outputs:
-        z = self._run("projector", go, h)
-        prediction = self._run("predictor", go, z) if "predictor" in self._parts else None
-        return Outputs(h, z, prediction, self._run("head", go, z))
+    def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
+        z = self._run("projector", ctx, h)
+        prediction = self._run("predictor", ctx, z) if "predictor" in self._parts else None
+        return Outputs(h, z, prediction, self._run("head", ctx, z))
 
-    def _run(self, role: str, go: Pass, x: Tensor) -> Tensor:
-        return self._parts[role](go, x)
+    def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
+        return self._parts[role](ctx, x)
 
 
-def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
+def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], Tensor]:
     """A role's forward pass over stacked tensors."""
     if type(module) in _FORMS:  # a layer by itself has nothing to trace
         return _step(Layer(role, module))
@@ -278,10 +278,10 @@ def _traced(role: str, module: nn.Module) -> Callable[[Pass, Tensor], Tensor]:
     if not isinstance(result, fx.Node):
         raise NotStackable(f"{role}: it returns more than a tensor")
 
-    def run(go: Pass, x: Tensor) -> Tensor:
+    def run(ctx: ForwardContext, x: Tensor) -> Tensor:
         values: dict[fx.Node, Tensor] = {}
         for node, step, arguments in steps:
-            values[node] = step(go, *(values.get(argument, x) for argument in arguments))
+            values[node] = step(ctx, *(values.get(argument, x) for argument in arguments))
         return values.get(result, x)
 
     return run
@@ -296,9 +296,9 @@ def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
     return user if is_pooling else None
 
 
-def _pooled(convolution: Layer, pooling: Callable[[Pass, Tensor], Tensor], go: Pass, x: Tensor) -> Tensor:
+def _pooled(convolution: Layer, pooling: Callable[[ForwardContext, Tensor], Tensor], ctx: ForwardContext, x: Tensor) -> Tensor:
     """The maximum of shifted values is the shifted maximum, at a quarter of the additions."""
-    return _with_bias(convolution, go, pooling(go, x))
+    return _with_bias(convolution, ctx, pooling(ctx, x))
 
 
 def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -309,7 +309,7 @@ def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
     return arguments if all(isinstance(argument, fx.Node) for argument in arguments) else ()  # type: ignore[return-value]
 
 
-def _step(layer: Layer) -> Callable[[Pass, Tensor], Tensor]:
+def _step(layer: Layer) -> Callable[[ForwardContext, Tensor], Tensor]:
     form = _FORMS.get(type(layer.module))
     if form is None:
         raise NotStackable(f"{layer.name}: {type(layer.module).__name__}")
@@ -319,7 +319,7 @@ def _step(layer: Layer) -> Callable[[Pass, Tensor], Tensor]:
         raise NotStackable(f"{layer.name}: BatchNorm with a cumulative mean")
     if isinstance(layer.module, nn.Flatten) and (layer.module.start_dim, layer.module.end_dim) != (1, -1):
         raise NotStackable(f"{layer.name}: a flattening of some dimensions only")
-    return lambda go, x: form(layer, go, x)
+    return lambda ctx, x: form(layer, ctx, x)
 
 
 class VmappedNet(Form):
@@ -331,18 +331,18 @@ class VmappedNet(Form):
         self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
         self.mixes = frozenset(ROLES if any(isinstance(module, _BatchNorm) for module in modules) else ())
 
-    def encode(self, go: Pass, x: Tensor) -> Tensor:
-        return self._run("encoder", go, x if x.ndim == _VECTORS else _by_client(x, go.clients))
+    def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        return self._run("encoder", ctx, x if x.ndim == _VECTORS else _by_client(x, ctx.clients))
 
-    def from_features(self, go: Pass, h: Tensor) -> Outputs:
-        z = self._run("projector", go, h)
-        prediction = None if self._net.predictor is None else self._run("predictor", go, z)
-        return Outputs(h, z, prediction, self._run("head", go, z))
+    def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
+        z = self._run("projector", ctx, h)
+        prediction = None if self._net.predictor is None else self._run("predictor", ctx, z)
+        return Outputs(h, z, prediction, self._run("head", ctx, z))
 
-    def _run(self, role: str, go: Pass, x: Tensor) -> Tensor:
+    def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
         module: nn.Module = getattr(self._net, role)
-        module.train(role in go.training)
-        own = {name.removeprefix(role + "."): tensor for name, tensor in go.tensors.items() if name.startswith(role + ".")}
+        module.train(role in ctx.training)
+        own = {name.removeprefix(role + "."): tensor for name, tensor in ctx.tensors.items() if name.startswith(role + ".")}
 
         def alone(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             y: Tensor = functional_call(module, tensors, (x,))

@@ -79,7 +79,7 @@ def _takes_whole_masks(transformer: Any, pad: int) -> bool:
 
 
 def text_encoder(encoder: Encoder, tune: Tune, rank: int = 8, alpha: int = 16) -> TextEncoder:
-    """A new text encoder in which only what learns requires a gradient; the rest is the same for everybody and not sent.
+    """A new text encoder in which only what learns requires a gradient; the rest is the same for all clients and not sent.
 
     Args:
         rank, alpha: of LoRA (Hu et al. 2022): a layer W becomes W + (alpha / r) B A, with B zero at first.

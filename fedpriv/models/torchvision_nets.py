@@ -110,7 +110,7 @@ def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     features.conv0 = _stem(features.conv0, input_shape, small, "fan_in")
     if small:
         features.pool0 = nn.Identity()
-    # Put together anew because torchvision's forward applies the last ReLU in place.
+    # Reassembled because torchvision's forward applies the last ReLU in place.
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         features=features, relu=nn.ReLU(), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
     )
@@ -130,7 +130,7 @@ def vgg16(input_shape: Shape) -> tuple[nn.Module, int]:
 
     layers: OrderedDict[str, nn.Module]
     if _is_small(input_shape):
-        # Not through torchvision's constructor, which draws 120 M FC parameters that nobody here would use.
+        # Not through torchvision's constructor, which draws 120 M FC parameters that are not used here.
         features, width = vgg.make_layers(vgg.cfgs["D"]), 512
         layers = OrderedDict(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
         stale = [layer for layer in features if isinstance(layer, nn.Conv2d)]

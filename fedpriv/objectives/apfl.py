@@ -32,7 +32,7 @@ class ApflParams:
         None,
         ge=0,
         le=1,
-        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive (card 2.4)",
+        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive",
     )
     adaptive: bool = Field(False, description="whether each client's alpha learns too (sec. 4.2)")
     alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: that of the models")
@@ -67,10 +67,10 @@ class Mixed(CrossEntropy):
         own, other, alpha = turn.learner, turn.companion, float(turn.memo[ALPHA])
         space = self.context.space
         start, personal = own.row.clone(), other.row.clone()
-        value = loss(batch.under(own))
+        value = loss(batch.forward(own))
         own.backward(value)
         other.row.copy_(mixed(space, start, personal, alpha))
-        other.backward(loss(batch.under(other)))
+        other.backward(loss(batch.forward(other)))
         for part in space.parameters():
             other.row[part] = personal[part]
         if self.params.adaptive:

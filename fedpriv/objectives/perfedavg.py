@@ -31,11 +31,11 @@ class PerFedAvgParams:
     variant: Literal["first_order", "hessian_free"] = Field(
         "first_order", description="drop the Hessian term, or approximate it by a difference of gradients (sec. 5)"
     )
-    a: float = Field(0.01, ge=0, description="rate of the inner step (the default of a public reimplementation, card 2.3)")
+    a: float = Field(0.01, ge=0, description="rate of the inner step (the default of a public reimplementation)")
     e: float = Field(
         1e-3,
         gt=0,
-        description="half width of the difference of gradients, hessian_free (card 2.3); ReLU kinks within it count as curvature",
+        description="half width of the difference of gradients, hessian_free; ReLU kinks within it count as curvature",
     )
 
 
@@ -98,7 +98,7 @@ class MetaGradient(CrossEntropy):
 
 def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
     """The loss at the learner's model, detached, with its gradient in ``learner.grad``."""
-    value = loss(batch.under(learner))
+    value = loss(batch.forward(learner))
     learner.backward(value)
     return value.detach()
 

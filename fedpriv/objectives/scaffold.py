@@ -86,7 +86,7 @@ class Scaffold(CrossEntropy):
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         learner = turn.learner
-        seen = batch.under(learner)
+        seen = batch.forward(learner)
         value = loss(seen)
         learner.backward(value)
         self._note(turn, learner, seen.trains)

@@ -129,7 +129,7 @@ class Siamese(Objective):
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         learner, memo = turn.learner, turn.memo
-        seen = batch.under(learner)
+        seen = batch.forward(learner)
         if self._pull > 0:
             memo[_TARGET] = self._target(turn, batch, seen.outputs.projection.detach())
         if _HISTORY in memo:
@@ -163,11 +163,11 @@ class Siamese(Objective):
         taken += 1
         with global_rng(self.context.config.seed, turn.round, turn.client, "anchor", int(taken)):
             if self.params.anchor == "frozen":
-                return batch.look(anchor).projection
-            outputs = batch.under(anchor).outputs
+                return batch.forward_no_grad(anchor).projection
+            outputs = batch.forward(anchor).outputs
             assert outputs.prediction is not None
             anchor.backward(-self._pull * mean_cosine(outputs.prediction, projection))
             anchor.descend()
             if self.params.order == "simultaneous":
                 return outputs.projection.detach()
-            return batch.look(anchor).projection
+            return batch.forward_no_grad(anchor).projection

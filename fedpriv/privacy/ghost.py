@@ -62,7 +62,7 @@ class GhostGradients(ClippedSums):
     def _clipped(self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
         from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as opacus  # type: ignore[import-untyped]
 
-        # For this step alone: the net is everybody's, and Opacus leaves marks on its layers and parameters.
+        # For this step alone: the net is shared, and Opacus leaves marks on its layers and parameters.
         hooks = opacus.GradSampleHooksFastGradientClipping(
             self._net, loss_reduction="sum", max_grad_norm=self._clip, strict=False
         )

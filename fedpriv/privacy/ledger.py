@@ -1,4 +1,4 @@
-"""The one ledger of epsilon of a run: what was spent, on whose account.
+"""The privacy ledger of a run: the epsilon spent, by account.
 
 Neighbours are federations in which one training sample (level ``client``: one client) counts as a blank: it is still there and
 is drawn, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021, definition 1.1;
@@ -24,8 +24,8 @@ from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError
 from fedpriv.privacy.accountant import History, composed, dearest, epsilon_prv, epsilon_replace_one, epsilons_rdp
 
-EVERYBODY = "everybody"
-"""The account of client-level DP: a round is spent by all, whether they were drawn or not."""
+ALL_CLIENTS = "everybody"
+"""The account of client-level DP: a round is spent by all clients, drawn or not. Checkpoints store this value."""
 
 Accounts = dict[str, list[list[float]]]
 """Account -> [[noise, rate, steps], ...]; JSON, part of a run's checkpoint."""
@@ -77,11 +77,11 @@ class Ledger:
     def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
         self.privacy, self.accounts = privacy, accounts
         clients = privacy.level == "client"
-        self._together = [(EVERYBODY,)] if clients else [tuple(str(client) for client in held) for held in holders]
+        self._together = [(ALL_CLIENTS,)] if clients else [tuple(str(client) for client in held) for held in holders]
         self._known = frozenset(account for accounts in self._together for account in accounts)
 
     def spend(self, account: str, rate: float, steps: int) -> None:
-        """Book ``steps`` Gaussian mechanisms at sampling ``rate``, before they are played.
+        """Book ``steps`` Gaussian mechanisms at sampling ``rate``, before they are run.
 
         Raises:
             FedprivError: it would spend more than ``target_epsilon``.

@@ -43,11 +43,11 @@ def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[in
 
 
 def sliding_window(seed: int, everyone: Sequence[int], count: int, round: int) -> list[int]:
-    """Consecutive windows of ``count`` clients in a shuffled order; shuffled anew when all have been served (SimProx, sec. IV,
+    """Consecutive windows of ``count`` clients in a shuffled order; reshuffled when all have been served (SimProx, sec. IV,
     after the SimAgg notebook).
 
     Where the windows do not fit, the order is continued with its own first clients, so that each window has ``count`` distinct
-    ones and a cycle serves everybody.
+    ones and a cycle serves all clients.
     """
     windows = math.ceil(len(everyone) / count)
     cycle, index = divmod(round - 1, windows)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedpriv.client.model import ClientModel
 from fedpriv.client.turn import ClientDiverged, Turn
 from fedpriv.methods.base import Phase, Private, ServerState
-from fedpriv.models.stacked import Form, Pass
+from fedpriv.models.stacked import Form, ForwardContext
 from fedpriv.samples import Modality, without
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
@@ -76,13 +76,13 @@ class LocalTests:
                 for row, client in zip(rows, group, strict=False):
                     space.pack(self.federation.method.client_state(self.server, self.private(client)), row)
                 own = {e.name: rows[: len(group), e.start : e.stop].view(len(group), *e.shape) for e in space.entries}
-                go = Pass(len(group), own, frozenset(), _no_draws)
+                ctx = ForwardContext(len(group), own, frozenset(), _no_draws)
                 held = [data.indices(split, client) for client in group]
                 weights = [_weights(data.weights(split, client), index) for client, index in zip(group, held, strict=True)]
                 index, heavy = pad_sequence(held, batch_first=True), pad_sequence(weights, batch_first=True)
                 with torch.no_grad():
                     parts = torch.split(index, HEADS_AT_ONCE, 1)
-                    predicted = [form.from_features(go, features[part]).logits.argmax(2) for part in parts]
+                    predicted = [form.from_features(ctx, features[part]).logits.argmax(2) for part in parts]
                 hits = (torch.cat(predicted, 1) == labels[index]) * heavy
                 found.update(zip(group, (hits.sum(1) / heavy.sum(1)).tolist(), strict=True))
         return found

@@ -16,7 +16,7 @@ from fedpriv.client.turn import ClientDiverged
 from fedpriv.config import RunConfig, lookup
 from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.methods.base import Private, ServerState
-from fedpriv.privacy.ledger import EVERYBODY, Ledger
+from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
 from fedpriv.seeding import generator
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.merging import merge
@@ -131,7 +131,7 @@ class Simulation:
                 reported.setdefault(name, []).append(value)
         with profile("aggregation"):
             if (noisy_mean := self.federation.noisy_mean) is not None:
-                self._spend(EVERYBODY, self.config.train.participation or 0.0, 1)
+                self._spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
                 self.server = noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
             elif uploads:
                 self.server = merge(method, self.server, uploads)
@@ -144,7 +144,7 @@ class Simulation:
         if samples := sum(number for _, number in losses):
             metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
-        if (padding := self.executor.shown.take().padding) is not None:
+        if (padding := self.executor.sample_count.take().padding) is not None:
             metrics["padding"] = padding
         if self.private:
             metrics["epsilon"] = self.ledger.epsilon

@@ -85,7 +85,7 @@ class Scorer:
     def confusion(self, server: ServerState) -> NDArray[np.int64]:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
 
-        It is that of the last pass. Only a run that was killed after its last round has not got it, and computes it anew.
+        It is that of the last pass. Only a run that was killed after its last round lacks it, and computes it again.
         """
         if self._confusion is None:
             self.resident.row.copy_(server.row)

@@ -32,12 +32,12 @@ _NOTHING = nullcontext()
 
 
 class Spans:
-    """Says what is which category's; as it stands, nobody asked, and nothing is timed."""
+    """Charges time to categories; this base class does not time anything."""
 
     def __call__(self, category: str, **about: int) -> AbstractContextManager[None]:
         """A block whose time is charged to a category; ``about`` is shown in the trace.
 
-        No client's code may be left for another's within it: they are played side by side in one thread.
+        The block must not switch to another client's code: clients may run side by side in one thread.
         """
         return _NOTHING
 

@@ -190,7 +190,9 @@ class _Copy:
                 self._done(**asdict(Cursor(self.cursor.uri, self.cursor.experiment)))  # the store was thrown away
             else:
                 if run.info.lifecycle_stage == "deleted":
-                    raise TrackingError(f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it anew")
+                    raise TrackingError(
+                        f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it again"
+                    )
                 return run
         # The acknowledgement of an earlier create_run may have been lost: the tag tells.
         self._done(experiment_id=self._experiment_id())
@@ -203,7 +205,7 @@ class _Copy:
 
     @property
     def _key(self) -> str:
-        # A folder that was deleted and made anew under the same name is another run: the time tells them apart.
+        # A folder that was deleted and created again under the same name is another run, with another time.
         return f"{self.facts['run_id']}@{self.facts['created_ms']}"
 
     def _experiment_id(self) -> str:

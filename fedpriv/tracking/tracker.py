@@ -21,7 +21,7 @@ class Tracker:
         experiment: MLflow experiment name.
         warn: called once, with one line, if something cannot be sent. It may be called from the background thread.
         interval: least time between two sends (seconds), so that many short rounds become one request.
-        span: makes the block that sends, in the background thread; so that somebody may time it.
+        span: context manager around each send in the background thread, for timing.
     """
 
     def __init__(
@@ -89,6 +89,6 @@ class Tracker:
             self._closing.wait(self._interval)
 
     def _complain(self, what: str) -> None:
-        # The lock is taken once and never given back: whoever gets it speaks, and nobody speaks twice.
+        # The lock is never released, so the warning is given once.
         if self._warned.acquire(blocking=False):
             self._warn(f"{what}; the run goes on, records are kept; `fedpriv sync {self._run_dir}` sends them")

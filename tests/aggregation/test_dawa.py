@@ -145,7 +145,7 @@ def test_equal_cosines_leave_the_base_rule() -> None:
     close(nothing_left, q.expand(2, 3))
 
 
-def test_nobody_moved() -> None:
+def test_no_client_moved() -> None:
     start = W.float()
     for name in ("l-dawa", "m-dawa", "simagg", "fedatt", "simprox"):
         torch.testing.assert_close(merge(name, uploads(start, start.repeat(3, 1))).row, start, rtol=1e-6, atol=0)

@@ -16,12 +16,12 @@ from fedpriv.simulation.loop import Simulation
 from tests.aggregation.rounds import doubles, space_of
 
 Simulate = Callable[..., Simulation]
-EVERYBODY = {"train.participation": 1.0, "train.rounds": 2, "data.clients": 4, "model.projection": 16}
+ALL_TAKE_PART = {"train.participation": 1.0, "train.rounds": 2, "data.clients": 4, "model.projection": 16}
 
 
 def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simulation, dict[tuple[int, int], Tensor]]:
     """A run, and the row that each (round, client) started from."""
-    simulation = simulate("fedavg", play=False, aggregation=aggregation, **EVERYBODY, **overrides)
+    simulation = simulate("fedavg", play=False, aggregation=aggregation, **ALL_TAKE_PART, **overrides)
     seen: dict[tuple[int, int], Tensor] = {}
     half, begin = simulation.federation.method.aggregation, type(simulation.federation.method.aggregation).begin
 
@@ -54,7 +54,7 @@ def test_a_client_that_moved_far_goes_on_with_its_own_projector(simulate: Simula
 def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> None:
     simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     assert all(torch.equal(seen[2, client], simulation.after_one) for client in range(4))  # type: ignore[attr-defined]
-    plain = simulate("fedavg", **EVERYBODY)
+    plain = simulate("fedavg", **ALL_TAKE_PART)
     assert torch.equal(plain.server.row, simulation.server.row), "then it is FedAvg"
 
 
@@ -68,7 +68,7 @@ def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Si
 
 
 def test_both_rules_of_the_server(simulate: Simulate) -> None:
-    rows = [simulate("fedavg", aggregation=name, **EVERYBODY).server.row for name in ("fedu", "l-dawa-fedu")]
+    rows = [simulate("fedavg", aggregation=name, **ALL_TAKE_PART).server.row for name in ("fedu", "l-dawa-fedu")]
     assert not torch.equal(*rows)
 
 

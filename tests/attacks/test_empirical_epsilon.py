@@ -64,7 +64,7 @@ def test_more_samples_and_less_delta_show_more(bound: Bound) -> None:
 
 
 def test_a_sure_no_counts_as_much_as_a_sure_yes() -> None:
-    """A third of the non-members scores below everybody: only the mirrored form of the rates sees it."""
+    """A third of the non-members scores below all others: only the mirrored form of the rates sees it."""
     members: Mask = np.arange(1200) < 600
     scores = np.random.default_rng(0).normal(size=1200)
     scores[1000:] = -9.0

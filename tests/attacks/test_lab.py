@@ -1,4 +1,4 @@
-"""The lab: who attacks, what they know, and that nobody sees the truth before the attack is over."""
+"""The lab: the attackers, what they know, and that none sees the truth before the attack is over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2,
 
 
 class Sealed(Tensor):
-    """The truth: whoever computes with it before it is opened is caught."""
+    """The truth: computing with it before it is opened raises an error."""
 
     opened = False
 

@@ -1,4 +1,4 @@
-"""Shadow clients: label sets from the change of a body whose head nobody sees."""
+"""Shadow clients: label sets from the change of a body whose head is hidden."""
 
 from __future__ import annotations
 

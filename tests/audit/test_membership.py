@@ -127,7 +127,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     assert not torch.equal(other.uploaded[name], sent[name])
 
 
-def test_candidates_are_the_clients_own_and_others_that_nobody_trained_on(tmp_path: Path) -> None:
+def test_candidates_are_the_clients_own_and_others_that_no_client_trained_on(tmp_path: Path) -> None:
     changes = {"train.rounds": 3, "train.local_epochs": 1, "data.partition.name": "dirichlet", "data.partition.alpha": 0.5}
     run = evidence(tmp_path / "run", "fedavg", **changes)
     data, client = run.federation.data, run.store.clients(3)[0]

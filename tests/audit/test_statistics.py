@@ -49,8 +49,8 @@ def gradient_of_the_truth(found: Evidence, round: int, client: int) -> dict[str,
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_variate_of_one_step_is_the_gradient_of_the_truth(tmp_path: Path, round: int) -> None:
     """In round 2 the change of round 1 is added, or it would be the difference of two gradients."""
-    everybody = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": "all", "data.clients": 4}
-    found = evidence(tmp_path / "run", "scaffold", **ONE_STEP, **everybody)
+    all_take_part = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": "all", "data.clients": 4}
+    found = evidence(tmp_path / "run", "scaffold", **ONE_STEP, **all_take_part)
     message = found.message(round, 1)
     seen = statistics.as_gradient(found, message, "variate", ThreatModel())
     assert seen.kind == "gradient" and seen.schedule is None and len(seen.shared) == len(message.received) / 2
@@ -61,8 +61,8 @@ def test_a_variate_of_one_step_is_the_gradient_of_the_truth(tmp_path: Path, roun
 
 
 def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> None:
-    everybody = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": [2], "data.clients": 4}
-    found = evidence(tmp_path / "run", "scaffold", **everybody)
+    all_take_part = {"train.participation": 1.0, "train.rounds": 2, "wire.keep_payloads": [2], "data.clients": 4}
+    found = evidence(tmp_path / "run", "scaffold", **all_take_part)
     with pytest.raises(UsageError, match=r"round 1 was not kept.*--keep-payloads all"):
         statistics.as_gradient(found, found.message(2, 0), "variate", ThreatModel())
 

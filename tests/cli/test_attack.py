@@ -79,7 +79,7 @@ def test_controls_are_reported(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch
 
 
 class Leaking:
-    """Runs as an attack that somebody slipped the truth: it finds it in noise, too."""
+    """An attack that cheats with the truth: it finds it in noise, too."""
 
     def __init__(self, real: Callable[..., Reconstruction], truth: torch.Tensor) -> None:
         self.real, self.truth = real, truth

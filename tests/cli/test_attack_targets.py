@@ -88,8 +88,8 @@ def test_images_that_are_none(tmp_path: Path, fedpriv: Fedpriv) -> None:
         (("--client", 99), ("no payload of client 99", "there are those of")),
         (("--n", 3), ("--n is for single steps",)),
         (("--mask-layers", 1), ("a run", "--mask-layers")),
-        (("--images", "."), ("--run and --images", "one thing")),
-        (("--dataset", "digits"), ("--run and --dataset", "one thing")),
+        (("--images", "."), ("--run and --images", "only one")),
+        (("--dataset", "digits"), ("--run and --dataset", "only one")),
     ],
 )
 def test_what_means_nothing_to_a_run(run: Path, fedpriv: Fedpriv, arguments: tuple[Any, ...], words: tuple[str, ...]) -> None:
@@ -97,7 +97,7 @@ def test_what_means_nothing_to_a_run(run: Path, fedpriv: Fedpriv, arguments: tup
 
 
 def test_rounds_are_of_runs_and_runs_need_payloads(tmp_path: Path, fedpriv: Fedpriv) -> None:
-    refused(fedpriv("attack", "dlg", "--round", 3), "--run names it")
+    refused(fedpriv("attack", "dlg", "--round", 3), "name the run with --run")
     play(tmp_path / "none", "fedavg", **{"wire.keep_payloads": "none", "train.rounds": 1})
     refused(fedpriv("attack", "dlg", "--run", tmp_path / "none"), "kept no payloads", "--keep-payloads")
     refused(fedpriv("attack", "dlg", "--run", tmp_path / "nowhere"), "no run")

@@ -105,7 +105,7 @@ FEDERATIONS = [
     case("--clients 2000", "142 training samples", "fewer clients"),
     case("--clients 2000 --partition dirichlet", "2000 clients", "samples"),
     case("--clients 2000 --partition shards", "2000 clients", "samples"),
-    case("--clients 5 --participation 0.1", "train.participation 0.1 of 5 clients selects nobody", "0.2"),
+    case("--clients 5 --participation 0.1", "train.participation 0.1 of 5 clients selects no client", "0.2"),
     case("--model cnn10", "'cnn10' does not fit", "1x8x8", "mlp_lineage"),
     case("--set eval.split=validation", "validation", "data.validation_fraction"),
     case("--device banana", "device 'banana'", "--device cpu"),

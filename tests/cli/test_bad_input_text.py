@@ -95,7 +95,7 @@ def test_on_texts(samples: list[str], fedpriv: Fedpriv, arguments: list[str], wo
 def test_on_pairs(
     samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("TORCH_HOME", str(Path.cwd().parent / "torch"))
     refused(fedpriv, samples, ["--dataset", "./pairs", "--clients", "4", *arguments], words)
 
@@ -164,6 +164,6 @@ def test_a_probe_of_a_run_on_texts(samples: list[str], fedpriv: Fedpriv, argumen
 
 
 def test_nothing_waits_for_the_hub(samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder that nobody has is missed without a look at the network, where the hub was found not to answer."""
+    """An encoder that does not exist is missed without a look at the network, where the hub was found not to answer."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it waits for {seconds} s and tries again"))
     refused(fedpriv, samples, ["--dataset", "texts.csv", "--encoder", "nobody/has-this"], ("nobody/has-this",))

@@ -22,7 +22,7 @@ def deal(clients: int, per_client: int, seed: int = 0, labels: np.ndarray = LABE
 
 @pytest.mark.parametrize(("clients", "per_client"), [(20, 20), (20, 1), (2, 5), (50, 77)])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_nobody_shares_a_sample_and_none_is_lost(clients: int, per_client: int, seed: int) -> None:
+def test_no_sample_is_shared_and_none_is_lost(clients: int, per_client: int, seed: int) -> None:
     held = np.sort(np.concatenate(deal(clients, per_client, seed).train))
     assert np.array_equal(held, np.arange(len(LABELS)))
 
@@ -35,7 +35,7 @@ def test_every_class_has_two_owners_and_every_client_its_classes(seed: int) -> N
     assert (classes >= 20).all() and (classes <= 30).all() and classes.min() == 20
 
 
-def test_with_few_draws_classes_that_nobody_drew_get_two_owners() -> None:
+def test_with_few_draws_classes_that_no_client_drew_get_two_owners() -> None:
     counts = deal(4, 1, alpha=100.0).counts(LABELS, 77)
     assert ((counts > 0).sum(0) == 2).sum() >= 73 and counts.sum() == len(LABELS)
 

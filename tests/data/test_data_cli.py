@@ -43,7 +43,7 @@ def test_show_is_the_partition_of_a_run() -> None:
 def test_show_for_people() -> None:
     text = run("show", "--clients", "40", "--partition", "iid").output
     assert "40 clients, 10 classes" in text and "and 10 more clients" in text and "…" not in text
-    assert run("show", "--clients", "5").exit_code == 0  # a number at which a run's default participation selects nobody
+    assert run("show", "--clients", "5").exit_code == 0  # a number at which a run's default participation selects no client
 
 
 def test_show_many_classes(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_classes_that_cannot_be_cut_alike(clients: int, per_client: int) -> None
 
 
 def test_classes_as_published_deals_a_class_twice() -> None:
-    """Method card MpFedcon 1.10: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
+    """MpFedcon's partition: 9.5 % of the clients have one class at (100, 2); 30 % have five at (100, 5), mean 4.1."""
     two, five = (
         np.concatenate(
             [
@@ -181,7 +181,7 @@ def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
 
 
 def test_class_dir_min1_as_released() -> None:
-    """FedDUAL 2.2 (alpha 0.01, 100 clients): everybody holds every class, many hold ten images, one each."""
+    """FedDUAL 2.2 (alpha 0.01, 100 clients): every client holds every class, many hold ten images, one each."""
     partition = deal("class_dir_min1", 100, train=CIFAR, tests=CIFAR_TEST, alpha=0.01)
     assert (partition.counts(CIFAR, 10) >= 1).all()
     sizes = np.array([len(indices) for indices in partition.train])
@@ -239,7 +239,7 @@ def test_lognormal_shrinks_a_short_class_in_proportion(letters: np.ndarray) -> N
 
 
 def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
-    """Method card MpFedcon, fact 2: few distinct images, and almost all test images are in another client's training set."""
+    """MpFedcon's released partition: few distinct images, and almost all test images are in another client's training set."""
     partition = deal("lognormal", 150, train=letters, classes_per_client=3, reuse=True)
     together = np.concatenate(partition.train + partition.test)
     assert len(np.unique(together)) < 0.15 * len(together)

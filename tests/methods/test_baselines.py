@@ -64,7 +64,7 @@ def test_local_trains_each_client_alone_in_turn_and_sends_nothing(simulate: Simu
     for round in range(1, 5):
         for client in simulation._participants(round):
             turns.setdefault(client, []).append((round, 2))
-    assert {len(t) for t in turns.values()} == {2} and len(turns) == 10, "everybody has T r turns"
+    assert {len(t) for t in turns.values()} == {2} and len(turns) == 10, "every client has T r turns"
     client = simulation._participants(4)[0]
     row = central_sgd(simulation, client, turns[client])
     kept = simulation._private(client)

@@ -87,7 +87,7 @@ def test_a_constant_on_all_weights_changes_nothing(constant: float) -> None:
 
 
 def test_the_closed_form_is_right_in_float32_where_autograd_is_not() -> None:
-    """Card 1.2: with many weights, log p = -log d is coarser than the KL."""
+    """With many weights, log p = -log d is coarser than the KL."""
     d = 400_000
     reference = drawn(d, scale=0.05).float()
     weights = reference + drawn(d, seed=1, scale=1e-3).float()
@@ -364,7 +364,7 @@ def test_the_center_lies_between_the_clients(seed: int, count: int, d: int, log_
 @settings(deadline=None)
 @given(**settings_of_shift)
 def test_permuting_one_clients_entries_leaves_the_first_weights(seed: int, count: int, d: int, log_eps: float) -> None:
-    """What W1 sees is a bag of entries (card 1.3): which entry is which is nothing to it."""
+    """What W1 sees is a bag of entries: which entry is which is nothing to it."""
     vectors, b = drawn(count, d, seed=seed), drawn(d, seed=seed + 1)
     shuffled = vectors.clone()
     shuffled[0] = shuffled[0][torch.randperm(d, generator=torch.Generator().manual_seed(seed))]
@@ -412,7 +412,7 @@ def test_the_quantile_barycentre_has_the_mean_of_the_quantiles_in_the_order_of_t
 
 
 def test_the_quantile_barycentre_keeps_the_norm() -> None:
-    """Card 1.4: 3.2 times the mean's, as the clients' own on average, for ten unrelated clients."""
+    """3.2 times the mean's, as the clients' own on average, for ten unrelated clients."""
     vectors = drawn(10, 850)
     ratio = float(quantile_barycenter(vectors, even(10)).norm() / vectors.mean(0).norm())
     assert abs(ratio - float(vectors.norm(dim=1).mean() / vectors.mean(0).norm())) < 0.05 and 3 < ratio < 3.4
@@ -488,7 +488,7 @@ def last_rows(simulation: Simulation) -> Tensor:
 
 
 def test_a_wide_kernel_is_uniform_fedavg(simulate: Simulate) -> None:
-    """Card test 3: delta, eps 1e9."""
+    """The bandwidth eps is 1e9: all weights are equal."""
     same: dict[str, Any] = {"objective.name": "cross-entropy", "train.rounds": 2}
     wide = simulate("feddual", **same, **{"method.eps": 1e9, "method.eps_mode": "absolute"})
     plain = simulate("fedavg", **UNIFORM, **same)
@@ -524,7 +524,7 @@ def masked(simulate: Simulate, **overrides: Any) -> Simulation:
 
 @pytest.mark.filterwarnings("ignore:mean-shift")
 def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate: Simulate) -> None:
-    """Card test 7: gradients far apart, so that b is zero."""
+    """Gradients far apart, so that b is zero."""
     code = simulate("feddual", **{"method.reading": "code", "objective.name": "cross-entropy", **ADAM})
     control = masked(simulate, **ADAM)
     assert torch.equal(last_rows(code), last_rows(control))
@@ -660,7 +660,7 @@ def test_samples_as_base_weights(simulate: Simulate) -> None:
 def test_the_same_seed_gives_every_method_the_same_clients_and_batches(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Card test 9."""
+    """Each method draws its clients and its batches from the same streams."""
     streams: list[str] = []
     randperm = torch.randperm
 

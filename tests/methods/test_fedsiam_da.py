@@ -78,7 +78,7 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
 def test_three_rounds_equal_the_oracle(simulate: Simulate, method: dict[str, Any], slow: dict[str, Any]) -> None:
     simulation = simulate("fedsiam-da", **SHORT, **{f"method.{k}": v for k, v in {"mu": 1.0, **method}.items()})
     turns = [c for t in (1, 2, 3) for c in simulation._participants(t)]
-    assert len(set(turns)) < len(turns), "somebody came back, and met its own last upload"
+    assert len(set(turns)) < len(turns), "a client took part twice, and met its own last upload"
     server, uploads = by_the_oracle(simulation, **slow)
     space, row = simulation.federation.resident.space, simulation.server.row
     for name, expected in server.state_dict().items():
@@ -128,7 +128,7 @@ def test_without_its_terms_it_is_uniform_fedavg(simulate: Simulate, off: dict[st
     assert not torch.equal(plain.server.row, other.server.row)
 
 
-def test_nobody_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
+def test_no_client_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
     short = {**SHORT, **UNIFORM, "method.pull": False, "train.local_epochs": 1}
     pushed, not_pushed = (
         simulate("fedsiam-da", play=False, **{**short, "method.push": push, "train.participation": 1.0}) for push in (True, False)

@@ -1,4 +1,4 @@
-"""The tests that MpFedcon's method card (section 1.13) asks for, and its options."""
+"""MpFedcon: its equations, its identities with other methods, and its options."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_uploads_hold_the_encoder_the_centers_of_held_classes_and_nothing_else(s
         assert upload.num_examples == len(labels)
     for _, download in (entry for entry in seen if entry[0] == "down"):
         assert set(download.schema) == encoder | {CENTERS, MASK}
-        assert download.schema[CENTERS] == ("F32", (10, 16)), "all classes to everybody"
+        assert download.schema[CENTERS] == ("F32", (10, 16)), "all classes to every client"
 
 
 def test_round_zero_broadcasts_the_whole_model_to_every_client(simulate: Simulate) -> None:
@@ -248,7 +248,7 @@ def two_dim(simulate: Simulate) -> Callable[..., tuple[Simulation, MpFedcon]]:
     return make
 
 
-def test_centers_are_the_mean_of_those_who_hold_the_class_and_stay_if_nobody_does(two_dim: Callable[..., Any]) -> None:
+def test_centers_are_the_mean_of_the_holders_of_a_class_and_stay_if_there_are_none(two_dim: Callable[..., Any]) -> None:
     simulation, method = two_dim()
     server = simulation.server
     server = merge(
@@ -260,7 +260,7 @@ def test_centers_are_the_mean_of_those_who_hold_the_class_and_stay_if_nobody_doe
     assert server.memory[CENTERS][1].tolist() == [2.0, 4.0]
     assert server.memory[CENTERS][4].tolist() == [2.0, 2.0], "held by one client: that client's mean"
     later = merge(method, server, [upload_of(method, server.row, 2, {4: [8.0, 0.0]})])
-    assert later.memory[CENTERS][1].tolist() == [2.0, 4.0], "nobody holds it: it stays"
+    assert later.memory[CENTERS][1].tolist() == [2.0, 4.0], "no client holds it: it stays"
     assert later.memory[CENTERS][4].tolist() == [8.0, 0.0]
     assert later.memory[MASK].nonzero().flatten().tolist() == [1, 4]
 
@@ -314,7 +314,7 @@ def test_aggregation_is_order_invariant_after_sorting_and_equal_uploads_give_tha
     torch.testing.assert_close(a, b)
 
 
-# 7. heads are nobody else's
+# 7. heads never leave their clients
 
 
 def test_training_one_client_leaves_every_other_clients_state(simulate: Simulate) -> None:
@@ -399,7 +399,7 @@ def test_negative_r2_keeps_the_clients_own_last_model(simulate: Simulate) -> Non
 
 
 def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -> None:
-    """The client's last model is its teacher, not what it is tested with (card 1.8)."""
+    """The client's last model is its teacher, not what it is tested with."""
     simulation = simulate("mpfedcon", **{**QUICK, "train.rounds": 3}, **{"method.negative": "R2"})
     method, space = simulation.federation.method, simulation.federation.resident.space
     for client in range(10):

@@ -27,7 +27,7 @@ from tests.oracles import personal
 
 Simulate = Callable[..., Simulation]
 TINY: dict[str, Any] = {"model.projection": 16, "train.weight_decay": 1e-2, "data.clients": 20, "train.batch_size": 16}
-EVERYBODY: dict[str, Any] = {"train.participation": 1.0, "data.clients": 4, "model.projection": 16, "train.batch_size": 50}
+ALL_TAKE_PART: dict[str, Any] = {"train.participation": 1.0, "data.clients": 4, "model.projection": 16, "train.batch_size": 50}
 
 
 def smooth(simulation: Simulation, play: bool = True) -> Simulation:
@@ -200,7 +200,7 @@ class DoubleBatch:
     def split(self, parts: int) -> list[DoubleBatch]:
         return [DoubleBatch(self.simulation, piece) for piece in self.index.tensor_split(parts)]
 
-    def under(self, learner: Any) -> Any:
+    def forward(self, learner: Any) -> Any:
         learner.leaves = {n: t.clone().requires_grad_() for n, t in learner.space.unpack(learner.row).items()}
         outputs = torch.func.functional_call(learner.net, learner.leaves, (self.x[self.index],))
         from fedpriv.interfaces import Step
@@ -216,9 +216,9 @@ class DoubleTurn:
 
 
 def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: Simulate) -> None:
-    fedavg = simulate("fedavg", **EVERYBODY, **{"method.weights": "uniform"})
-    nothing, everything = (simulate("apfl", **EVERYBODY, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
-    local = simulate("local", **EVERYBODY, **{"method.epochs": 1})
+    fedavg = simulate("fedavg", **ALL_TAKE_PART, **{"method.weights": "uniform"})
+    nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
+    local = simulate("local", **ALL_TAKE_PART, **{"method.epochs": 1})
     for simulation in (nothing, everything):
         assert torch.equal(simulation.server.row, fedavg.server.row), "the global half is FedAvg"
     method, space = nothing.federation.method, nothing.federation.resident.space
@@ -229,7 +229,7 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
         assert torch.equal(everything._private(client)[PERSONAL], alone)
     accuracy = {s: s.folder.records()[-1]["metrics"]["accuracy"] for s in (fedavg, nothing, everything, local)}
     assert accuracy[nothing] == accuracy[fedavg] and accuracy[everything] == accuracy[local] > accuracy[fedavg]
-    assert not torch.equal(simulate("apfl", **EVERYBODY)._private(0)[PERSONAL], everything._private(0)[PERSONAL])
+    assert not torch.equal(simulate("apfl", **ALL_TAKE_PART)._private(0)[PERSONAL], everything._private(0)[PERSONAL])
 
 
 def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None:

@@ -23,7 +23,7 @@ LAST = {"projector.fc2.weight", "projector.fc2.bias", "head.weight", "head.bias"
 
 
 def variates(simulation: Simulation) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """c and the clients' c_k, by tensor; whoever never took part has zeros."""
+    """c and the clients' c_k, by tensor; zeros for a client that never took part."""
     server = {tensor_of(name): c for name, c in simulation.server.memory.items()}
     clients = [simulation._stored(client) or {} for client in range(simulation.config.data.clients)]
     own = [{n: kept.get(f"scaffold.variate/{n}", torch.zeros_like(c)) for n, c in server.items()} for kept in clients]
@@ -41,7 +41,7 @@ def names(simulation: Simulation) -> set[str]:
 def test_three_rounds_equal_the_oracle(simulate: Simulate, option: str, momentum: float, server_lr: float) -> None:
     options = {"method.variate": option, "train.momentum": momentum, "method.server_lr": server_lr, "train.rounds": 4}
     simulation = simulate("scaffold", **RAGGED, **options)
-    assert len({c for t in range(1, 5) for c in simulation._participants(t)}) < 16, "somebody takes part twice"
+    assert len({c for t in range(1, 5) for c in simulation._participants(t)}) < 16, "a client takes part twice"
     slow = replay(
         simulation, oracles.scaffold, option=option, server_lr=server_lr, masked=names(simulation), plain=False, registered=10
     )
@@ -111,7 +111,7 @@ def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulat
 
 
 def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
-    """One client that is everybody: c = c_k from its first turn on, so that it is central SGD."""
+    """A single client: c = c_k from its first turn on, so that it is central SGD."""
     one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
     fedavg, scaffold = simulate("fedavg", **one), simulate("scaffold", **one)
     torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)

@@ -99,7 +99,7 @@ def test_one_of_ours_that_does_not_fit() -> None:
 
 def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no server listens there
     found = find_backbone("resnet18", IMAGES, pretrained=True)
     with pytest.raises(UsageError, match=r"weights of resnet18 cannot be loaded .* put them into .*model\.pretrained=false"):
         found.build()

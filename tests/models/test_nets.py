@@ -146,7 +146,7 @@ def test_the_predictor_is_simsiams() -> None:
 
 
 def test_the_net_of_fedsiam_da() -> None:
-    """ResNet-50 with MOON's projector and a quarter-width predictor: 28.3 M parameters at 100 classes (its card, section 2)."""
+    """ResNet-50 with MOON's projector and a quarter-width predictor: 28.3 M parameters at 100 classes."""
     with torch.device("meta"):
         sizes = parameters(build_model("resnet50", (3, 32, 32), 100, 256, 64))
     assert sizes == {

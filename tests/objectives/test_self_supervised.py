@@ -34,7 +34,7 @@ def test_nt_xent_is_its_definition(symmetric: bool, include_self: bool, temperat
 
 
 def test_nt_xent_with_the_anchor_itself_stays_above_log_two() -> None:
-    """Card, section 4: views that agree, and nothing else near; the authors' loss then has its floor of log 2."""
+    """The views agree and all other samples are far away: the authors' loss then has its floor of log 2."""
     a = torch.eye(5, dtype=torch.float64)
     assert float(nt_xent(a, a, 0.07, symmetric=False, include_self=True)) == pytest.approx(math.log(2), abs=1e-5)
     assert float(nt_xent(a, a, 0.07)) < 1e-5

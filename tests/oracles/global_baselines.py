@@ -1,4 +1,4 @@
-"""The global baselines once more, slowly and by the cards' formulae alone: float64, one tensor at a time, no flat rows.
+"""The global baselines again, slowly and from the papers' formulae alone: float64, one tensor at a time, no flat rows.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """

@@ -1,4 +1,4 @@
-"""MpFedcon and FedRep written once more, slowly and by the card's section 1.4 alone: float64, whole modules, deep copies.
+"""MpFedcon and FedRep again, slowly and from the papers' equations alone: float64, whole modules, deep copies.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """

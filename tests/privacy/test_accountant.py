@@ -14,7 +14,7 @@ from scipy.stats import norm
 from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.privacy.accountant import epsilon, epsilon_prv, epsilon_rdp, epsilon_replace_one, noise_for
-from fedpriv.privacy.ledger import EVERYBODY, Ledger
+from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
 
 HISTORY = [(1.0, 0.1, 30), (1.5, 0.25, 7), (1.0, 0.1, 2)]
 DELTA = 1e-5
@@ -143,7 +143,7 @@ def test_its_state_is_json() -> None:
 
 def test_client_level_spends_for_everybody() -> None:
     book = ledger("client")
-    book.spend(EVERYBODY, 0.2, 3)
+    book.spend(ALL_CLIENTS, 0.2, 3)
     assert book.per_client(2) == [book.epsilon] * 2 and book.epsilon == epsilon_rdp([(1.0, 0.2, 3)], DELTA)
 
 
@@ -157,7 +157,7 @@ def test_more_than_the_target_is_not_spent() -> None:
 def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)
-        book.spend(EVERYBODY if level == "client" else "0", 0.3, 2)
+        book.spend(ALL_CLIENTS if level == "client" else "0", 0.3, 2)
         said = book.statement(13, 0.3)
         assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
         assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]

@@ -43,7 +43,7 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
 
 
 def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
-    """fedrep has two phases a turn: both look at the data, so both count, on the account of whoever took part."""
+    """fedrep has two phases a turn: both look at the data, so both count, on the accounts of the participants."""
     seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
     simulation, uploads = seen
     turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}

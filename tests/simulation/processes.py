@@ -114,7 +114,7 @@ def die_at_record(number: int, share: float) -> None:
 def die_within(share: float) -> None:
     """Be killed after the first round of this process, when ``share`` of the time it took has passed again, wherever that is.
 
-    The signal is SIGALRM, which nobody handles.
+    The signal is SIGALRM, which has no handler.
     """
     from fedpriv.simulation.loop import Simulation
 

@@ -136,7 +136,7 @@ def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the first group has been tested, nobody else's state has been read."""
+    """When the first group has been tested, no other client's state has been read."""
     simulation, read = played("ditto"), list[int]()
     private, before = simulation._private, list[int]()
     simulation.scorer.score(simulation.server, simulation._private, 3)

@@ -152,10 +152,10 @@ class TwoModels(Objective):
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         other = turn.companion
-        value = loss(batch.under(other))
+        value = loss(batch.forward(other))
         other.backward(value)
         other.descend()
-        self.looks.append(batch.look(other).logits)
+        self.looks.append(batch.forward_no_grad(other).logits)
         return value.detach()
 
 
@@ -185,7 +185,7 @@ def test_a_look_leaves_the_running_statistics_as_they_were(simulate: Simulate) -
 
         def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
             before = turn.row.clone()
-            batch.look(turn.learner)
+            batch.forward_no_grad(turn.learner)
             seen.append(torch.equal(turn.row, before))
             return PLAIN.step(turn, batch, loss)
 
@@ -204,7 +204,7 @@ def test_a_batch_in_parts(simulate: Simulate) -> None:
             self.sizes: list[list[int]] = []
 
         def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
-            steps = [part.under(turn.learner) for part in batch.split(3)]
+            steps = [part.forward(turn.learner) for part in batch.split(3)]
             self.sizes.append([len(step.labels) for step in steps])
             return loss(steps[0]).detach()
 

@@ -22,7 +22,7 @@ def _echo(theirs: Mail) -> None:
 
 
 def _echoing(theirs: Mail, ours: Mail) -> None:
-    ours.close()  # the fork has it too, and would never hear that nobody has it
+    ours.close()  # the fork has it too, and would never notice that it is closed
     _echo(theirs)
 
 

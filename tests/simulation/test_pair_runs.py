@@ -67,7 +67,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: P
 
 
 @pytest.mark.parametrize("method", [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"])
-def test_nobody_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
+def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
     """Of any method: neither tensors of that branch, nor statistics of them."""
     outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS))
     assert outcome.summary is not None and outcome.summary["accuracy"] is not None
@@ -124,7 +124,7 @@ def test_a_round_of_clients_without_texts_leaves_the_text_branch(tmp_path: Path,
         assert same == name.startswith("encoder.text."), name
 
 
-def test_where_nobody_lacks_anything_the_option_is_not_there(
+def test_where_no_client_lacks_anything_the_option_is_not_there(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit the run of a program without it."""
@@ -173,7 +173,7 @@ def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> No
 
 
 def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Path, folder: Path) -> None:
-    """With everybody in each round: of a branch, of those who go through it; of the rest, of all."""
+    """With all clients in each round: of a branch, of those who go through it; of the rest, of all."""
     run = played(tmp_path / "run", "scaffold", **pairs(folder))
     stored = [run._stored(client) or {} for client in range(5)]
     checked = set()
@@ -251,7 +251,7 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
 
 @pytest.mark.parametrize("tune", ["lora", "head"])
 def test_ghost_clipping_finds_the_same(tmp_path: Path, folder: Path, tune: str) -> None:
-    """Whoever lacks what; without dropout, whose draws differ; the clipping bites."""
+    """Clients may lack either modality; without dropout, whose draws differ; the clipping bites."""
     rows = []
     for clipping in ("per_sample", "ghost"):
         options = {**PRIVATE, "privacy.clipping": clipping, "privacy.clip": 0.1, "privacy.noise": 1e-3, "train.rounds": 1}

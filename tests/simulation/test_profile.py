@@ -1,4 +1,4 @@
-"""Where a round's time went: every second is somebody's, the trace can be opened, and the run is none the worse for it."""
+"""Where a round's time went: every second has a category, the trace can be opened, and the run is none the worse for it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_category_that_there_is_not(profile: Profile) -> None:
         pass
 
 
-def test_nobody_asked() -> None:
+def test_without_profiling_nothing_is_timed() -> None:
     def function() -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""SimProx's selection: a cycle serves everybody, in windows of distinct clients."""
+"""SimProx's selection: a cycle serves all clients, in windows of distinct clients."""
 
 from __future__ import annotations
 

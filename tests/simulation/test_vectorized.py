@@ -25,7 +25,7 @@ from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.vectorized import requests, stack
-from fedpriv.simulation.vectorized.scheduler import Question
+from fedpriv.simulation.vectorized.scheduler import Request
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
@@ -156,7 +156,7 @@ def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: st
 @pytest.mark.parametrize("net", ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"])
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon", "moon", "fedbn"])
 def test_nets(played: Callable[..., Simulation], method: str, net: str) -> None:
-    # BatchNorm over few samples amplifies rounding a thousandfold in a round, whoever plays it.
+    # BatchNorm over few samples amplifies rounding a thousandfold in a round, in every executor.
     options = {"method.name": method, "model.name": net, "train.min_batch": 4, "train.local_steps": 3, "rounds": 2}
     together, alone = (played(executor, **options) for executor in ("vectorized", "sequential"))
     assert_same(together, alone, 1e-6 if net == "resnet9_narrow" else 1e-9)
@@ -201,11 +201,11 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     padding = simulation.progress.record["metrics"]["padding"]
     assert 0 <= padding <= requests.MOST_PADDING == 0.15
     data = simulation.federation.data
-    assert simulation.executor.shown.real == 0  # read for the record
-    simulation.executor.shown.real = 0
+    assert simulation.executor.sample_count.real == 0  # read for the record
+    simulation.executor.sample_count.real = 0
     for _ in simulation.executor.run(9, simulation._participants(1), None, simulation._stored, lambda error: None):
         pass
-    assert simulation.executor.shown.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
+    assert simulation.executor.sample_count.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
 
 
 def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_a_compiled_group_ends_where_it_ends(
     assert_same(together, played("sequential", rounds=2, **options), 1e-9)
     code = counter.frame_count
     together.play_round()
-    assert counter.frame_count <= code + 2  # or each pass might be compiled anew
+    assert counter.frame_count <= code + 2  # or each pass might be recompiled
 
 
 def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +391,7 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
 
 def test_shorter_batches_are_filled_up_within_the_bound() -> None:
     def lengths(*sizes: int, exact: bool = False) -> list[list[int]]:
-        asked = [Question(SimpleNamespace(inputs=torch.zeros(size, 1)), True, None) for size in sizes]
+        asked = [Request(SimpleNamespace(inputs=torch.zeros(size, 1)), True, None) for size in sizes]
         return [[len(one.content.inputs) for one in group] for group in requests._of_like_length(asked, exact)]
 
     assert lengths(16, 16, 16) == [[16, 16, 16]]

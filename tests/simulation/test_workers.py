@@ -144,7 +144,7 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
 def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     _dying(monkeypatch, lambda turn: True)
     simulation = played(2, False, **{"method.name": "fedavg"})
-    with pytest.raises(FedprivError, match="these clients are what kills them"):
+    with pytest.raises(FedprivError, match="these clients cause it"):
         simulation.play_round()
     assert isinstance(simulation.executor, Workers) and not simulation.executor._workers
 

@@ -248,7 +248,7 @@ class Evidence:
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast = self.store.broadcast()
-        # What never learns is no part of the net's state: it is not sent, as everybody has it.
+        # Constants that are never trained are public and not sent, so they are not part of the net's state.
         net, space = self.federation.resident.net, self.federation.resident.space
         public = {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
         known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}

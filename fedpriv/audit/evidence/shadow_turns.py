@@ -82,7 +82,7 @@ class ShadowTurns:
         fed = self.federation
         shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
         federation = replace(fed, data=shadows, wire=Wire(fed.wire.transforms), initial=self.initial)
-        # Who is in a group makes no difference to what comes out, so nobody is told that one did not fit.
+        # How clients are grouped does not change the results, so the warning that a group did not fit is dropped.
         executor = in_this_process(federation, lambda client, rate, steps: None, lambda text: None)
         waiting = deque(fed.config.data.clients + number for number in numbers)
         for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):

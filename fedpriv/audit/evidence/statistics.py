@@ -42,7 +42,7 @@ class Meaning:
 
 
 MEANINGS = {
-    "variate": Meaning("what a mean of the client's gradients has changed by: whoever adds them up has the gradients", "change"),
+    "variate": Meaning("what a mean of the client's gradients has changed by: the sum over all turns is the gradients", "change"),
     "gradient": Meaning("a gradient of the client's loss over its data", "whole"),
     "loss": Meaning("the client's loss: how well a model fits its data"),
     "steps": Meaning("the client's number of local steps, and so about its number of samples"),

@@ -1,4 +1,4 @@
-"""What class centres show besides the classes: images that have them as their embedding (A8 of the method card)."""
+"""What class centres show besides the classes: images that have them as their embedding."""
 
 from __future__ import annotations
 

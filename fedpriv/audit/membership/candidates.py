@@ -1,10 +1,10 @@
-"""Whom membership inference is asked about: a client's training samples, and others that its upload cannot have seen.
+"""The candidates of membership inference: training samples of a client (members), and non-members.
 
-The others must be as unknown to the model that the server sent as to the client, or the attack would find *their* traces. So
-they are samples that nobody trained on before or in the attacked round: the data set's test split, and whatever part of the
-training split belongs to clients that had no turn yet, or to nobody. (Not the training data of the other clients: in later
-rounds the server's model has learned those.) They are of the client's classes, in its proportions; otherwise it would do to
-know the classes.
+Non-members must be unknown to the model that the server sent as well as to the client, or the attack would find *their* traces.
+So no client may have trained on them before or in the attacked round. They come from the data set's test split, and from the
+part of the training split that belongs to no client or to clients that had no turn yet. (Not from the other clients' training
+data: in later rounds the server's model has learned those.) They have the client's classes in its proportions; otherwise
+knowing the classes would be enough.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedpriv.simulation.setup import Federation
 class Candidates:
     """
     Attributes:
-        data: as many members as others, shuffled; the attack gets these.
+        data: as many members as non-members, shuffled; the attack gets these.
         members: which of them the client trained on ``(n,)``; what the attack is scored against and never gets.
-        spare: data of the attacker's own, of the same classes; disjoint from the candidates, and nobody trained on them either.
+        spare: the attacker's own data, of the same classes; disjoint from the candidates, and no client trained on them.
     """
 
     data: Split
@@ -41,11 +41,11 @@ class Candidates:
 def candidates(federation: Federation, round: int, client: int, seed: int = 0) -> Candidates:
     """The candidates for a client's upload of a round, drawn by ``seed``.
 
-    Of each class half of what nobody trained on is kept as the attacker's own; where less is left than the client has, fewer of
-    its samples are candidates.
+    Of each class, half of the samples that no client trained on become the attacker's own data; where fewer are left than the
+    client has, fewer of its samples are candidates.
 
     Raises:
-        FedprivError: of the client's classes nothing is left that nobody trained on.
+        FedprivError: no non-members are left of the client's classes.
     """
     data = federation.data
     draw = generator(seed, round, client, "candidates")
@@ -66,7 +66,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     members = torch.cat(inside)
     if not len(members):
         raise FedprivError(
-            f"of the classes of client {client}, no two samples are left that nobody trained on up to round {round}"
+            f"of the classes of client {client}, no two samples are left that no client trained on up to round {round}"
         )
     chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
     pad = 0 if encoder is None else encoder.pad

@@ -1,4 +1,4 @@
-"""Which samples a client trained on, learned from an upload that it really sent (method card, A11)."""
+"""Which samples a client trained on, inferred from an upload that it really sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _THREAT = (
     "the method and its options, and the number of samples where the upload states it.",
     "It does not know the run's random draws, nor what a client kept from earlier turns: its shadows take their first turn.",
     "It is asked about candidates of known labels, half of them members, and trains its shadows on random halves of them; it has "
-    "further samples of the same classes. Non-members and its own samples are some that nobody trained on up to this round.",
+    "further samples of the same classes. Non-members and its own samples are some that no client trained on up to this round.",
 )
 _ROWS = (
     "For the row distance it takes the gradient that the upload shows of the first linear layer with a bias, weight over bias, "
@@ -51,7 +51,7 @@ class Membership:
 
     Attributes:
         attacks: by attack, and by how the upload was read where that is not as it stands.
-        together: their areas, with intervals that hold for all of them at once (Bonferroni), as whoever picks the best needs.
+        together: their areas, with intervals that hold for all of them at once (Bonferroni), since the best one is picked.
         not_tried: why others were not, by attack: they could not be mounted, or their positive control failed.
         controls: areas that attacks have on the upload of a turn that saw none of the candidates. By chance one of them fails
             once in a thousand times. The loss threshold has none: in later rounds the model that the server sent knows a client's

@@ -82,9 +82,9 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
-    """Label sets of the kept clients of a round from the changes of the shared weights alone (A9): no head, no centres needed.
+    """Label sets of the kept clients of a round from the changes of the shared weights alone; no head or centres are needed.
 
-    The server plays turns on public data (the data set's test split) with label sets that it chose, and learns from them.
+    The server simulates turns on public data (the data set's test split) with chosen label sets, and learns from them.
 
     Raises:
         FedprivError: too many of the turns diverged, or no client is like the shadows.

@@ -46,7 +46,7 @@ def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs, has_
         fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, spare.labels.cpu().numpy())
         found = torch.from_numpy(fitted.decision_function(asked))
         logits = torch.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found
-        # A class that the client does not hold is out of the question for whoever knows the candidates' labels.
+        # An attacker that knows the candidates' labels can rule out the classes that the client does not hold.
         everything = torch.full((size(inputs), resident.net.classes), -1e3, dtype=torch.float64)
         everything[:, torch.from_numpy(fitted.classes_)] = logits
         return everything

@@ -40,7 +40,7 @@ def tradeoff(runs: Sequence[Found]) -> Chart | None:
     y = upwards(-0.07 * highest, 1.03 * highest)  # room for whole discs at 0 and at 1
     up = {number: run["cost"]["bytes_up"] or 0 for number, run in shown.items()}
     most = max(up.values()) or 1
-    # Below 3 pixels nobody would find it.
+    # A disc of less than 3 pixels would be hard to see.
     radii = {number: max(3.0, round(_LARGEST * math.sqrt(count / most), 1)) for number, count in up.items()}
     places = {number: (x(run["cost"]["accuracy"]), y(rates[number]["share"])) for number, run in shown.items()}
     origins = {run["name"]: places[number] for number, run in shown.items()}
@@ -51,19 +51,19 @@ def tradeoff(runs: Sequence[Found]) -> Chart | None:
     for number in sorted(shown, key=lambda n: -radii[n]):  # the small ones on top
         run, rate, (left, top) = shown[number], rates[number], places[number]
         kind = "defended" if run["defence"] else "undefended"
-        told = f"{run['name']}: accuracy {formats.percent(run['cost']['accuracy'])}, "
-        told += f"{formats.counted(rate)} images recovered, {formats.size(run['cost']['bytes_up'])} up"
+        label = f"{run['name']}: accuracy {formats.percent(run['cost']['accuracy'])}, "
+        label += f"{formats.counted(rate)} images recovered, {formats.size(run['cost']['bytes_up'])} up"
         whisker = '<path class="whisker {}" d="M{} {}V{}"/>'
         parts.append(Markup(whisker).format(kind, left, y(rate["low"]), y(rate["high"])))
         disc = '<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>'
-        parts.append(Markup(disc).format(kind, left, top, radii[number], told))
+        parts.append(Markup(disc).format(kind, left, top, radii[number], label))
     taken = [(*places[number], radii[number] + 6) for number in shown]
     for number in shown:
         left, top = _free(*places[number], radii[number], taken)
         taken.append((left, top, 8.0))
         parts.append(Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>').format(left, top + 4, number))
-    told = "Accuracy against the share of images recovered from real messages, a disc per run; the figures are in the summary."
-    return Chart(svg(told, parts), [("disc undefended", "no defence"), ("disc defended", "with a defence")])
+    label = "Accuracy against the share of images recovered from real messages, a disc per run; the figures are in the summary."
+    return Chart(svg(label, parts), [("disc undefended", "no defence"), ("disc defended", "with a defence")])
 
 
 def success(attack: Found, limit: str) -> Chart | None:
@@ -84,8 +84,8 @@ def success(attack: Found, limit: str) -> Chart | None:
     write = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
     ends = {0.0: "start", 1.0: "end"}
     parts += [write.format(x(v), bottom + 17, ends.get(v, "middle"), f"{100 * v:.0f} %") for v in x.ticks()]
-    told = "Share of images recovered by each attacker and each guess, with intervals; the figures are in the table of attempts."
-    return Chart(svg(told, parts, bottom + 24), [("disc attacker", "attack"), ("disc guess", "guess without the message")])
+    label = "Share of images recovered by each attacker and each guess, with intervals; the figures are in the table of attempts."
+    return Chart(svg(label, parts, bottom + 24), [("disc attacker", "attack"), ("disc guess", "guess without the message")])
 
 
 def descent(attack: Found) -> Chart | None:
@@ -114,8 +114,8 @@ def roc(attacks: Sequence[Found]) -> Chart | None:
     parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
     names = [f"{a['attack']}, round {a['round']}, client {a['client']}" for a in shown]
     parts += [line(a["roc"], x, y, style(index)) for index, a in enumerate(shown)]
-    told = "ROC of membership inference on logarithmic axes; area and rates are in the table."
-    return Chart(svg(told, parts), [*_keys(names), ("chance", "guessing")])
+    label = "ROC of membership inference on logarithmic axes; area and rates are in the table."
+    return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")])
 
 
 def _keys(names: Sequence[str]) -> list[tuple[str, str]]:

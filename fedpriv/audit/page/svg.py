@@ -86,10 +86,10 @@ def style(index: int) -> str:
     return f"s{index % SERIES}" + (" dashed" if index >= SERIES else "")
 
 
-def svg(told: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
-    """The drawing; ``told`` is what it says to whoever cannot see it."""
+def svg(label: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
+    """The drawing; ``label`` describes it for screen readers."""
     whole = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    return Markup(whole).format(WIDTH, height, told, Markup("").join(parts))
+    return Markup(whole).format(WIDTH, height, label, Markup("").join(parts))
 
 
 def _round_step(least: float) -> float:

@@ -36,7 +36,7 @@ GLOSSARY = {
     "defence": "What a client does to its message before it sends it: leaving layers out (a mask), clipping, adding noise.",
     "attack, attacker": "A procedure that sees a message and what the threat model adds, and draws images or labels from it.",
     "threat model": "What the attacker is assumed to know and to do; here it follows the protocol and looks at what it receives.",
-    "oracle": "An attacker that is given something nobody has in practice, to bound what others could reach.",
+    "oracle": "An attacker that is given something no attacker has in practice, to bound what others could reach.",
     "baseline": "A guess made without the message, such as a grey picture or the nearest picture of a public set.",
     "positive control": "A case in which the attack must succeed; it shows that the attack works.",
     "negative control": "A case in which there is nothing to find; it shows that success is not counted where there is none.",

@@ -32,7 +32,7 @@ class Table(_Section):
 
 
 class Protection(_Section):
-    """What somebody could do: the cells that attack it, and the run of the cost experiment that says what it costs."""
+    """A protective measure: the cells that attack it, and the run of the cost experiment that measures its cost."""
 
     cells: tuple[str, ...] = Field(min_length=1)
     run: str | None = None

@@ -1,4 +1,4 @@
-"""Messages between a process and one that it forked; what is large goes by way of memory that both have."""
+"""Messages between a process and its fork; large byte strings go through shared memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 LARGE = 2**14
-"""Bytes from which on a byte string is laid into the memory; a pipe would take it in pieces and copy each of them four times."""
+"""Byte strings of this size and larger go through shared memory; a pipe would split them and copy each piece four times."""
 
 Place = tuple[int, int]
 """Where a byte string lies: its start and its end."""
 
 
 class Mail:
-    """One end. The two ends take turns, so that one memory serves both ways: whoever answers has taken out what he was sent."""
+    """One end of a connection. The ends take turns: each message is read before the reply, so both can use one shared memory."""
 
     def __init__(self, connection: Connection[Any, Any], file: int) -> None:
         self.connection = connection
@@ -35,10 +35,10 @@ class Mail:
         return cls(ours, file), cls(theirs, os.dup(file))
 
     def send(self, message: object) -> None:
-        """Send what can be pickled.
+        """Send a message that can be pickled.
 
         Raises:
-            ConnectionError: nobody has the other end.
+            ConnectionError: the other end is closed.
             OSError: there is no room in memory.
         """
         pickled = io.BytesIO()
@@ -51,15 +51,15 @@ class Mail:
         self.connection.send_bytes(pickled.getbuffer())
 
     def receive(self) -> Any:
-        """What the other end sent; waits for it.
+        """Wait for the other end's message and return it.
 
         Raises:
-            EOFError, ConnectionError: nobody has the other end.
+            EOFError, ConnectionError: the other end is closed.
         """
         return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self._taken).load()
 
     def close(self) -> None:
-        """Let go of this end."""
+        """Close this end."""
         self.connection.close()
         self._memory.close()
         os.close(self._file)
@@ -70,7 +70,7 @@ class Mail:
         return self._memory[start:end]
 
     def _reach(self, size: int, grow: bool = False) -> None:
-        """Have at least the first ``size`` bytes at hand."""
+        """Map at least the first ``size`` bytes of the shared memory."""
         if size <= len(self._memory):
             return
         if grow and size > os.fstat(self._file).st_size:
@@ -80,7 +80,7 @@ class Mail:
 
 
 def _nameless_file() -> int:
-    """An open file, in memory where the system can, that is gone with the last process that has it open."""
+    """An open file without a name, in memory on Linux; it is freed when the last process closes it."""
     if sys.platform == "linux":
         return os.memfd_create("fedpriv")
     file, path = tempfile.mkstemp()
@@ -89,7 +89,7 @@ def _nameless_file() -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out large byte strings, of which it makes a list."""
+    """Moves large byte strings out of the pickle into a list."""
 
     def __init__(self, file: io.BytesIO, laid: list[bytes]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -104,7 +104,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts them back in."""
+    """Puts large byte strings back."""
 
     def __init__(self, file: io.BytesIO, taken: Callable[[Place], bytes]) -> None:
         super().__init__(file)

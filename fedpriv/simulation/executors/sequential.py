@@ -16,7 +16,7 @@ from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import generator
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.spans import UNTIMED, Spans
-from fedpriv.simulation.vectorized.requests import Shown
+from fedpriv.simulation.vectorized.requests import SampleCount
 from fedpriv.wire import Payload, Sealed, TransformContext
 
 Spend = Callable[[int, float, int], None]
@@ -92,7 +92,7 @@ class Executor(ABC):
 
     def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
         self.federation, self.spend = federation, spend
-        self.shown = Shown()
+        self.sample_count = SampleCount()
         """Of the rounds since it was last read."""
         self.profile: Spans = UNTIMED
 
@@ -125,7 +125,7 @@ class Executor(ABC):
         """The turns, as they end."""
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """Who is played together, the longest turns first; by default everybody alone."""
+        """Groups of clients that train together, the longest turns first; by default one client each."""
         return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
 
     def close(self) -> None:  # noqa: B027 (nothing is a sound default)

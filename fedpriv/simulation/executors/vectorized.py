@@ -75,5 +75,5 @@ class VectorizedExecutor(LocalExecutor):
     def _stack_of(self, clients: int) -> Stack:
         if self._stack is None or len(self._stack.lanes) < clients:
             resident = self.federation.resident
-            self._stack = Stack(self._form, resident.space, clients, resident.row, self.shown)
+            self._stack = Stack(self._form, resident.space, clients, resident.row, self.sample_count)
         return self._stack

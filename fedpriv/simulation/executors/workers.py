@@ -1,8 +1,8 @@
-"""The clients of a round, group by group, in several processes.
+"""Run the clients of a round, group by group, in several processes.
 
-A worker is this process, forked: it has the data, the method and the net, and an executor of its own. What a client uploads is
-transformed and sealed where it trained, so what comes back is what would cross the wire, and nothing depends on which worker
-it was.
+A worker is a fork of this process: it has the data, the method and the net, and its own executor. A client's upload is
+transformed and sealed in the worker, so the worker returns exactly what would cross the wire. The result does not depend on
+which worker ran the client.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedpriv.methods.base import Private
 from fedpriv.simulation.executors.mail import Mail
 from fedpriv.simulation.executors.sequential import Executor, Orders, Spend, TurnResult, Warn
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.vectorized.requests import Shown
+from fedpriv.simulation.vectorized.requests import SampleCount
 from fedpriv.wire import Payload, Sealed, Wire, seal, unseal
 
 MOST_DEATHS = 3
-"""Workers that may die over one group of clients before the run gives up."""
+"""Workers that may die on one group of clients before the run stops with an error."""
 _PR_SET_PDEATHSIG = 1
 
 Group = tuple[int, ...]
@@ -54,16 +54,16 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What came of a task.
+class TaskResult:
+    """The result of a task.
 
     Attributes:
         results: without what clients keep, which is in ``kept`` as bytes; ``None``: they keep nothing.
         diverged: clients without a result.
         spent: (client, sampling rate, steps) of the ledger.
-        said: what the user should know.
-        shown: to the net, where clients trained together.
-        error: what stopped the worker, and whether a user can cause it.
+        said: messages for the user.
+        sample_count: training samples processed, where clients trained together.
+        error: the exception that stopped the task; a traceback as text where it is a bug.
     """
 
     results: Sequence[TurnResult] = ()
@@ -71,7 +71,7 @@ class Done:
     diverged: Sequence[int] = ()
     spent: Sequence[tuple[int, float, int]] = ()
     said: Sequence[str] = ()
-    shown: Shown = field(default_factory=Shown)
+    sample_count: SampleCount = field(default_factory=SampleCount)
     error: BaseException | str | None = None
 
 
@@ -79,9 +79,9 @@ class Workers(Executor):
     """Spreads a round's groups over processes; the largest clients first, as they take longest.
 
     Args:
-        make: makes the executor that each worker plays its groups with.
-        number: of workers.
-        warn: told of a worker that died, and of more workers than cores.
+        make: makes the executor that each worker runs.
+        number: number of workers.
+        warn: called when a worker dies, and when there are more workers than cores.
     """
 
     def __init__(self, federation: Federation, make: Make, number: int, spend: Spend, warn: Warn) -> None:
@@ -113,16 +113,16 @@ class Workers(Executor):
                 ready = wait([worker.mail.connection for worker in busy])
                 for worker in [worker for worker in busy if worker.mail.connection in ready]:
                     assert worker.task is not None
-                    group, done = worker.task.group, worker.end()
-                    if done is None:
+                    group, result = worker.task.group, worker.end()
+                    if result is None:
                         self._workers[self._workers.index(worker)] = _Worker(self.federation, self._make)
                         deaths[group] = deaths.get(group, 0) + 1
-                        self._mourn(worker, group, deaths[group], round)
+                        self._handle_worker_death(worker, group, deaths[group], round)
                         waiting.appendleft(group)
                     else:
-                        yield from self._taken_in(done, round)
+                        yield from self._results_of(result, round)
         finally:
-            if any(worker.task for worker in self._workers):  # the round was given up: nobody waits for what they do
+            if any(worker.task for worker in self._workers):  # the round was given up: no result is awaited
                 self.close()
 
     def close(self) -> None:
@@ -131,56 +131,55 @@ class Workers(Executor):
             worker.close()
         self._workers.clear()
 
-    def _taken_in(self, done: Done, round: int) -> Iterator[TurnResult | ClientDiverged]:
-        if isinstance(done.error, FedprivError):
-            raise done.error
-        if done.error is not None:
-            raise RuntimeError(f"in a worker:\n{done.error}")
-        self.shown.add(done.shown)
-        for text in done.said:
+    def _results_of(self, result: TaskResult, round: int) -> Iterator[TurnResult | ClientDiverged]:
+        if isinstance(result.error, FedprivError):
+            raise result.error
+        if result.error is not None:
+            raise RuntimeError(f"in a worker:\n{result.error}")
+        self.sample_count.add(result.sample_count)
+        for text in result.said:
             self._warn(text)
-        for client, rate, steps in done.spent:
+        for client, rate, steps in result.spent:
             if self.spend is not None:
                 self.spend(client, rate, steps)
-        for client in done.diverged:
+        for client in result.diverged:
             yield ClientDiverged(client, round, self.federation.config.train.lr)
-        for result, kept in zip(done.results, done.kept, strict=True):
-            if result.upload is not None:
-                self.federation.wire.carry("up", result.upload)
-            yield replace(result, kept={} if kept is None else unseal(kept).tensors())
+        for turn, kept in zip(result.results, result.kept, strict=True):
+            if turn.upload is not None:
+                self.federation.wire.carry("up", turn.upload)
+            yield replace(turn, kept={} if kept is None else unseal(kept).tensors())
 
-    def _mourn(self, worker: _Worker, group: Group, deaths: int, round: int) -> None:
+    def _handle_worker_death(self, worker: _Worker, group: Group, deaths: int, round: int) -> None:
         clients = ", ".join(map(str, sorted(group)))
-        who = (
-            f"worker {worker.process.pid} {_how(worker.process.exitcode)} while it trained the clients {clients} of round {round}"
-        )
+        reason = _exit_reason(worker.process.exitcode)
+        event = f"worker {worker.process.pid} {reason} while it trained the clients {clients} of round {round}"
         if deaths == MOST_DEATHS:
-            raise FedprivError(f"{who}; so did {deaths - 1} before it, so these clients are what kills them")
-        self._warn(f"{who}; they run again")
+            raise FedprivError(f"{event}; so did {deaths - 1} before it, so these clients cause it")
+        self._warn(f"{event}; they run again")
 
 
 class _Worker:
-    """A process, and the mail between it and this one."""
+    """A worker process and the connection to it."""
 
     def __init__(self, federation: Federation, make: Make) -> None:
         self.mail, theirs = Mail.pair()
         self.task: Task | None = None
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_work, args=(theirs, federation, make, os.getpid()), daemon=True)
+        self.process = context.Process(target=_worker_main, args=(theirs, federation, make, os.getpid()), daemon=True)
         self.process.start()
         theirs.close()
 
     def begin(self, task: Task) -> None:
         self.task = task
-        with suppress(ConnectionError):  # it is dead already, which is found out when its answer is waited for
+        with suppress(ConnectionError):  # it is dead already; end() will notice
             self.mail.send(task)
 
-    def end(self) -> Done | None:
-        """What came of the task; ``None``: the worker is dead."""
+    def end(self) -> TaskResult | None:
+        """The result of the task; ``None``: the worker is dead."""
         self.task = None
         try:
-            done: Done = self.mail.receive()
-            return done
+            result: TaskResult = self.mail.receive()
+            return result
         except (EOFError, ConnectionError):
             self.close()
             return None
@@ -191,8 +190,8 @@ class _Worker:
         self.mail.close()
 
 
-def _work(mail: Mail, federation: Federation, make: Make, parent: int) -> None:
-    """What a worker does, until its parent is gone."""
+def _worker_main(mail: Mail, federation: Federation, make: Make, parent: int) -> None:
+    """A worker's main loop; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -201,7 +200,7 @@ def _work(mail: Mail, federation: Federation, make: Make, parent: int) -> None:
     torch.set_num_threads(1)
     spent: list[tuple[int, float, int]] = []
     said: list[str] = []
-    alone = replace(federation, wire=Wire(federation.wire.transforms))  # who listens to the wire does so in the parent
+    alone = replace(federation, wire=Wire(federation.wire.transforms))  # listeners on the wire belong to the parent
     executor = make(alone, lambda client, rate, steps: spent.append((client, rate, steps)), said.append)
     while True:
         try:
@@ -211,15 +210,19 @@ def _work(mail: Mail, federation: Federation, make: Make, parent: int) -> None:
         spent.clear()
         said.clear()
         try:
-            done = replace(_played(executor, task), spent=tuple(spent), said=tuple(said), shown=executor.shown.take())
+            result = replace(
+                _run_task(executor, task), spent=tuple(spent), said=tuple(said), sample_count=executor.sample_count.take()
+            )
         except FedprivError as error:
-            done = Done(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
+            result = TaskResult(
+                error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error))
+            )
         except Exception:
-            done = Done(error=traceback.format_exc())
-        mail.send(done)
+            result = TaskResult(error=traceback.format_exc())
+        mail.send(result)
 
 
-def _played(executor: Executor, task: Task) -> Done:
+def _run_task(executor: Executor, task: Task) -> TaskResult:
     kept: dict[int, Private | None] = {
         client: None if data is None else unseal(data).tensors() for client, data in task.private.items()
     }
@@ -229,15 +232,15 @@ def _played(executor: Executor, task: Task) -> Done:
     for result in turns:
         keeps.append(_packed(result.kept or None, task.round))  # now: what a client keeps is valid until the next turn
         results.append(replace(result, kept={}))
-    return Done(results, keeps, diverged)
+    return TaskResult(results, keeps, diverged)
 
 
 def _packed(private: Mapping[str, Tensor] | None, round: int) -> bytes | None:
     return None if private is None else seal(Payload(private, round)).data
 
 
-def _how(code: int | None) -> str:
-    """How a process ended, in words."""
+def _exit_reason(code: int | None) -> str:
+    """How a process ended, as a phrase."""
     if code is not None and code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

@@ -1,1 +1,1 @@
-"""Several clients as one net: who asks for what, and how it is done for all of them at once."""
+"""Several clients as one net: their requests, and how these are computed in batches."""

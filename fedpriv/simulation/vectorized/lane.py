@@ -1,4 +1,4 @@
-"""A client's place in a stack: the model that its turn is played on."""
+"""A client's model within a stack."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedpriv.interfaces import Batch, Learner, Loss
 from fedpriv.models.net import Outputs
 from fedpriv.samples import Inputs, split
 from fedpriv.simulation.vectorized import requests
-from fedpriv.simulation.vectorized.requests import Asked, Back, Leaves, Roles, Shared, Through, Whole
+from fedpriv.simulation.vectorized.requests import BackwardPass, ForwardPass, GradientPass, Leaves, Roles, Section, SharedPass
 
 if TYPE_CHECKING:
     from fedpriv.simulation.vectorized.stack import Stack
 
-TOGETHER = 160
-"""Samples of all clients in a pass without gradient: of a net of 64 channels, more would not fit into a processor's cache."""
+SAMPLES_PER_PASS = 160
+"""Samples of all clients in a pass without gradient; at 64 channels, more would not fit into a processor's cache."""
 
 
 class Lane(ClientModel):
-    """A client's place in a stack."""
+    """A client's model within a stack: one row of its matrix."""
 
     def __init__(self, stack: Stack, number: int) -> None:
         super().__init__(stack.space, stack.rows[number], stack.grads[number])
         self.stack, self.number = stack, number
-        self.open: list[Shared] = []
-        """Forward passes that it may go back through."""
+        self.open_passes: list[SharedPass] = []
+        """Forward passes that its next backward may go through."""
         self._mode: tuple[Roles, Roles] = (frozenset(), frozenset())
 
     @property
@@ -54,42 +54,43 @@ class Lane(ClientModel):
         self._mode = (roles & self.roles, roles if differentiated is None else differentiated)
 
     def forward(self, inputs: Inputs, from_features: bool, half: bool = False) -> Outputs:
-        return self._ask(inputs, "rest" if from_features else "net", half)
+        return self._forward(inputs, "rest" if from_features else "net", half)
 
     def backward(self, value: Tensor, add: bool = False) -> None:
-        self.stack.meeting.ask(requests.go_back, Back(self, value, add))
+        self.stack.scheduler.submit(requests.backward, BackwardPass(self, value, add))
 
     def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor | None:
         assert isinstance(batch, TurnBatch) and isinstance(learner, ModelLearner)
-        given: Tensor | None = self.stack.meeting.ask(requests.differentiate, Whole(self, batch, loss, self._mode, learner.half))
-        return given
+        request = GradientPass(self, batch, loss, self._mode, learner.half)
+        value: Tensor | None = self.stack.scheduler.submit(requests.differentiate, request)
+        return value
 
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:
         self.set_trained(frozenset())
-        chunk = max(1, TOGETHER // self.stack.meeting.size)
-        return torch.cat([self._ask(part, "encoder").features for part in split(inputs, chunk)])
+        chunk = max(1, SAMPLES_PER_PASS // self.stack.scheduler.size)
+        return torch.cat([self._forward(part, "encoder").features for part in split(inputs, chunk)])
 
     @torch.no_grad()
     def from_features(self, features: Tensor) -> Outputs:
         self.set_trained(frozenset())
-        return self._ask(features, "rest")
+        return self._forward(features, "rest")
 
     def shaped(self, inputs: Inputs) -> Inputs:
         return inputs
 
-    def _ask(self, inputs: Inputs, through: Through, half: bool = False) -> Outputs:
+    def _forward(self, inputs: Inputs, section: Section, half: bool = False) -> Outputs:
         assert isinstance(inputs, Tensor)
-        answer = requests.train if self._mode[0] else requests.look
-        given: Outputs = self.stack.meeting.ask(answer, Asked(self, inputs, through, self._mode, half))
-        return given
+        handler = requests.forward_training if self._mode[0] else requests.forward_evaluation
+        outputs: Outputs = self.stack.scheduler.submit(handler, ForwardPass(self, inputs, section, self._mode, half))
+        return outputs
 
     def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> LaneSGD:
         return LaneSGD(self, parts, lr, momentum)
 
 
 class Parameters(Mapping[str, Tensor]):
-    """A lane's parameters ``(*shape)``; as views with gradient only where somebody looks, which hardly any loss does."""
+    """A lane's parameters ``(*shape)``; created, with gradient, only on access: hardly any loss reads them."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -97,7 +98,7 @@ class Parameters(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensors, leaves = self._lane.own
-        self._lane.open.append(Shared(leaves, {id(self._lane)}))
+        self._lane.open_passes.append(SharedPass(leaves, {id(self._lane)}))
         return tensors[name][0]
 
     def __iter__(self) -> Iterator[str]:
@@ -108,7 +109,7 @@ class Parameters(Mapping[str, Tensor]):
 
 
 class LaneSGD(Descent):
-    """A client's ``torch.optim.SGD``, whose steps are taken together with the others'.
+    """A client's ``torch.optim.SGD``; the scheduler takes the steps of several clients at once.
 
     Args:
         parts: slices of the row and their weight decay.
@@ -122,9 +123,9 @@ class LaneSGD(Descent):
             lane.stack.velocity[lane.number].zero_()
 
     def step(self) -> None:
-        self.lane.stack.meeting.ask(requests.step, self)
+        self.lane.stack.scheduler.submit(requests.step, self)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What steps must agree in to be one."""
+        """Steps of equal kind can be taken at once."""
         return id(self.lane.stack), self._parts, self.param_groups[0]["lr"], self.momentum

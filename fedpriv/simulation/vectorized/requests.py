@@ -1,4 +1,4 @@
-"""What the clients of a stack ask for, and how all who ask for the same are answered at once."""
+"""The requests of a stack's clients, and the handlers that serve all requests of one kind at once."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from fedpriv.client.learner import TurnBatch
 from fedpriv.interfaces import Loss
 from fedpriv.models.net import Outputs
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
-from fedpriv.simulation.vectorized.scheduler import Question
+from fedpriv.simulation.vectorized.scheduler import Request
 
 if TYPE_CHECKING:
     from fedpriv.simulation.vectorized.lane import Lane, LaneSGD
     from fedpriv.simulation.vectorized.stack import Stack
 
 MOST_PADDING = 0.15
-"""Share of a pass's samples that may be made up so that shorter batches go along with longer ones."""
+"""Largest share of padding samples in a pass that batches different lengths together."""
 
 T = TypeVar("T")
 Roles = frozenset[str]
 Leaves = list[tuple[Tensor, Tensor]]
-"""What has a gradient, and its place in the rows' gradients."""
-Through = Literal["encoder", "rest", "net"]
-"""The stretch of the net that a pass goes through."""
+"""Leaf tensors of autograd, each with the view of the rows' gradients that it fills."""
+Section = Literal["encoder", "rest", "net"]
+"""The section of the net that a pass computes."""
 
 
 @dataclass
-class Shown:
-    """Samples that went through nets in training where clients train together: real ones, and those that filled up batches."""
+class SampleCount:
+    """Training samples processed where clients train together: real ones, and the padding of shorter batches."""
 
     real: int = 0
-    made_up: int = 0
+    padding_samples: int = 0
 
-    def take(self) -> Shown:
-        """What was counted so far; from here on it counts anew."""
-        taken = Shown(self.real, self.made_up)
-        self.real = self.made_up = 0
+    def take(self) -> SampleCount:
+        """Return the counts and reset them."""
+        taken = SampleCount(self.real, self.padding_samples)
+        self.real = self.padding_samples = 0
         return taken
 
-    def add(self, more: Shown) -> None:
-        """Count what another has counted."""
+    def add(self, more: SampleCount) -> None:
+        """Add the counts of another."""
         self.real += more.real
-        self.made_up += more.made_up
+        self.padding_samples += more.padding_samples
 
     @property
     def padding(self) -> float | None:
-        """Share of the made-up ones; ``None``: nobody trained together."""
-        return self.made_up / (self.real + self.made_up) if self.real else None
+        """Share of padding samples; ``None``: no clients trained together."""
+        return self.padding_samples / (self.real + self.padding_samples) if self.real else None
 
 
 @dataclass
-class Shared:
-    """A forward pass of several clients, whose graph lives until all of them have gone back through it.
+class SharedPass:
+    """A forward pass of several clients; its graph is kept until each of them has run backward.
 
     Attributes:
-        leaves: what has a gradient, with the part of the rows' gradients that is its own.
-        pending: the clients that have not gone back.
+        leaves: leaf tensors, each with its part of the rows' gradients.
+        pending: ids of the lanes that have not run backward yet.
     """
 
     leaves: Leaves
@@ -69,8 +69,8 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A client's pass through the net.
+class ForwardPass:
+    """A client's forward pass.
 
     Attributes:
         mode: the roles in training mode, and those with gradient.
@@ -78,18 +78,18 @@ class Asked:
 
     lane: Lane
     inputs: Tensor
-    through: Through
+    section: Section
     mode: tuple[Roles, Roles]
     half: bool
 
     def kind(self, grad: bool) -> tuple[object, ...]:
-        """What passes must agree in to be one."""
-        return id(self.lane.stack), self.through, self.mode, self.half, grad, self.inputs.shape[1:], self.inputs.dtype
+        """Passes of equal kind can be batched."""
+        return id(self.lane.stack), self.section, self.mode, self.half, grad, self.inputs.shape[1:], self.inputs.dtype
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A client's pass to the loss and back."""
+class GradientPass:
+    """A client's forward pass, loss and gradient."""
 
     lane: Lane
     batch: TurnBatch
@@ -98,49 +98,49 @@ class Whole:
     half: bool
 
     def kind(self) -> tuple[object, ...]:
-        """What these must agree in to be one."""
+        """Passes of equal kind can be batched."""
         return id(self.lane.stack), self.mode, self.half, *BatchedLoss.kind(self.loss, self.batch)
 
 
 @dataclass(frozen=True)
-class Back:
-    """A client's way back from a scalar."""
+class BackwardPass:
+    """A client's backward pass from a scalar."""
 
     lane: Lane
     value: Tensor
     add: bool
 
 
-def go_back(questions: Sequence[Question]) -> list[None]:
-    """The gradients of all who ask, in one sweep."""
-    asked: list[Back] = [question.content for question in questions]
-    asking = {id(back.lane) for back in asked}
-    passes = {id(shared): shared for back in asked for shared in back.lane.open}
-    for shared in passes.values():
-        shared.pending -= asking
-    for back in asked:
-        back.lane.open.clear()
-        if not back.add:
-            back.lane.grad.zero_()
-    leaves = {id(leaf): (leaf, place) for shared in passes.values() for leaf, place in shared.leaves}
+def backward(requests: Sequence[Request]) -> list[None]:
+    """Run the backward passes of all requests in one sweep."""
+    passes: list[BackwardPass] = [request.content for request in requests]
+    lanes = {id(backward.lane) for backward in passes}
+    forwards = {id(shared): shared for backward in passes for shared in backward.lane.open_passes}
+    for shared in forwards.values():
+        shared.pending -= lanes
+    for backward in passes:
+        backward.lane.open_passes.clear()
+        if not backward.add:
+            backward.lane.grad.zero_()
+    leaves = {id(leaf): (leaf, place) for shared in forwards.values() for leaf, place in shared.leaves}
     with torch.enable_grad():
         gradients = torch.autograd.grad(
-            [back.value for back in asked],
+            [backward.value for backward in passes],
             [leaf for leaf, _ in leaves.values()],
-            retain_graph=any(shared.pending for shared in passes.values()),  # a graph is kept for clients who are elsewhere
+            retain_graph=any(shared.pending for shared in forwards.values()),  # other clients have yet to run backward
             allow_unused=True,
         )
     for (_, place), gradient in zip(leaves.values(), gradients, strict=True):
         if gradient is not None:
             place.add_(gradient)
-    return [None] * len(questions)
+    return [None] * len(requests)
 
 
-def step(questions: Sequence[Question]) -> list[None]:
-    """A step of SGD of all who ask, on the rows of neighbours at once (as ``resident.FlatSGD`` on one)."""
-    asked: list[LaneSGD] = [question.content for question in questions]
+def step(requests: Sequence[Request]) -> list[None]:
+    """Take an SGD step for all requests, on the rows of neighbours at once (as ``resident.FlatSGD`` on one row)."""
+    optimisers: list[LaneSGD] = [request.content for request in requests]
     with torch.no_grad():
-        for run in _neighbours(asked, lambda one: one.kind, lambda one: one.lane.number):
+        for run in _neighbours(optimisers, lambda one: one.kind, lambda one: one.lane.number):
             first = run[0]
             stack, lr = first.lane.stack, first.param_groups[0]["lr"]
             lanes = slice(first.lane.number, first.lane.number + len(run))
@@ -151,21 +151,21 @@ def step(questions: Sequence[Question]) -> list[None]:
                 if first.momentum:
                     grad = stack.velocity[lanes, span].mul_(first.momentum).add_(grad)
                 values.add_(grad, alpha=-lr)
-    return [None] * len(questions)
+    return [None] * len(requests)
 
 
-def train(questions: Sequence[Question]) -> list[Outputs]:
-    """The forward passes of all who ask, neighbours with batches of about the same length at once."""
-    return _forward(questions)
+def forward_training(requests: Sequence[Request]) -> list[Outputs]:
+    """Run the forward passes of all requests in training mode; neighbours with batches of similar length at once."""
+    return _forward(requests)
 
 
-def differentiate(questions: Sequence[Question]) -> list[Tensor | None]:
-    """Loss and gradient of all who ask, neighbours with batches of the same length at once; ``None``: each by itself."""
-    answers: dict[int, Tensor | None] = dict.fromkeys(map(id, questions))
-    for run in _neighbours(questions, lambda q: q.content.kind(), lambda q: q.content.lane.number):
+def differentiate(requests: Sequence[Request]) -> list[Tensor | None]:
+    """Compute loss and gradient, neighbours with batches of one length at once; ``None``: the lane has to do it alone."""
+    answers: dict[int, Tensor | None] = dict.fromkeys(map(id, requests))
+    for run in _neighbours(requests, lambda q: q.content.kind(), lambda q: q.content.lane.number):
         if len(run) == 1:
             continue
-        first: Whole = run[0].content
+        first: GradientPass = run[0].content
         stack, kind = first.lane.stack, first.kind()
         if kind not in stack.losses:
             stack.losses[kind] = BatchedLoss(first.loss)
@@ -173,42 +173,42 @@ def differentiate(questions: Sequence[Question]) -> list[Tensor | None]:
             continue
         with torch.enable_grad():
             try:
-                losses = stack.differentiate(loss, [question.content for question in run], run)
+                losses = stack.differentiate(loss, [request.content for request in run], run)
             except ForOneClient as error:
                 if error.always:
                     stack.losses[kind] = None
                 continue
         answers.update(zip(map(id, run), losses.unbind(), strict=True))
-    return [answers[id(question)] for question in questions]
+    return [answers[id(request)] for request in requests]
 
 
-def look(questions: Sequence[Question]) -> list[Outputs]:
-    """The same in evaluation mode. Apart, as it is not asked for in every step: whoever looks waits for those who train."""
-    return _forward(questions)
+def forward_evaluation(requests: Sequence[Request]) -> list[Outputs]:
+    """Run the forward passes of all requests in evaluation mode. They are rare, so they wait for the training passes."""
+    return _forward(requests)
 
 
-def _forward(questions: Sequence[Question]) -> list[Outputs]:
+def _forward(requests: Sequence[Request]) -> list[Outputs]:
     answers: dict[int, Outputs] = {}
-    for run in _neighbours(questions, lambda q: q.content.kind(q.grad), lambda q: q.content.lane.number):
+    for run in _neighbours(requests, lambda q: q.content.kind(q.grad), lambda q: q.content.lane.number):
         stack: Stack = run[0].content.lane.stack
         exact = any(role in stack.form.mixes for role in run[0].content.mode[0])
         with torch.set_grad_enabled(run[0].grad):
             for together in _of_like_length(run, exact):
-                asked = [question.content for question in together]
-                outputs, leaves = stack.pass_through(asked, together)
+                passes = [request.content for request in together]
+                outputs, leaves = stack.forward(passes, together)
                 if run[0].grad:
-                    shared = Shared(leaves, {id(one.lane) for one in asked})
-                    for one in asked:
-                        one.lane.open.append(shared)
-                apart = _apart(outputs, [len(one.inputs) for one in asked])
+                    shared = SharedPass(leaves, {id(one.lane) for one in passes})
+                    for one in passes:
+                        one.lane.open_passes.append(shared)
+                apart = _apart(outputs, [len(one.inputs) for one in passes])
                 answers.update(zip(map(id, together), apart, strict=True))
-    return [answers[id(question)] for question in questions]
+    return [answers[id(request)] for request in requests]
 
 
-def _neighbours(asked: Sequence[T], kind: Callable[[T], tuple[object, ...]], place: Callable[[T], int]) -> Iterator[list[T]]:
-    """Those of the same kind whose places follow each other."""
+def _neighbours(items: Sequence[T], kind: Callable[[T], tuple[object, ...]], place: Callable[[T], int]) -> Iterator[list[T]]:
+    """Runs of items of one kind at consecutive places."""
     kinds: dict[tuple[object, ...], list[T]] = {}
-    for one in asked:
+    for one in items:
         kinds.setdefault(kind(one), []).append(one)
     for alike in kinds.values():
         alike.sort(key=place)
@@ -216,24 +216,24 @@ def _neighbours(asked: Sequence[T], kind: Callable[[T], tuple[object, ...]], pla
             yield [one for _, one in run]
 
 
-def _of_like_length(run: Sequence[Question], exact: bool) -> Iterator[list[Question]]:
-    """Neighbours whose batches, filled up to the longest, are padded by no more than :data:`MOST_PADDING`; if exact, by none."""
-    together: list[Question] = []
+def _of_like_length(run: Sequence[Request], exact: bool) -> Iterator[list[Request]]:
+    """Split a run so that padding to the longest batch adds at most :data:`MOST_PADDING`; nothing if ``exact``."""
+    together: list[Request] = []
     real = 0
-    for question in run:
-        lengths = [len(one.content.inputs) for one in (*together, question)]
+    for request in run:
+        lengths = [len(one.content.inputs) for one in (*together, request)]
         padded = max(lengths) * len(lengths)
         fits = min(lengths) == max(lengths) or (not exact and padded - real - lengths[-1] <= MOST_PADDING * padded)
         if together and not fits:
             yield together
             together, real = [], 0
-        together.append(question)
+        together.append(request)
         real += lengths[-1]
     yield together
 
 
 def _apart(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
-    """Each client's own part ``(B_k, ...)`` of stacked outputs ``(K, B, ...)``."""
+    """Split stacked outputs ``(K, B, ...)`` into each client's ``(B_k, ...)``."""
     cut: dict[int, list[Tensor]] = {}
     for tensor in (outputs.features, outputs.projection, outputs.prediction, outputs.logits):
         if tensor is not None and id(tensor) not in cut:
@@ -254,5 +254,5 @@ def _apart(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
     ]
 
 
-HEARD = (go_back, step, train, differentiate, look)
-"""In this order: what is asked in every step first, so that nobody runs ahead of the others."""
+PRIORITY = (backward, step, forward_training, differentiate, forward_evaluation)
+"""The handlers, first served first: requests of every training step come first, which keeps the clients in step."""

@@ -1,8 +1,8 @@
-"""Functions that run side by side in one thread, and meet wherever they ask for what is cheaper to do for all at once.
+"""Cooperative functions in one thread, whose requests are served in batches.
 
-Each function is written as if it ran alone. Where it asks, it stops until every other one asks too or has ended; then those who
-asked for the same are answered together. So a method's code is the code of one client, whether clients train one after another
-or as one wide net.
+Each function is written as if it ran alone. A request suspends it until every other function has also made a request or has
+returned; then one handler serves all requests of its kind together. So a method's code is the code of one client, whether
+clients train one after another or as one wide net.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 @dataclass
-class Question:
-    """What somebody asks for.
+class Request:
+    """A function's request to a handler.
 
     Attributes:
-        content: what whoever answers must know.
-        grad: whether gradients are recorded where it was asked.
-        draws: the state of torch's global generator there; whoever draws for the answer leaves it as it is afterwards.
+        content: the handler's input.
+        grad: whether the function records gradients.
+        draws: the function's state of torch's global generator; a handler that draws advances it. ``None``: not tracked.
     """
 
     content: Any
@@ -33,71 +33,71 @@ class Question:
     draws: Tensor | None
 
 
-Answer = Callable[[Sequence[Question]], Sequence[Any]]
-"""Questions, in the order of those who ask -> their answers."""
+Handler = Callable[[Sequence[Request]], Sequence[Any]]
+"""Requests, in the order of the functions -> their responses."""
 
 
-class Rendezvous(Generic[T]):
-    """Where they meet.
+class Scheduler(Generic[T]):
+    """Runs functions side by side and serves their requests.
 
     Args:
-        answers: who answers; of those that are asked, the first is heard before the others. What is asked in every step comes
-            first, so that nobody runs ahead.
-        draws: whether anything that is asked for draws from torch's global generator. Each function then has it as it left it.
+        priority: the handlers; of those with requests, the first is served. Requests of every training step should come first,
+            which keeps the functions in step.
+        draws: whether any handler draws from torch's global generator. Each function then keeps its own generator state.
     """
 
-    def __init__(self, answers: Sequence[Answer], draws: bool) -> None:
-        self._answers, self._draws = answers, draws
+    def __init__(self, priority: Sequence[Handler], draws: bool) -> None:
+        self._priority, self._draws = priority, draws
         self._main: greenlet | None = None
         self.size = 0
-        """Number of the functions that run."""
+        """Number of functions that run side by side."""
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
-        """What each function returns; what one of them raises ends all."""
+        """Run the functions and return their results; an exception in one of them ends all."""
         self._main, self.size = greenlet.getcurrent(), len(functions)
         running = {number: greenlet(function) for number, function in enumerate(functions)}
-        waiting: dict[int, tuple[Answer, Question]] = {}
+        waiting: dict[int, tuple[Handler, Request]] = {}
         results: dict[int, T] = {}
         grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
 
-        def go_on(number: int, resume: Callable[..., Any], *with_what: Any) -> None:
+        def resume(number: int, *response: Any) -> None:
             torch.set_grad_enabled(grad)
-            asked = resume(*with_what)
+            result = running[number].switch(*response)
             if running[number].dead:
-                results[number] = asked
+                results[number] = result
             else:
-                waiting[number] = asked
+                waiting[number] = result
 
         try:
-            for number, one in running.items():
-                go_on(number, one.switch)
+            for number in running:
+                resume(number)
             while waiting:
-                answer = next(answer for answer in self._answers if any(asked == answer for asked, _ in waiting.values()))
-                asking = {number: waiting.pop(number) for number in sorted(waiting) if waiting[number][0] == answer}
+                handler = next(handler for handler in self._priority if any(wanted == handler for wanted, _ in waiting.values()))
+                served = {number: waiting.pop(number) for number in sorted(waiting) if waiting[number][0] == handler}
                 try:
-                    answers = answer([question for _, question in asking.values()])
-                except Exception as error:  # it belongs to the code that asked, which may know what it means
-                    number = next(iter(asking))
+                    responses = handler([request for _, request in served.values()])
+                except Exception as error:  # raised in the function that made the request, which may handle it
+                    number = next(iter(served))
                     running[number].throw(error)
                     raise
-                for number, given in zip(asking, answers, strict=True):
-                    go_on(number, running[number].switch, given)
+                for number, response in zip(served, responses, strict=True):
+                    resume(number, response)
         finally:
             for one in running.values():
                 if one and not one.dead:
-                    one.throw()  # unwinds it, so that what it holds is let go
+                    one.throw()  # unwinds its stack, which releases its tensors
             torch.set_grad_enabled(grad)
             torch.set_rng_state(generator)
             self._main = None
         return [results[number] for number in range(len(functions))]
 
-    def ask(self, answer: Answer, content: Any) -> Any:
-        """Called by one of the functions: stop here until ``answer`` has answered."""
+    def submit(self, handler: Handler, content: Any) -> Any:
+        """Called by one of the functions: suspend it until ``handler`` has responded."""
         if self._main is None:
-            raise RuntimeError("nobody to meet: this is asked from within Rendezvous.run alone")
-        question = Question(content, torch.is_grad_enabled(), torch.get_rng_state() if self._draws else None)
-        given = self._main.switch((answer, question))
-        torch.set_grad_enabled(question.grad)
-        if question.draws is not None:
-            torch.set_rng_state(question.draws)
-        return given
+            raise RuntimeError("submit can be called only by a function that Scheduler.run runs")
+        request = Request(content, torch.is_grad_enabled(), torch.get_rng_state() if self._draws else None)
+        response = self._main.switch((handler, request))
+        torch.set_grad_enabled(request.grad)
+        if request.draws is not None:
+            torch.set_rng_state(request.draws)
+        return response
