@@ -3,7 +3,7 @@
 from fedpriv.aggregation.base import Aggregation, Memory, Merged, Uploads
 from fedpriv.registry import Registry
 
-registry: Registry[type[Aggregation]] = Registry("aggregation", "fedpriv.aggregation")
+registry: Registry[type[Aggregation]] = Registry("aggregation", "fedpriv.aggregation", ["fedpriv.aggregation"])
 register, aggregations, find_aggregation = registry.register, registry.all, registry.find
 
 __all__ = ["Aggregation", "Memory", "Merged", "Uploads", "aggregations", "find_aggregation", "register"]

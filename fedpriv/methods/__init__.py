@@ -3,7 +3,7 @@
 from fedpriv.methods.base import Method
 from fedpriv.registry import Registry
 
-registry: Registry[type[Method]] = Registry("method", "fedpriv.methods")
+registry: Registry[type[Method]] = Registry("method", "fedpriv.methods", ["fedpriv.methods"])
 register, methods, find_method = registry.register, registry.all, registry.find
 
 __all__ = ["Method", "find_method", "methods", "register"]

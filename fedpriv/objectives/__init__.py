@@ -3,7 +3,7 @@
 from fedpriv.objectives.base import Objective
 from fedpriv.registry import Registry
 
-registry: Registry[type[Objective]] = Registry("objective", "fedpriv.objectives")
+registry: Registry[type[Objective]] = Registry("objective", "fedpriv.objectives", ["fedpriv.objectives"])
 register, objectives, find_objective = registry.register, registry.all, registry.find
 
 __all__ = ["Objective", "find_objective", "objectives", "register"]
