@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from attacks.core import by_name
+from attacks.core.by_name import is_dataclass_of
 from fedpriv.errors import FedprivError, UnknownName, UsageError
+
+__all__ = ["Registry", "instance_of", "is_dataclass_of", "subclass_of"]
 
 T = TypeVar("T")
 
@@ -19,3 +23,13 @@ class Registry(by_name.Registry[T], Generic[T]):
         if name in self.missing:
             return UsageError(f"{what}: {name!r} is not there: {self.missing[name]}")
         return UnknownName(what, name, self._known)
+
+
+def subclass_of(base: type[Any]) -> tuple[Callable[[Any], bool], str]:
+    """``is_one`` and ``looks`` of a :class:`Registry` of classes."""
+    return lambda one: isinstance(one, type) and issubclass(one, base), f"a class derived from {base.__name__}"
+
+
+def instance_of(kind: type[Any]) -> tuple[Callable[[Any], bool], str]:
+    """``is_one`` and ``looks`` of a :class:`Registry` of objects."""
+    return lambda one: isinstance(one, kind), f"a {kind.__name__}"

@@ -40,7 +40,7 @@ ONLY_ERRORS = ("config", "parameters", "wire")
 ATTACKERS = {"cli", "experiments", "audit"}
 """Who may import attacks; a run never does."""
 REGISTRY = ("registry", "attacks.core.by_name")
-"""But for the one register of names, which knows no attack: it lies where both may import it, as attacks import nothing of ours."""
+"""But for the one register of names, which knows no attack. Attacks import nothing of fedpriv, so it lies with them."""
 ONLY_IN = {"mlflow": "fedpriv.tracking", "flwr": "fedpriv.deploy", "ray": "fedpriv.simulation.executors.ray"}
 """What is imported in one place, so that the rest works without it."""
 MOST = 14

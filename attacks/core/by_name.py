@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -30,11 +30,12 @@ class Registry(Generic[T]):
             imported, or the thing itself.
         built_in: the modules that register ours; a package stands for every module in it. They are imported when a name is
             first asked for, or when a plug-in registers.
-        is_one: whether an object that an entry point names is a thing of this kind.
+        is_one: whether an object of a plug-in is a thing of this kind, so that nothing breaks that lists them.
+        looks: what such a thing looks like, for messages.
     """
 
-    def __init__(self, kind: str, group: str, built_in: Sequence[str], is_one: Callable[[Any], bool] = inspect.isclass) -> None:
-        self.kind, self.group, self.built_in, self.is_one = kind, group, built_in, is_one
+    def __init__(self, kind: str, group: str, built_in: Sequence[str], is_one: Callable[[Any], bool], looks: str) -> None:
+        self.kind, self.group, self.built_in, self.is_one, self.looks = kind, group, built_in, is_one, looks
         self.missing: dict[str, str] = {}
         """Entry point -> why what it names is not there."""
         self._known: dict[str, T] = {}
@@ -57,7 +58,7 @@ class Registry(Generic[T]):
 
     def add(self, name: str, thing: T, origin: Any, *also: str) -> None:
         """Make ``thing`` known by ``name``. A name is never taken from what has it: a plug-in's second is left out with a
-        :class:`PluginWarning`.
+        :class:`PluginWarning`, and so is what is no thing of this kind.
 
         Args:
             origin: the class or function that defines it, or the name of its module.
@@ -69,6 +70,9 @@ class Registry(Generic[T]):
         module, _ = where
         if not self._is_ours(module):
             self._load_built_in()
+            if not self.is_one(thing):
+                self._refused.append(thing)
+                return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.looks}")
         for wanted in (name, *also):
             owner = self._origins.get(self._also.get(wanted, wanted), where)
             if owner != where:  # the same definition, imported anew, is not another
@@ -87,7 +91,7 @@ class Registry(Generic[T]):
     def all(self) -> dict[str, T]:
         """All by name, sorted; ours and those of plug-ins that can be imported."""
         self._load_built_in()
-        for point in sorted(installed().select(group=self.group), key=lambda point: (point.name, point.value)):
+        for point in sorted(installed(self.group), key=lambda point: (point.name, point.value)):
             if point not in self._asked:
                 self._asked.add(point)
                 self._load(point)
@@ -126,17 +130,15 @@ class Registry(Generic[T]):
         except (Exception, SystemExit) as error:  # another package's fault must not take ours away
             first_line, *_ = str(error).splitlines() or [""]
             return self._miss(point.name, f"{called} cannot be imported: {type(error).__name__}: {first_line}")
-        module = point.value.partition(":")[0].strip()
-        if isinstance(thing, ModuleType) or any(thing is one for one in (*self._known.values(), *self._refused)):
+        if isinstance(thing, ModuleType) or self._has_met(thing):
             return None
-        if self.is_one(thing):
-            declared = vars(thing).get("name") if hasattr(thing, "__dict__") else getattr(thing, "name", None)
-            return self.add(declared if isinstance(declared, str) else point.name, thing, module)
-        if getattr(thing, "__module__", None) not in {
-            module for module, _ in self._origins.values()
-        }:  # else a function whose decorator registered it
-            self._miss(point.name, f"{called} is no {self.kind}: {type(thing).__name__}")
-        return None
+        declared = vars(thing).get("name") if hasattr(thing, "__dict__") else getattr(thing, "name", None)
+        return self.add(declared if isinstance(declared, str) else point.name, thing, point.value.partition(":")[0].strip())
+
+    def _has_met(self, thing: Any) -> bool:
+        """Whether the import of a thing registered or refused it, or what its decorator made of it."""
+        where = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+        return any(thing is one for one in (*self._known.values(), *self._refused)) or where in self._origins.values()
 
     def _miss(self, name: str, why: str) -> None:
         self.missing[name] = why
@@ -144,9 +146,14 @@ class Registry(Generic[T]):
 
 
 @cache
-def installed() -> EntryPoints:
-    """The entry points of all installed packages, read once."""
-    return entry_points()
+def installed(group: str) -> EntryPoints:
+    """The entry points of a group in all installed packages, read once."""
+    return entry_points(group=group)
+
+
+def is_dataclass_of(*methods: str) -> Callable[[Any], bool]:
+    """Whether an object is a dataclass (a class, whose fields are options) with methods of these names."""
+    return lambda one: isinstance(one, type) and is_dataclass(one) and all(callable(getattr(one, name, None)) for name in methods)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from attacks.core.by_name import Registry
+from attacks.core.by_name import Registry, is_dataclass_of
 from attacks.core.observation import Observation
 from attacks.core.text_reconstruction import TextReconstruction
 
@@ -25,5 +25,7 @@ class TextAttack(Protocol):
         """
 
 
-TEXT_ATTACKS: Registry[type[TextAttack]] = Registry("attack on text", "text_attacks", BUILT_IN)
+TEXT_ATTACKS: Registry[type[TextAttack]] = Registry(
+    "attack on text", "text_attacks", BUILT_IN, is_dataclass_of("run"), "a frozen dataclass with a method run"
+)
 register, text_attacks, text_attack = TEXT_ATTACKS.register, TEXT_ATTACKS.all, TEXT_ATTACKS.find

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.config import PartitionConfig
 from fedpriv.errors import UsageError
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, instance_of
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
@@ -67,7 +67,7 @@ REGISTRY: Registry[Dealing] = Registry(
     "partition",
     "fedpriv.partitions",
     ["fedpriv.data.by_class", "fedpriv.data.dirichlet", "fedpriv.data.lognormal"],
-    lambda one: isinstance(one, Dealing),
+    *instance_of(Dealing),
 )
 partitions = REGISTRY.all
 

@@ -19,7 +19,7 @@ from fedpriv.data.disaster import holds_pairs, open_disaster, open_pairs
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.errors import UsageError
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, instance_of
 
 Opener = Callable[[Path | None], Opened]
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.data.tables import Table
 
 
-REGISTRY: Registry[Source] = Registry("data set", "fedpriv.data", ["fedpriv.data.sources"], lambda one: isinstance(one, Source))
+REGISTRY: Registry[Source] = Registry("data set", "fedpriv.data", ["fedpriv.data.sources"], *instance_of(Source))
 
 
 def register_dataset(name: str, about: str, **says: Any) -> Callable[[Opener], Opener]:

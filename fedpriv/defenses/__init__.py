@@ -15,10 +15,12 @@ from fedpriv.defenses.prune import Prune
 from fedpriv.defenses.quantise import Quantise
 from fedpriv.defenses.stage import check_order
 from fedpriv.errors import UsageError
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, is_dataclass_of
 from fedpriv.wire import Transform
 
-registry: Registry[type[Transform]] = Registry("transform", "fedpriv.transforms", ["fedpriv.defenses"])
+registry: Registry[type[Transform]] = Registry(
+    "transform", "fedpriv.transforms", ["fedpriv.defenses"], is_dataclass_of("__call__"), "a frozen dataclass that can be called"
+)
 register, find_transform = registry.register, registry.find
 
 _IN_ORDER = {

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, instance_of
 
 Shape = tuple[int, ...]
 Projector = Literal["two_layers", "linear", "simclr", "barlow_twins"]
@@ -44,7 +44,7 @@ class ModelSpec:
         return self.smallest is None or (len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest)
 
 
-REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models"], lambda one: isinstance(one, ModelSpec))
+REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models"], *instance_of(ModelSpec))
 
 
 def register_model(
