@@ -340,6 +340,7 @@ class RunConfig(_Section):
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
+    plugins: tuple[Path, ...] = Field((), description="Python files that register what the config names (--plugin)")
     run_dir: Path | None = Field(None, description="the run's folder; null: runs/<date>-<method>-<data>-s<seed>-<tag>")
 
     @model_validator(mode="before")
@@ -407,7 +408,14 @@ class RunConfig(_Section):
 
         Of what differs from the defaults only, so that a run outlives the arrival of a new option.
         """
-        stored: Any = {"run_dir": True, "tracking": True, "executor": True, "data": {"dir"}, "wire": {"keep_payloads"}}
+        stored: Any = {
+            "run_dir": True,
+            "plugins": True,
+            "tracking": True,
+            "executor": True,
+            "data": {"dir"},
+            "wire": {"keep_payloads"},
+        }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
         body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

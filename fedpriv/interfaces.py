@@ -246,7 +246,7 @@ class Part:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     Params: ClassVar[type[Any]] = NoParams
     reads: ClassVar[frozenset[str]] = frozenset()
     """Statistics (without a tensor's name) that the other half must provide: :meth:`statistics` or ``Aggregation.down``."""

@@ -1,61 +1,35 @@
-"""Things known by name: a file of a package registers them, and so does another package's entry point."""
+"""Things of fedpriv by name: :class:`attacks.core.by_name.Registry`, with the errors of the command line."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from fedpriv.errors import UnknownName
+from attacks.core import by_name
+from attacks.core.by_name import is_dataclass_of
+from fedpriv.errors import FedprivError, UnknownName, UsageError
 
-T = TypeVar("T", bound=type[Any])
+__all__ = ["Registry", "instance_of", "is_dataclass_of", "subclass_of"]
+
+T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """The classes of one kind by name.
+class Registry(by_name.Registry[T], Generic[T]):
+    """The things of one kind by name; :meth:`find` raises UnknownName, or UsageError where a plug-in could not be imported."""
 
-    Args:
-        kind: what they are called in messages, such as ``method``.
-        package: where they live; every module in it is imported before the first look-up. It is also the entry-point group
-            through which a third party adds its own.
-    """
+    def unknown(self, name: str, where: str = "") -> FedprivError:
+        """As :meth:`attacks.core.by_name.Registry.unknown`; ``where`` the name was given."""
+        what = self.kind + (where and f" in {where}")
+        if name in self.missing:
+            return UsageError(f"{what}: {name!r} is not there: {self.missing[name]}")
+        return UnknownName(what, name, self._known)
 
-    def __init__(self, kind: str, package: str) -> None:
-        self.kind, self.package = kind, package
-        self._known: dict[str, T] = {}
-        self._also: dict[str, str] = {}
 
-    def register(self, name: str, *also: str) -> Callable[[T], T]:
-        """Class decorator: make a class known by ``name``; it is found by other names, ``also``, but listed and stored under
-        that one. Its docstring's first line is its title."""
+def subclass_of(base: type[Any]) -> tuple[Callable[[Any], bool], str]:
+    """``is_one`` and ``looks`` of a :class:`Registry` of classes."""
+    return lambda one: isinstance(one, type) and issubclass(one, base), f"a class derived from {base.__name__}"
 
-        def add(one: T) -> T:
-            known = self._known.get(name, one)
-            if (known.__module__, known.__qualname__) != (one.__module__, one.__qualname__):
-                raise ValueError(f"two {self.kind}s are named {name!r}: {known} and {one}")
-            one.name = name
-            one.title = (one.__doc__ or name).strip().splitlines()[0]
-            self._known[name] = one
-            self._also |= dict.fromkeys(also, name)
-            return one
 
-        return add
-
-    def all(self) -> dict[str, T]:
-        """All by name: every module of the package, then other packages' entry points."""
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
-        for point in entry_points(group=self.package):
-            point.load()
-        return dict(sorted(self._known.items()))
-
-    def find(self, name: str) -> T:
-        """The class registered as ``name``; :class:`UnknownName` where there is none."""
-        known = self.all()
-        name = self._also.get(name, name)
-        if name not in known:
-            raise UnknownName(self.kind, name, known)
-        return known[name]
+def instance_of(kind: type[Any]) -> tuple[Callable[[Any], bool], str]:
+    """``is_one`` and ``looks`` of a :class:`Registry` of objects."""
+    return lambda one: isinstance(one, kind), f"a {kind.__name__}"

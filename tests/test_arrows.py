@@ -32,13 +32,15 @@ LAYERS = (
     "objectives",
     "interfaces",
     "models data",
-    "config parameters wire registry files hub",
+    "config parameters wire registry plugins files hub",
     "errors samples seeding",
 )
 """Of fedpriv, from top to bottom. A room imports from the lines below its own; rooms on one line know nothing of each other."""
 ONLY_ERRORS = ("config", "parameters", "wire")
 ATTACKERS = {"cli", "experiments", "audit"}
 """Who may import attacks; a run never does."""
+REGISTRY = ("registry", "attacks.core.by_name")
+"""But for the one register of names, which knows no attack. Attacks import nothing of fedpriv, so it lies with them."""
 ONLY_IN = {"mlflow": "fedpriv.tracking", "flwr": "fedpriv.deploy", "ray": "fedpriv.simulation.executors.ray"}
 """What is imported in one place, so that the rest works without it."""
 MOST = 14
@@ -136,7 +138,8 @@ def test_attacks_know_nothing_of_fedpriv() -> None:
 
 
 def test_a_run_knows_nothing_of_attacks() -> None:
-    assert {room(module) for module, found in arrows() if room(found) == "attacks" != room(module)} <= ATTACKERS
+    arrows_there = {(room(module), found) for module, found in arrows() if room(found) == "attacks" != room(module)}
+    assert {own for own, found in arrows_there - {REGISTRY}} <= ATTACKERS
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

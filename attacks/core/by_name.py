@@ -1,59 +1,159 @@
-"""Attacks of one kind by name. Built-in ones register themselves; others come through an entry-point group."""
+"""Things of one kind by name: ours register themselves, other packages' come through an entry-point group."""
 
 from __future__ import annotations
 
+import pkgutil
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-Attack = TypeVar("Attack")
+T = TypeVar("T")
 Class = TypeVar("Class", bound=type[Any])
 
 
-class ByName(Generic[Attack]):
-    """The attacks of one kind.
+class PluginWarning(UserWarning):
+    """A thing of a plug-in was left out; the message says which and why. Everything else works."""
+
+
+class Registry(Generic[T]):
+    """The things of one kind. A name belongs to what had it first: ours, then plug-ins in the order of their names.
 
     Args:
-        kind: what one is called in messages.
-        group: the entry-point group of other packages' attacks.
-        built_in: the modules that register ours.
+        kind: what one is called in messages, such as ``method``.
+        group: the entry-point group of other packages. An entry point names a module, which registers what it holds when it is
+            imported, or the thing itself.
+        built_in: the modules that register ours; a package stands for every module in it. They are imported when a name is
+            first asked for, or when a plug-in registers.
+        is_one: whether an object of a plug-in is a thing of this kind, so that nothing breaks that lists them.
+        looks: what such a thing looks like, for messages.
     """
 
-    def __init__(self, kind: str, group: str, built_in: Sequence[str]) -> None:
-        self.kind, self.group, self.built_in = kind, group, built_in
-        self._known: dict[str, type[Any]] = {}
+    def __init__(self, kind: str, group: str, built_in: Sequence[str], is_one: Callable[[Any], bool], looks: str) -> None:
+        self.kind, self.group, self.built_in, self.is_one, self.looks = kind, group, built_in, is_one, looks
+        self.missing: dict[str, str] = {}
+        """Entry point -> why what it names is not there."""
+        self._known: dict[str, T] = {}
+        self._also: dict[str, str] = {}
+        self._origins: dict[str, tuple[str, str]] = {}
+        """Name -> module and qualified name of what defines it."""
+        self._refused: list[Any] = []
+        self._asked: set[EntryPoint] = set()
+        self._is_complete = False
 
-    def register(self, name: str) -> Callable[[Class], Class]:
-        """Class decorator: make an attack known by ``name``."""
+    def register(self, name: str, *also: str) -> Callable[[Class], Class]:
+        """Class decorator: make a class known by ``name``; it is found by other names, ``also``, but listed and stored under
+        that one. Its docstring's first line is its title."""
 
-        def remember(attack: Class) -> Class:
-            if name in self._known:
-                raise ValueError(f"two {self.kind}s are called {name}")
-            attack.name = name
-            self._known[name] = attack
-            return attack
+        def add(one: Class) -> Class:
+            self.add(name, one, one, *also)  # type: ignore[arg-type]
+            return one
 
-        return remember
+        return add
 
-    def all(self) -> dict[str, type[Attack]]:
-        """All by name, sorted."""
-        for module in self.built_in:
-            import_module(module)
-        plugins = {point.name: point.load() for point in entry_points(group=self.group)}
-        return dict(sorted((self._known | plugins).items()))
+    def add(self, name: str, thing: T, origin: Any, *also: str) -> None:
+        """Make ``thing`` known by ``name``. A name is never taken from what has it: a plug-in's second is left out with a
+        :class:`PluginWarning`, and so is what is no thing of this kind.
 
-    def find(self, name: str) -> type[Attack]:
-        """The attack of that name.
+        Args:
+            origin: the class or function that defines it, or the name of its module.
 
         Raises:
-            KeyError: there is none; the message names the nearest, or lists what there is.
+            ValueError: two of ours have one name.
         """
+        where = (origin, "") if isinstance(origin, str) else (origin.__module__, origin.__qualname__)
+        module, _ = where
+        if not self._is_ours(module):
+            self._load_built_in()
+            if not self.is_one(thing):
+                self._refused.append(thing)
+                return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.looks}")
+        for wanted in (name, *also):
+            owner = self._origins.get(self._also.get(wanted, wanted), where)
+            if owner != where:  # the same definition, imported anew, is not another
+                clash = f"two {self.kind}s are named {wanted!r}: one of {owner[0]}, one of {module}"
+                if self._is_ours(module):
+                    raise ValueError(clash)
+                self._refused.append(thing)
+                return _warn(f"{clash}; the latter is left out")
+        if isinstance(thing, type):
+            thing.name = name  # type: ignore[attr-defined]
+            thing.title = (thing.__doc__ or name).strip().splitlines()[0]  # type: ignore[attr-defined]
+        self._known[name], self._origins[name] = thing, where
+        self._also |= dict.fromkeys(also, name)
+        return None
+
+    def all(self) -> dict[str, T]:
+        """All by name, sorted; ours and those of plug-ins that can be imported."""
+        self._load_built_in()
+        for point in sorted(installed(self.group), key=lambda point: (point.name, point.value)):
+            if point not in self._asked:
+                self._asked.add(point)
+                self._load(point)
+        return dict(sorted(self._known.items()))
+
+    def find(self, name: str) -> T:
+        """The thing of that name; :meth:`unknown` is raised where there is none."""
         known = self.all()
+        name = self._also.get(name, name)
         if name not in known:
-            raise KeyError(f"unknown {self.kind} {name!r}; {nearest(name, known)}")
+            raise self.unknown(name)
         return known[name]
+
+    def unknown(self, name: str) -> Exception:
+        """What is wrong with a name that is not known: its plug-in is missing, or the nearest name was meant."""
+        if name in self.missing:
+            return KeyError(f"{self.kind} {name!r} is not there: {self.missing[name]}")
+        return KeyError(f"unknown {self.kind} {name!r}; {nearest(name, self._known)}")
+
+    def _is_ours(self, module: str) -> bool:
+        return any(f"{module}.".startswith(f"{own}.") for own in self.built_in)
+
+    def _load_built_in(self) -> None:
+        if self._is_complete:
+            return
+        for name in self.built_in:
+            for found in pkgutil.iter_modules(getattr(import_module(name), "__path__", ())):
+                import_module(f"{name}.{found.name}")
+        self._is_complete = True
+
+    def _load(self, point: EntryPoint) -> None:
+        """Import what an entry point names, and add it if that has not done so itself."""
+        called = f"the plug-in {point.name!r} ({point.value}{f' of {point.dist.name}' if point.dist else ''})"
+        try:
+            thing = point.load()
+        except (Exception, SystemExit) as error:  # another package's fault must not take ours away
+            first_line, *_ = str(error).splitlines() or [""]
+            return self._miss(point.name, f"{called} cannot be imported: {type(error).__name__}: {first_line}")
+        if isinstance(thing, ModuleType) or self._has_met(thing):
+            return None
+        declared = vars(thing).get("name") if hasattr(thing, "__dict__") else getattr(thing, "name", None)
+        return self.add(declared if isinstance(declared, str) else point.name, thing, point.value.partition(":")[0].strip())
+
+    def _has_met(self, thing: Any) -> bool:
+        """Whether the import of a thing registered or refused it, or what its decorator made of it."""
+        where = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+        return any(thing is one for one in (*self._known.values(), *self._refused)) or where in self._origins.values()
+
+    def _miss(self, name: str, why: str) -> None:
+        self.missing[name] = why
+        _warn(why)
+
+
+@cache
+def installed(group: str) -> EntryPoints:
+    """The entry points of a group in all installed packages, read once."""
+    return entry_points(group=group)
+
+
+def is_dataclass_of(*methods: str) -> Callable[[Any], bool]:
+    """Whether an object is a dataclass (a class, whose fields are options) with methods of these names."""
+    return lambda one: isinstance(one, type) and is_dataclass(one) and all(callable(getattr(one, name, None)) for name in methods)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -61,3 +161,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, PluginWarning, stacklevel=2)

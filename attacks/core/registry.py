@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from attacks.core.by_name import ByName
+from attacks.core.by_name import Registry, is_dataclass_of
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Reconstruction
 
@@ -36,5 +36,7 @@ class ImageAttack(Protocol):
         """
 
 
-_IMAGE_ATTACKS: ByName[ImageAttack] = ByName("attack", "attacks", BUILT_IN)
-register, image_attacks, image_attack = _IMAGE_ATTACKS.register, _IMAGE_ATTACKS.all, _IMAGE_ATTACKS.find
+IMAGE_ATTACKS: Registry[type[ImageAttack]] = Registry(
+    "attack", "attacks", BUILT_IN, is_dataclass_of("run"), "a frozen dataclass with a method run"
+)
+register, image_attacks, image_attack = IMAGE_ATTACKS.register, IMAGE_ATTACKS.all, IMAGE_ATTACKS.find

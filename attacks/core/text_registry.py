@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from attacks.core.by_name import ByName
+from attacks.core.by_name import Registry, is_dataclass_of
 from attacks.core.observation import Observation
 from attacks.core.text_reconstruction import TextReconstruction
 
@@ -25,5 +25,7 @@ class TextAttack(Protocol):
         """
 
 
-_TEXT_ATTACKS: ByName[TextAttack] = ByName("attack on text", "text_attacks", BUILT_IN)
-register, text_attacks, text_attack = _TEXT_ATTACKS.register, _TEXT_ATTACKS.all, _TEXT_ATTACKS.find
+TEXT_ATTACKS: Registry[type[TextAttack]] = Registry(
+    "attack on text", "text_attacks", BUILT_IN, is_dataclass_of("run"), "a frozen dataclass with a method run"
+)
+register, text_attacks, text_attack = TEXT_ATTACKS.register, TEXT_ATTACKS.all, TEXT_ATTACKS.find

@@ -1,9 +1,11 @@
 """How the server merges: pure functions on the K x p matrix of a round's uploads, and the aggregations made of them."""
 
 from fedpriv.aggregation.base import Aggregation, Memory, Merged, Uploads
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, subclass_of
 
-registry: Registry[type[Aggregation]] = Registry("aggregation", "fedpriv.aggregation")
+registry: Registry[type[Aggregation]] = Registry(
+    "aggregation", "fedpriv.aggregation", ["fedpriv.aggregation"], *subclass_of(Aggregation)
+)
 register, aggregations, find_aggregation = registry.register, registry.all, registry.find
 
 __all__ = ["Aggregation", "Memory", "Merged", "Uploads", "aggregations", "find_aggregation", "register"]

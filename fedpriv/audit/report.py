@@ -24,6 +24,7 @@ from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, dis
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
+from fedpriv.plugins import load_inherited
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
@@ -120,6 +121,7 @@ def _one_thread() -> None:
 
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    load_inherited()
 
 
 def _audit_and_tell(run_dir: Path, options: AuditOptions, told: Queue[str | None]) -> Audited:

@@ -15,5 +15,17 @@ def main() -> None:
     """
 
 
-for _module in ("train", "methods", "defenses", "models", "data", "tracking", "probe", "experiment", "attack", "audit"):
+for _module in (
+    "train",
+    "methods",
+    "defenses",
+    "models",
+    "data",
+    "tracking",
+    "probe",
+    "experiment",
+    "attack",
+    "audit",
+    "new_plugin",
+):
     importlib.import_module(f"fedpriv.cli.{_module}")

@@ -76,8 +76,8 @@ def attack(
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
     """
     from attacks.core.by_name import nearest
-    from attacks.core.registry import image_attacks
-    from attacks.core.text_registry import text_attacks
+    from attacks.core.registry import IMAGE_ATTACKS, image_attacks
+    from attacks.core.text_registry import TEXT_ATTACKS, text_attacks
     from fedpriv.config import parse_assignment
 
     options = dict(parse_assignment(text) for text in assignments)
@@ -89,6 +89,8 @@ def attack(
 
         return attack_text(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
+        if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
+            raise UsageError(f"attack {name!r} is not there: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
         raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks()])}")
     for option in OF_TEXTS:
         if chosen.pop(option):

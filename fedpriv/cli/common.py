@@ -1,4 +1,4 @@
-"""What every command shares: ``--json``, ``--debug`` and errors in one or two lines."""
+"""What every command shares: ``--json``, ``--debug``, ``--plugin`` and errors in one or two lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Register a function as ``fedpriv <name>`` with ``--json`` and ``--debug``.
+    """Register a function as ``fedpriv <name>`` with ``--json``, ``--debug`` and ``--plugin``.
 
     The function returns its result as a mapping (or ``None``); with ``--json`` that mapping, or ``{"error": ...}``, is the
     last line of standard output, and whatever :func:`console` prints goes to standard error.
@@ -28,10 +28,15 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
 
     def register(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def run(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+        def run(*args: Any, as_json: bool, debug: bool, plugin: tuple[Path, ...], **kwargs: Any) -> None:
             context = click.get_current_context()
             context.meta["fedpriv.json"] = as_json
             try:
+                if plugin:
+                    from fedpriv.plugins import load_plugins
+
+                    context.meta["fedpriv.plugins"] = tuple(file.absolute() for file in plugin)
+                    load_plugins(plugin)
                 result = function(*args, **kwargs)
             except FedprivError as error:
                 if debug:
@@ -54,6 +59,14 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             if as_json:
                 click.echo(json.dumps(result))
 
+        run = click.option(
+            "--plugin",
+            multiple=True,
+            envvar="FEDPRIV_PLUGINS",
+            type=click.Path(path_type=Path),
+            metavar="FILE.py",
+            help="Import a file, so that what it registers is found by name; repeatable.",
+        )(run)
         run = click.option("--debug", is_flag=True, help="Show the traceback of an error.")(run)
         run = click.option("--json", "as_json", is_flag=True, help="One JSON object on the last line of standard output.")(run)
         return group.command(name, **settings)(run)

@@ -36,11 +36,11 @@ def list_() -> dict[str, Any]:
     from rich import box
     from rich.table import Table
 
-    from fedpriv.data.partition import PARTITIONS
+    from fedpriv.data.dealing import partitions as all_partitions
     from fedpriv.data.sources import sources
 
     datasets = [{"name": name, "about": source.about, "model": source.default_model} for name, source in sources().items()]
-    partitions = [{"name": name, "about": about} for name, about in PARTITIONS.items()]
+    partitions = [{"name": name, "about": dealing.about} for name, dealing in all_partitions().items()]
     for title, rows in (("data set", datasets), ("partition", partitions)):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column(title, no_wrap=True)

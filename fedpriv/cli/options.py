@@ -83,6 +83,7 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
 def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:
     """The config that the options of :func:`config_options` describe: file, then flags, then ``--set``."""
     from fedpriv.config import load_config, parse_assignment, read_yaml
+    from fedpriv.plugins import load_plugins
 
     known = {**_RUN_FLAGS, **_DATA_FLAGS}
     flags = dict(flags)
@@ -93,6 +94,9 @@ def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: d
         overrides["wire.transforms"] = [*(wire.get("transforms") or [] if isinstance(wire, dict) else []), *added]
     overrides |= dict(parse_assignment(text) for text in assignments)
     config = load_config(config_file, overrides)
+    load_plugins(config.plugins, of=str(config_file))
+    given = click.get_current_context().meta.get("fedpriv.plugins", ())
+    config = config.model_copy(update={"plugins": tuple(dict.fromkeys((*(f.absolute() for f in config.plugins), *given)))})
     _check_partition_options(config, overrides)
     return config
 
@@ -104,14 +108,14 @@ def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
     if not options:
         return
     from fedpriv.config import filled
-    from fedpriv.data.partition import USES
+    from fedpriv.data.dealing import partitions
     from fedpriv.data.sources import suggestions
     from fedpriv.errors import UsageError
 
     name = filled(config, suggestions(config.data.name)).data.partition.name
     for option in options:
-        if name in USES and option not in USES[name]:
-            users = ", ".join(other for other, used in USES.items() if option in used)
+        if name in partitions() and option not in partitions()[name].uses:
+            users = ", ".join(other for other, dealer in partitions().items() if option in dealer.uses)
             raise UsageError(f"{option} means nothing to the partition {name!r}; it is an option of: {users}")
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedpriv.errors import UsageError
 
 Texts = tuple[str, ...]
-ENTRY_POINTS = "fedpriv.data"
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.config import PartitionConfig
 from fedpriv.errors import UsageError
+from fedpriv.registry import Registry, instance_of
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
@@ -43,21 +44,46 @@ class Dealt:
 
 
 Dealer: TypeAlias = Callable[[Deal], Dealt]
-DEALERS: dict[str, Dealer] = {}
-USES: dict[str, frozenset[str]] = {}
-"""Partition name -> the options of :class:`PartitionConfig` that mean something to it."""
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """A partition by name.
+
+    Attributes:
+        uses: the options of :class:`PartitionConfig` that mean something to it.
+    """
+
+    deal: Dealer
+    uses: frozenset[str]
+
+    @property
+    def about(self) -> str:
+        """What it does, in a line."""
+        return (self.deal.__doc__ or "").partition("\n")[0]
+
+
+REGISTRY: Registry[Dealing] = Registry(
+    "partition",
+    "fedpriv.partitions",
+    ["fedpriv.data.by_class", "fedpriv.data.dirichlet", "fedpriv.data.lognormal"],
+    *instance_of(Dealing),
+)
+partitions = REGISTRY.all
 
 
 def dealer(*names: str, uses: Sequence[str] = ()) -> Callable[[Dealer], Dealer]:
     """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows.
+
+    Another package does the same and lists its module under the entry-point group ``fedpriv.partitions``.
 
     Args:
         uses: the options it reads.
     """
 
     def register(function: Dealer) -> Dealer:
-        DEALERS.update(dict.fromkeys(names, function))
-        USES.update(dict.fromkeys(names, frozenset({"name", "seed", "test", *uses})))
+        for name in names:
+            REGISTRY.add(name, Dealing(function, frozenset({"name", "seed", "test", *uses})), function)
         return function
 
     return register

@@ -11,17 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.config import DataConfig
-from fedpriv.data import by_class, dirichlet, lognormal  # noqa: F401 - they register their partitions
-from fedpriv.data.dealing import DEALERS, USES, Deal, Indices, share_by_counts
-from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.data.dealing import REGISTRY, Deal, Indices, share_by_counts
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_tensors, save_tensors
 
-__all__ = ["PARTITIONS", "SMALLEST_SHARE", "USES", "Partition", "SplitName", "class_counts", "make_partition"]
+__all__ = ["SMALLEST_SHARE", "Partition", "SplitName", "class_counts", "make_partition"]
 
 SplitName: TypeAlias = Literal["train", "validation", "test"]
-
-#: Partition name -> what it does, in a line.
-PARTITIONS = {name: (function.__doc__ or "").partition("\n")[0] for name, function in DEALERS.items()}
 
 #: Under so many test images per client, `test: auto` scores each client on all test images of its classes.
 SMALLEST_SHARE = 20
@@ -125,8 +121,7 @@ def make_partition(
         UsageError: an unknown partition, or numbers that cannot be dealt, said in one line.
     """
     options = config.partition
-    if options.name not in DEALERS:
-        raise UnknownName("partition", options.name, DEALERS)
+    dealing = REGISTRY.find(options.name)
     if not len(train_labels):
         raise UsageError("there are no training samples to deal")
     if options.seed is not None:
@@ -134,7 +129,7 @@ def make_partition(
     # One stream each, so that holding out validation data or another test mode leaves the rest of the partition as it was.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng)
-    dealt = DEALERS[options.name](deal)
+    dealt = dealing.deal(deal)
     counts = class_counts(dealt.train, train_labels, classes)
 
     weights: NDArray[np.float64] | None = None

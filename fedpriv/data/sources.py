@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,34 @@ from torch import Tensor
 
 from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.columns import Columns
-from fedpriv.data.dataset import ENTRY_POINTS, Dataset, Opened, Source, Texts
+from fedpriv.data.dataset import Dataset, Opened, Source, Texts
 from fedpriv.data.disaster import holds_pairs, open_disaster, open_pairs
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import UsageError
+from fedpriv.registry import Registry, instance_of
+
+Opener = Callable[[Path | None], Opened]
 
 if TYPE_CHECKING:
     from fedpriv.data.decoding import Mode
     from fedpriv.data.tables import Table
+
+
+REGISTRY: Registry[Source] = Registry("data set", "fedpriv.data", ["fedpriv.data.sources"], *instance_of(Source))
+
+
+def register_dataset(name: str, about: str, **says: Any) -> Callable[[Opener], Opener]:
+    """Register a function, data folder or ``None`` -> :class:`Opened`, as the data set ``name``; :class:`Source` has the fields.
+
+    Another package does the same and lists its module, or a :class:`Source`, under the entry-point group ``fedpriv.data``.
+    """
+
+    def register(opener: Opener) -> Opener:
+        REGISTRY.add(name, Source(name, about, opener, **says), opener)
+        return opener
+
+    return register
 
 
 def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = None, image_size: int | None = None) -> Dataset:
@@ -70,21 +88,18 @@ def suggestions(name: str) -> Mapping[str, Any]:
 
 def sources() -> dict[str, Source]:
     """All data sets by name, third parties' included."""
-    theirs = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
-    return {**theirs, **_SOURCES}
+    known = REGISTRY.all()
+    return {name: known[name] for name in (*_SOURCES, *sorted(known.keys() - _SOURCES))}
 
 
 def _find(name: str) -> Source:
-    if name in _SOURCES:  # without the look through installed packages
-        return _SOURCES[name]
+    if name in sources():  # before a folder of that name
+        return REGISTRY.find(name)
     path = Path(name).expanduser()
     if path.suffix in (".parquet", ".csv") or os.sep in name or path.is_dir():
         path = path.absolute()  # a run that is resumed from another folder must find it
         return Source(str(path), "local files", lambda _: _open_local(path))
-    known = sources()
-    if name not in known:
-        raise UnknownName("data set", name, known)
-    return known[name]
+    return REGISTRY.find(name)
 
 
 def _open(source: Source, data_dir: Path | None, limit: int | None) -> Opened:
@@ -251,3 +266,5 @@ _SOURCES: Mapping[str, Source] = {
                          "model.pretrained": False, "model.projection": None, "train.lr": 0.05}),
     )
 }  # fmt: skip
+for _source in _SOURCES.values():
+    REGISTRY.add(_source.name, _source, __name__)

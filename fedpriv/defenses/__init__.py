@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 from fedpriv.config import parse
@@ -15,10 +14,16 @@ from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.prune import Prune
 from fedpriv.defenses.quantise import Quantise
 from fedpriv.defenses.stage import check_order
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import UsageError
+from fedpriv.registry import Registry, is_dataclass_of
 from fedpriv.wire import Transform
 
-_BUILT_IN: dict[str, type[Any]] = {
+registry: Registry[type[Transform]] = Registry(
+    "transform", "fedpriv.transforms", ["fedpriv.defenses"], is_dataclass_of("__call__"), "a frozen dataclass that can be called"
+)
+register, find_transform = registry.register, registry.find
+
+_IN_ORDER = {
     "mask": Mask,
     "clip": Clip,
     "gaussian": Gaussian,
@@ -27,11 +32,14 @@ _BUILT_IN: dict[str, type[Any]] = {
     "quantise": Quantise,
     "cast": Cast,
 }
+for _name, _kind in _IN_ORDER.items():
+    register(_name)(_kind)
 
 
-def transforms() -> dict[str, type[Any]]:
-    """All transforms by name, those of other packages (entry-point group ``fedpriv.transforms``) included."""
-    return {**_BUILT_IN, **{point.name: point.load() for point in entry_points(group="fedpriv.transforms")}}
+def transforms() -> dict[str, type[Transform]]:
+    """All transforms by name: ours in the order in which they may be combined, then those of other packages."""
+    known = registry.all()
+    return {name: known[name] for name in (*_IN_ORDER, *sorted(known.keys() - _IN_ORDER))}
 
 
 def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]:
@@ -47,7 +55,7 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
         if not isinstance(name, str):
             raise UsageError(f"{where}: no name; known: {', '.join(sorted(known))}")
         if name not in known:
-            raise UnknownName(f"transform in {where}", name, known)
+            raise registry.unknown(name, where)
         built.append(parse(known[name], {key: value for key, value in options.items() if key != "name"}, f"{where} ({name})"))
     check_order(built)
     return built

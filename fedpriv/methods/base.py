@@ -40,7 +40,7 @@ class Method:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     Params: ClassVar[type[Any]] = NoParams
     """The method's own options; :func:`options_of` adds those of its halves."""
     objective_class: ClassVar[type[Objective]] = CrossEntropy

@@ -3,26 +3,20 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Literal
 
 from torch import nn
 
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
+from fedpriv.registry import Registry, instance_of
 
 Shape = tuple[int, ...]
 Projector = Literal["two_layers", "linear", "simclr", "barlow_twins"]
 BuildEncoder = Callable[[Shape], tuple[nn.Module, int]]
-
-ENTRY_POINTS = "fedpriv.models"
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class ModelSpec:
         return self.smallest is None or (len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest)
 
 
-_SPECS: dict[str, ModelSpec] = {}
+REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models"], *instance_of(ModelSpec))
 
 
 def register_model(
@@ -64,36 +58,20 @@ def register_model(
 ) -> Callable[[BuildEncoder], BuildEncoder]:
     """Register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``; the fields are :class:`ModelSpec`'s.
 
-    A third party's package does the same and lists its module under the entry point group ``fedpriv.models``.
+    Another package does the same and lists its module, or a :class:`ModelSpec`, under the entry-point group ``fedpriv.models``.
     """
 
     def register(build: BuildEncoder) -> BuildEncoder:
-        known = _SPECS.get(name)
-        if known is not None and known.build.__module__ != build.__module__:
-            raise UsageError(f"model {name!r} of {build.__module__} is already registered by {known.build.__module__}")
-        _SPECS[name] = ModelSpec(name, build, input_shape, classes, source, smallest, initialise)
+        spec = ModelSpec(name, build, input_shape, classes, source, smallest, initialise)
+        REGISTRY.add(name, spec, build)
         return build
 
     return register
 
 
-@functools.cache
-def _load() -> None:
-    """Import every file of this package and every plug-in, once: importing is what registers."""
-    package = importlib.import_module("fedpriv.models")
-    for module in pkgutil.iter_modules(package.__path__, "fedpriv.models."):
-        importlib.import_module(module.name)
-    for plugin in entry_points(group=ENTRY_POINTS):
-        try:
-            plugin.load()
-        except Exception as error:  # somebody else's broken package must not take the built-in nets away
-            warnings.warn(f"models of the plug-in {plugin.value!r} are missing: {error}", stacklevel=2)
-
-
 def list_models() -> list[ModelSpec]:
     """Every registered net, by name."""
-    _load()
-    return [_SPECS[name] for name in sorted(_SPECS)]
+    return list(REGISTRY.all().values())
 
 
 def model_names() -> list[str]:
@@ -103,10 +81,7 @@ def model_names() -> list[str]:
 
 def model_spec(name: str) -> ModelSpec:
     """The registered net of this name. Raises UnknownName, with the nearest name."""
-    _load()
-    if name not in _SPECS:
-        raise UnknownName("model", name, _SPECS)
-    return _SPECS[name]
+    return REGISTRY.find(name)
 
 
 def build_model(

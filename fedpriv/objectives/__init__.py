@@ -1,9 +1,9 @@
 """What one client minimises; one idea a file."""
 
 from fedpriv.objectives.base import Objective
-from fedpriv.registry import Registry
+from fedpriv.registry import Registry, subclass_of
 
-registry: Registry[type[Objective]] = Registry("objective", "fedpriv.objectives")
+registry: Registry[type[Objective]] = Registry("objective", "fedpriv.objectives", ["fedpriv.objectives"], *subclass_of(Objective))
 register, objectives, find_objective = registry.register, registry.all, registry.find
 
 __all__ = ["Objective", "find_objective", "objectives", "register"]

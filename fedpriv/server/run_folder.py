@@ -15,6 +15,7 @@ from typing import Any
 from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.plugins import load_plugins
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow", "opacus")
 
@@ -92,7 +93,9 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """The run's config as stored."""
-        return parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
+        config = parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
+        load_plugins(config.plugins, of=str(self.config_file))
+        return config
 
     @property
     def facts(self) -> dict[str, Any]:

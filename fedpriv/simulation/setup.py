@@ -28,6 +28,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method, with_options
 from fedpriv.models.net import Net
 from fedpriv.parameters import ParameterSpace
+from fedpriv.plugins import load_plugins
 from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
@@ -72,6 +73,7 @@ def build(config: RunConfig) -> Federation:
     Raises:
         UsageError: a name or a value that cannot be right, before anything is written.
     """
+    load_plugins(config.plugins, of="the config")
     config = with_options(config)
     device = _device(config.device)
     transforms = build_transforms(config.wire.transforms)

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
-from fedpriv.data.partition import PARTITIONS, make_partition
+from fedpriv.data.dealing import partitions
+from fedpriv.data.partition import make_partition
 from fedpriv.data.sources import load_labels
 
 
@@ -26,7 +27,7 @@ def run(*arguments: str, code: int = 0) -> Any:
 def test_list() -> None:
     text = run("list").output
     listed = json.loads(run("list", "--json").stdout.splitlines()[-1])
-    assert {row["name"] for row in listed["partitions"]} == set(PARTITIONS)
+    assert {row["name"] for row in listed["partitions"]} == set(partitions())
     assert "digits" in {row["name"] for row in listed["datasets"]}
     assert all(row["name"] in text and row["about"] for part in listed.values() for row in part)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedpriv.config import DataConfig
-from fedpriv.data.partition import PARTITIONS, Partition, make_partition
+from fedpriv.data.dealing import partitions
+from fedpriv.data.partition import Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
 
@@ -38,7 +39,7 @@ def disjoint(lists: list[np.ndarray]) -> bool:
 SHARED = {"class_dir_min1"}
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", partitions())
 def test_every_partition(name: str) -> None:
     first, again, other = (deal(name, 20, seed=seed, test="disjoint") for seed in (0, 0, 1))
     assert first.clients == 20
@@ -49,7 +50,7 @@ def test_every_partition(name: str) -> None:
         assert disjoint(first.test) and first.test_split == "test" and first.test_weights is None
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"hsu_client", "lognormal", "class_dir_min1"}))
+@pytest.mark.parametrize("name", sorted(set(partitions()) - {"hsu_client", "lognormal", "class_dir_min1"}))
 def test_nothing_is_lost(name: str) -> None:
     partition = deal(name, 20, test="disjoint")
     assert sum(map(len, partition.train)) == len(TRAIN)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
 
-from fedpriv.data import decoding, sources
-from fedpriv.data.dataset import Dataset, Source
+from fedpriv.data import decoding
 from fedpriv.data.sources import load_dataset, load_labels
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import FedprivError, UnknownName, UsageError
@@ -347,16 +346,3 @@ def test_a_half_written_cache_is_not_left_behind(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         load_dataset("cifar10", tmp_path)
     assert not list((tmp_path / "cache" / "fedpriv").iterdir())
-
-
-def test_third_party_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Point:
-        name = "theirs"
-
-        def load(self) -> Source:
-            return Source("theirs", "a test", sources._open_digits)
-
-    monkeypatch.setattr(sources, "entry_points", lambda group: [Point()] if group == "fedpriv.data" else [])
-    loaded = load_dataset("theirs")
-    assert isinstance(loaded, Dataset) and loaded.name == "theirs" and loaded.default_model == "mlp_lineage"
-    assert 0 < loaded.mean[0] < 1 and 0 < loaded.std[0] < 1

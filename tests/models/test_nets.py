@@ -9,7 +9,6 @@ from torch.func import functional_call, grad, vmap
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
-from fedpriv.models import registry as registry_module
 
 BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}
 SMALL = sorted(set(model_names()) - BIG)
@@ -288,31 +287,6 @@ def test_widths_below_one(what: str, arguments: tuple[int, ...]) -> None:
 def test_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="unknown model 'cnn1'; did you mean 'cnn10'"):
         build_model("cnn1", (3, 32, 32), 10)
-
-
-class _Plugin:
-    value = "their_package.nets"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def load(self) -> None:
-        def theirs(input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-            return nn.Flatten(), input_shape[0]
-
-        theirs.__module__ = "their_package.nets"
-        registry_module.register_model(self.name, input_shape=(5,), classes=2, source="a plug-in")(theirs)
-
-
-def test_a_plugin_adds_a_net_and_cannot_replace_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model_names()
-    monkeypatch.setattr(registry_module, "_SPECS", dict(registry_module._SPECS))
-    monkeypatch.setattr(registry_module, "entry_points", lambda group: [_Plugin("theirs"), _Plugin("cnn10")])
-    monkeypatch.setattr(registry_module, "_load", registry_module._load.__wrapped__)
-    with pytest.warns(UserWarning, match="'cnn10' of their_package.nets is already registered by fedpriv.models.cnn"):
-        assert "theirs" in model_names()
-    with pytest.warns(UserWarning, match="already registered"):
-        assert build_model("theirs", (5,), 2).feature_dim == 5
 
 
 def test_projectors_of_self_supervision() -> None:

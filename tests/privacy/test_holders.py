@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedpriv.config import PrivacyConfig, load_config
-from fedpriv.data.dealing import Deal, Dealt
-from fedpriv.data.partition import PARTITIONS, Partition, make_partition
+from fedpriv.data.dealing import Deal, Dealt, partitions
+from fedpriv.data.partition import Partition, make_partition
 from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
 from fedpriv.privacy.ledger import Ledger
@@ -22,7 +22,7 @@ from tests.simulation.small import settings
 pytestmark = pytest.mark.usefixtures("quick_plots")
 CLIENTS = 6
 OPTIONS: dict[str, dict[str, Any]] = {"one_class": {"data.clients": CLIENTS}, "lognormal": {"data.partition.size_mean": 2.0}}
-CASES = [*((name, {}) for name in sorted(PARTITIONS)), ("lognormal", {"data.partition.reuse": True})]
+CASES = [*((name, {}) for name in sorted(partitions())), ("lognormal", {"data.partition.reuse": True})]
 
 
 def deal(name: str, options: dict[str, Any]) -> Partition:
@@ -86,13 +86,13 @@ def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
 
 
 def test_a_sample_dealt_to_one_client_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.data import partition
+    from fedpriv.data.dealing import REGISTRY, Dealing
 
     def twice(deal: Deal) -> Dealt:
         parts = np.array_split(np.arange(len(deal.labels)), deal.clients)
         return Dealt([*parts[:-1], np.concatenate([parts[-1], parts[-1][:1]])])
 
-    monkeypatch.setitem(partition.DEALERS, "iid", twice)
+    monkeypatch.setitem(REGISTRY._known, "iid", Dealing(twice, frozenset()))
     with pytest.raises(UsageError, match="deals client 9 a sample several times"):
         build(load_config(None, settings("fedavg", **SAMPLE, **{"data.partition.name": "iid"})))
 

@@ -15,6 +15,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
+from fedpriv.plugins import load_inherited
 
 if TYPE_CHECKING:
     from fedpriv.experiments.leakage.victim import Dealt
@@ -102,6 +103,7 @@ def _one_thread() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
+    load_inherited()
 
 
 def _play(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:

@@ -1,0 +1,63 @@
+"""``fedpriv new-plugin``: a package of one's own that works, to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+
+_TRAIN = "train --clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --tracking-uri none"
+KINDS = {
+    "method": ("fedpriv.methods", f"{_TRAIN} --method"),
+    "objective": ("fedpriv.objectives", f"{_TRAIN} --objective"),
+    "aggregation": ("fedpriv.aggregation", f"{_TRAIN} --aggregation"),
+    "defense": ("fedpriv.transforms", f"{_TRAIN} --defense"),
+    "model": ("fedpriv.models", f"{_TRAIN} --model"),
+    "dataset": ("fedpriv.data", f"{_TRAIN} --dataset"),
+    "partition": ("fedpriv.partitions", f"{_TRAIN} --partition"),
+    "attack": ("attacks", "attack --n 1"),
+}
+"""Kind -> its entry-point group, and the command whose last word is the thing's name."""
+_TEMPLATES = Path(__file__).parent / "plugin_templates"
+
+
+@command(main, "new-plugin")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
+    """Write a package with a small thing of a kind, its entry point and a test.
+
+    The thing is named as the folder DIR; the default is my-KIND.
+
+    \b
+    Example: fedpriv new-plugin method lg-fedavg
+             fedpriv train --plugin lg-fedavg/lg_fedavg.py --method lg-fedavg
+             uv pip install -e lg-fedavg && fedpriv train --method lg-fedavg
+    """
+    from string import Template
+
+    from fedpriv.errors import UsageError
+    from fedpriv.files import write_atomically
+
+    folder = folder or Path(f"my-{kind}")
+    name = folder.resolve().name
+    module = name.replace("-", "_")
+    if not (name.isascii() and module.isidentifier()):
+        raise UsageError(f"{name!r} cannot name a {kind}: letters, digits, - and _, such as my-{kind}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already; name a new folder")
+    group, words = KINDS[kind]
+    said = {"name": name, "module": module, "kind": kind, "group": group, "command": f"{words} {name}"}
+    written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test"}
+    for file, template in written.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(said).encode())
+    out = console()
+    out.print(f"written: {folder}", soft_wrap=True, markup=False)
+    out.print(f"try it: fedpriv {words} {name} --plugin {folder / f'{module}.py'}", soft_wrap=True, markup=False)
+    out.print(f"test it: pytest {folder}; install it: pip install -e {folder}", soft_wrap=True, markup=False)
+    return {"kind": kind, "name": name, "folder": str(folder), "files": list(written)}

@@ -1,0 +1,275 @@
+"""Plug-ins of every kind are found by name, and can neither replace nor break anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from attacks.core import by_name
+from attacks.core.registry import IMAGE_ATTACKS
+from attacks.core.text_registry import TEXT_ATTACKS
+from fedpriv import aggregation, defenses, methods, objectives, plugins
+from fedpriv.cli import main
+from fedpriv.cli.new_plugin import KINDS
+from fedpriv.config import load_config
+from fedpriv.data import dealing, sources
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.models import registry as models
+from fedpriv.server.run_folder import RunFolder
+
+REGISTRIES = {
+    "method": methods.registry,
+    "objective": objectives.registry,
+    "aggregation": aggregation.registry,
+    "transform": defenses.registry,
+    "model": models.REGISTRY,
+    "data set": sources.REGISTRY,
+    "partition": dealing.REGISTRY,
+    "attack": IMAGE_ATTACKS,
+    "attack on text": TEXT_ATTACKS,
+}
+OBJECTS = {
+    "method": "from fedpriv.methods import Method\nclass Thing(Method): 'A thing.'",
+    "objective": "from fedpriv.objectives import Objective\nclass Thing(Objective): 'A thing.'",
+    "aggregation": "from fedpriv.aggregation import Aggregation\nclass Thing(Aggregation): 'A thing.'",
+    "transform": "from fedpriv.defenses.stage import transform\n@transform\nclass Thing:\n def __call__(self, p, c): return p",
+    "model": "from fedpriv.models import ModelSpec\nThing = ModelSpec('{name}', None, (1, 8, 8), 10, 'a test')",
+    "data set": "from fedpriv.data.dataset import Source\nThing = Source('{name}', 'a test', None)",
+    "partition": "from fedpriv.data.dealing import Dealing\nThing = Dealing(lambda deal: None, frozenset())",
+    "attack": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Thing:\n def run(self, observed, seed=0): ...",
+}
+OBJECTS["attack on text"] = OBJECTS["attack"]
+OURS = {
+    "method": "fedavg",
+    "objective": "moon",
+    "aggregation": "mean",
+    "transform": "mask",
+    "model": "cnn10",
+    "data set": "digits",
+    "partition": "iid",
+    "attack": "dlg",
+    "attack on text": "tag",
+}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers or loads is gone after it."""
+    for registry in REGISTRIES.values():
+        registry.all()
+        for name in ("_known", "_also", "_origins", "_refused", "_asked", "missing"):
+            monkeypatch.setattr(registry, name, getattr(registry, name).copy())
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    monkeypatch.setenv(plugins.VARIABLE, "")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """``install("theirs", source, group, "name = theirs:Thing")``: a module, and entry points that name what is in it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found: list[EntryPoint] = []
+    monkeypatch.setattr(by_name, "installed", lambda group: [one for one in found if one.group == group])
+
+    def make(module: str, source: str, group: str, *points: str) -> None:
+        (tmp_path / f"{module}.py").write_text(source)
+        found.extend(EntryPoint(*point.split(" = "), group) for point in points)
+
+    yield make
+
+
+def silent(act: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return act()
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_a_plugin_cannot_take_a_name_of_ours(kind: str, install: Callable[..., None]) -> None:
+    registry, name = REGISTRIES[kind], OURS[kind]
+    before = registry.all()
+    install("their_copy", OBJECTS[kind].format(name=name), registry.group, f"{name} = their_copy:Thing")
+    module = registry._origins[name][0]
+    assert module.startswith(("fedpriv.", "attacks."))
+    with pytest.warns(
+        by_name.PluginWarning, match=rf"{name!r}: one of {module}, one of their_copy; the latter is left out"
+    ) as told:
+        assert registry.find(name) is before[name]
+    assert len(told) == 1
+    assert silent(registry.all) == before
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_an_entry_point_may_name_the_thing_itself(kind: str, install: Callable[..., None]) -> None:
+    registry = REGISTRIES[kind]
+    before = registry.all()
+    install("their_thing", OBJECTS[kind].format(name="theirs"), registry.group, "theirs = their_thing:Thing")
+    assert silent(lambda: registry.find("theirs")) is sys.modules["their_thing"].Thing
+    assert registry.all().keys() == before.keys() | {"theirs"}
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import a_package_that_is_not_there", "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
+        ("raise RuntimeError('first line\\nsecond')", "RuntimeError: first line"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("Thing = 3", "must be"),
+    ],
+)
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_a_broken_plugin_is_named_and_all_else_works(kind: str, source: str, why: str, install: Callable[..., None]) -> None:
+    registry = REGISTRIES[kind]
+    before = registry.all()
+    install("their_broken", source, registry.group, "broken = their_broken:Thing")
+    with pytest.warns(by_name.PluginWarning, match=f"broken.*their_broken.*{why}") as told:
+        assert registry.all() == before
+    assert len(told) == 1
+    assert silent(lambda: registry.find(OURS[kind])) is before[OURS[kind]]
+    with pytest.raises((UsageError, KeyError), match=f"'broken' is not there.*{why}") as error:
+        silent(lambda: registry.find("broken"))
+    assert not isinstance(error.value, UnknownName)
+
+
+def test_of_two_plugins_the_first_stays_and_both_are_named(install: Callable[..., None]) -> None:
+    registry = REGISTRIES["method"]
+    for module in ("their_b", "their_a"):
+        install(module, OBJECTS["method"], registry.group, f"twice = {module}:Thing")
+    with pytest.warns(by_name.PluginWarning, match="two methods are named 'twice': one of their_a, one of their_b"):
+        assert registry.find("twice").__module__ == "their_a"
+
+
+def test_a_module_registers_what_it_holds_and_by_other_names_too(install: Callable[..., None]) -> None:
+    registry = REGISTRIES["method"]
+    source = "from fedpriv.methods import Method, register\n@register('theirs', 'fedavg')\nclass Taken(Method): ..."
+    source += "\n@register('other', 'alias')\nclass Other(Method): ..."
+    install("their_module", source, registry.group, "module = their_module", "other = their_module:Other")
+    with pytest.warns(by_name.PluginWarning, match="two methods are named 'fedavg'") as told:
+        assert registry.find("alias").name == "other"
+    assert len(told) == 1 and "theirs" not in registry.all()
+
+
+def test_two_of_ours_with_one_name_are_our_error() -> None:
+    registry = by_name.Registry[Any]("thing", "things", ["tests.test_plugins"], lambda one: True, "")
+    registry.register("one")(int.__class__("A", (), {"__module__": __name__}))
+    with pytest.raises(ValueError, match=f"two things are named 'one': one of {__name__}, one of {__name__}"):
+        registry.register("one")(int.__class__("B", (), {"__module__": __name__}))
+
+
+def write(folder: Path, name: str, method: str) -> Path:
+    file = folder / f"{name}.py"
+    folder.mkdir(exist_ok=True)
+    file.write_text(f"from fedpriv.methods import Method, register\n@register({method!r})\nclass One(Method): 'A file.'")
+    return file
+
+
+def test_a_file_counts_with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, "file_of_mine", "from-a-file")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["train", "--method", "from-a-file", "--plugin", file.name, "--dump-config", "--json"])
+    assert done.exit_code == 0, done.output
+    config = json.loads(done.stdout.splitlines()[-1])
+    assert config["plugins"] == [str(file)]
+    assert load_config().fingerprint() == load_config(None, {"plugins": [str(file)]}).fingerprint()
+
+
+def test_a_run_whose_plugin_is_gone_says_so_and_takes_it_from_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"method: moved\nplugins: [{tmp_path / 'moved_plugin.py'}]\n")
+    for command in ("resume", "audit"):
+        done = CliRunner().invoke(main, [command, str(run)])
+        assert done.exit_code == 2 and done.stderr.count("\n") <= 2
+        assert f"plug-in {tmp_path / 'moved_plugin.py'} (of {run / 'config.yaml'}): there is no such file" in done.stderr
+    plugins.load_plugins([write(tmp_path / "elsewhere", "moved_plugin", "moved")])
+    assert RunFolder.open(run).config().method.name == "moved"
+    assert methods.find_method("moved").title == "A file."
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "error", "said"),
+    [
+        ("not-a-module.py", "", UsageError, "not the name of a Python module"),
+        ("json.py", "", UsageError, "another module json"),
+        ("no_such.py", None, UsageError, "there is no such file"),
+        ("broken_file.py", "1/0", FedprivError, "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_file_that_cannot_be_a_plugin(name: str, source: str | None, error: type[Exception], said: str, tmp_path: Path) -> None:
+    if source is not None:
+        (tmp_path / name).write_text(source)
+    with pytest.raises(error, match=said):
+        plugins.load_plugins([tmp_path / name])
+
+
+INSTALLED = """
+import json, sys
+from click.testing import CliRunner
+from fedpriv.cli import main
+
+def fedpriv(*words):
+    done = CliRunner().invoke(main, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout.splitlines()[-1])
+
+small = "--clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --tracking-uri none --run-dir run".split()
+train = "method objective aggregation model dataset partition".split()
+run = fedpriv("train", *small, "--defense", "my-defense", *(w for kind in train for w in ("--" + kind, "my-" + kind)))
+assert run["rounds"] == 1
+attacked = fedpriv("attack", "my-attack", "--n", "1")
+assert [one["name"] for one in attacked["controls"]] == ["negative"], attacked
+from attacks.lab.attempts import suited
+assert "my-attack" in [attacker.name for attacker in suited(0)]
+listed = [*fedpriv("methods").values(), *fedpriv("data", "list").values()]
+listed += [fedpriv(kind)[kind] for kind in ("defenses", "models", "attacks")]
+print(json.dumps(sorted(row["name"] for rows in listed for row in rows if row["name"].startswith("my-"))))
+"""
+
+
+def test_installed_plugins_of_every_kind_are_used_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages as ``fedpriv new-plugin`` writes them, with the metadata that an installer would write, beside a broken one."""
+    monkeypatch.chdir(tmp_path)
+    site, groups = (
+        tmp_path / "site",
+        {"fedpriv.methods": ["broken = not_there"], "fedpriv.transforms": ["mask = my_defense:Example"]},
+    )
+    site.mkdir()
+    for kind, (group, _) in KINDS.items():
+        made = CliRunner().invoke(main, ["new-plugin", kind])
+        assert made.exit_code == 0, made.output
+        module = f"my_{kind}"
+        (site / f"{module}.py").write_text((tmp_path / f"my-{kind}" / f"{module}.py").read_text())
+        groups.setdefault(group, []).append(f"my-{kind} = {module}")
+    info = site / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("\n".join("\n".join([f"[{group}]", *points]) for group, points in groups.items()))
+    path = os.pathsep.join([str(site), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == sorted(f"my-{kind}" for kind in KINDS)
+
+
+def test_a_new_plugin_comes_with_a_test_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(main, ["new-plugin", "method", "lg-fedavg"]).exit_code == 0
+    assert '[project.entry-points."fedpriv.methods"]\n"lg-fedavg" = "lg_fedavg"' in Path("lg-fedavg/pyproject.toml").read_text()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "lg-fedavg"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+    again = CliRunner().invoke(main, ["new-plugin", "method", "lg-fedavg"])
+    assert again.exit_code == 2 and "is there already" in again.stderr
