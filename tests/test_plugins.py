@@ -86,7 +86,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         (tmp_path / f"{module}.py").write_text(source)
         found.extend(EntryPoint(*point.split(" = "), group) for point in points)
 
-    yield make
+    return make
 
 
 def silent(act: Callable[[], Any]) -> Any:
