@@ -1,6 +1,6 @@
-"""What the two halves of a method are made of, and what they see.
+"""The interfaces of a method's two halves, and of what they use.
 
-A method has a client's half, its *objective* (what a client minimises and how it steps), and a server's half, its *aggregation*
+A method has a client's half, its *objective* (the loss and the optimisation step), and a server's half, its *aggregation*
 (how uploads become the next model). Both are a :class:`Part`: they have options, may add statistics to a payload and may keep
 tensors on the client between rounds. Neither knows the loop, the wire or the other half.
 """
@@ -21,7 +21,7 @@ from fedpriv.models.net import ROLES, Outputs
 from fedpriv.parameters import ParameterSpace
 
 ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
-"""What gives a net a role that it need not have, for messages."""
+"""By optional role: the option that adds it to a net, for messages."""
 
 Private = Mapping[str, Tensor]
 """What a client keeps between rounds, by name."""
@@ -37,7 +37,7 @@ class NoParams:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: the roles that learn (all others are frozen and in evaluation mode) and for how long.
+    """A phase of local training: the trained roles (all others are frozen and in evaluation mode) and its length.
 
     Attributes:
         epochs: passes over the client's data.
@@ -58,7 +58,7 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase came to: the roles that learned, in how many steps of what learning rate (after the warm-up)."""
+    """The result of a phase: the trained roles, the number of steps, and the learning rate (after the warm-up)."""
 
     roles: frozenset[str]
     steps: int
@@ -97,7 +97,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """One batch under the current parameters: what a loss may look at.
+    """The inputs of a loss: one batch under the current parameters.
 
     Attributes:
         labels: ``(B,)`` int64.
@@ -203,7 +203,7 @@ class ClientTurn(Protocol):
         """Within a phase, a second model of the same net, for objectives that train two; its row begins as ``start``."""
 
     def report(self, name: str, value: float) -> None:
-        """Tell the user a number; the round's record has its mean over the clients."""
+        """Report a number; the round's record has its mean over the clients."""
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
         """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may change what a step is."""

@@ -96,8 +96,8 @@ Architecture = TypeVar("Architecture", bound=nn.Module)
 def blank(net: Architecture) -> Architecture:
     """A copy of the net whose parameters, and buffers that are part of its state, are NaN: its architecture and nothing else.
 
-    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted makes NaN of
-    its images, and cannot pass for one that succeeds, or fails, by what it was told.
+    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted gets NaN
+    images, so neither its success nor its failure can rest on forbidden knowledge.
     """
     found = copy.deepcopy(net)
     state = found.state_dict(keep_vars=True)

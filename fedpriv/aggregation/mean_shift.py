@@ -51,7 +51,7 @@ def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: froz
         norms: names of tensors of normalisation layers, which count as no layer and stay static.
 
     Raises:
-        UsageError: a pattern fits no tensor.
+        UsageError: a pattern matches no tensor.
     """
     if not isinstance(which, str):
         return tuple(fitting(layers, which, "dyn_layers"))

@@ -85,7 +85,7 @@ class Scaffold(Mean):
         variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
         for name in variates:
             if not any(name in sent for sent in uploads.statistics):
-                raise UsageError(f"aggregation scaffold needs {name} of every client; a mask keeps it back")
+                raise UsageError(f"aggregation scaffold needs {name} of every client; a mask removes it")
         changed = dict(variates)
         for name, c in variates.items():
             if changes := [sent[name].to(c) for sent in uploads.statistics if name in sent]:

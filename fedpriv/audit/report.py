@@ -33,10 +33,10 @@ CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
 def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
-    """Audit runs, and hold each against the undefended one of the same kind among them.
+    """Audit runs, and compare each with the undefended run of the same kind among them.
 
     Args:
-        command: how it was asked for, for the record.
+        command: the command line, for the record.
         workers: processes, each with one torch thread.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The audit of one run: everything that is asked of it, in the form of ``audit.json``."""
+"""The audit of one run: all findings, in the form of ``audit.json``."""
 
 from __future__ import annotations
 

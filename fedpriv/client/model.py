@@ -61,12 +61,12 @@ class ClientModel(ABC):
     @property
     @abstractmethod
     def frozen(self) -> ClientModel:
-        """A second model of the net for constant models (teachers), made when first asked for; always in evaluation mode."""
+        """A second model of the net for constant models (teachers), made on first use; always in evaluation mode."""
 
     @property
     @abstractmethod
     def companion(self) -> ClientModel:
-        """A third one, for a second model that learns beside the first; made when first asked for."""
+        """A third one, for a second model that is trained beside the first; made on first use."""
 
     @abstractmethod
     def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:

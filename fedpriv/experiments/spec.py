@@ -147,7 +147,7 @@ def read(path: Path) -> Experiment:
             raise UsageError(f"experiment {path}: no {key!r}; it needs title, runs (label: what differs from base) and seeds")
     file = parse(_File, values, f"experiment {path}")
     if len(set(file.seeds)) < len(file.seeds):
-        raise UsageError(f"experiment {path}: a seed stands twice in seeds")
+        raise UsageError(f"experiment {path}: a seed appears twice in seeds")
     configs = {label: _config(path, label, merge(file.base, own)) for label, own in file.runs.items()}
     if file.target is not None and file.target not in configs:
         raise UnknownName(f"target of {path}", file.target, configs)

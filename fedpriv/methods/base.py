@@ -183,7 +183,7 @@ class Method:
     def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
         """The model that a client is tested with: the new server model and the client's own parts."""
         own = {name: private[name] for name in self.tested_names}
-        if self._unpacked is None or self._unpacked[0] is not server.row:  # one server state is asked for by every client
+        if self._unpacked is None or self._unpacked[0] is not server.row:  # every client uses the same server state
             self._unpacked = server.row, self.context.space.unpack(server.row)
         return {**self._unpacked[1], **own}
 

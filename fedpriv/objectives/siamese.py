@@ -145,7 +145,7 @@ class Siamese(Objective):
         return value.detach()
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """Nothing is sent. The record is told of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
+        """Nothing is sent. It reports, of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
         (mean over its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
         projection = turn.memo.get(_SEEN)
         if projection is not None:

@@ -27,7 +27,7 @@ from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tens
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
 CACHE = 32 * 2**20
-"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read when they are asked for."""
+"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read on access."""
 _CLIENTS = "clients"
 
 

@@ -25,7 +25,7 @@ class RunFolder:
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
     end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where
-    that was asked for); after it ``probe/``, where it was probed.
+    that was requested); after it ``probe/``, where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class RunFolder:
             with FileLock(self._lock_file, timeout=0):
                 yield
         except Timeout:
-            raise UsageError(f"another process is playing the run in {self.path}") from None
+            raise UsageError(f"another process is running the run in {self.path}") from None
         except PermissionError as error:
             if error.filename != str(self._lock_file):
                 raise

@@ -212,5 +212,5 @@ def _device(name: str) -> torch.device:
             torch.use_deterministic_algorithms(True, warn_only=True)
         float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None
+        raise UsageError(f"device {name!r} is not available here: {str(error).splitlines()[0]}; try --device cpu") from None
     return device

@@ -52,11 +52,11 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
             "knows the initial weights of all layers, those that are never shared included: it broadcast them in round 0"
         )
     if sealed.num_examples is not None:
-        server.append("is told each client's number of training samples")
+        server.append("receives each client's number of training samples")
     if statistics := kinds(sealed.schema):
-        server.append(f"is sent statistics besides weights: {', '.join(statistics)}")
+        server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
-        server.append(f"knows what an upload went through: {', '.join(sealed.transforms)}")
+        server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
     outsider = [
         "who reads the wire: what the server reads, message by message",
         "who sees encrypted traffic only: who takes part when, and the size of every message",

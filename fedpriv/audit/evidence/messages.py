@@ -85,7 +85,7 @@ class Evidence:
         return federation
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
-        """The (round, client) pairs that were kept, or those of them that are asked for.
+        """The (round, client) pairs that were kept; with arguments, only the matching ones.
 
         Raises:
             UsageError: none is left; says which there are.
@@ -180,7 +180,7 @@ class Evidence:
             UsageError: the threat model wants the present weights of layers that never left the client.
         """
         if threat.top == "current":
-            raise UsageError("the present weights of what a client keeps never left it; a run can be attacked without them only")
+            raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
         federation = self.federation
         parameters = dict(federation.resident.net.named_parameters())
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]

@@ -17,7 +17,7 @@ from fedpriv.wire import Sealed, Wire
 from fedpriv.wire.coding import decoded
 
 DataOf = Callable[[int], Split]
-"""A shadow's number -> what it trains on; it may be asked for more than once."""
+"""A shadow's number -> its training data; may be called more than once."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Shadows:
         return self.lacks[client]
 
     def size(self, client: int) -> int:
-        """The same for all: they are played in the order in which they are asked for."""
+        """The same for all, so that they run in the order of the request."""
         return 1
 
 

@@ -49,7 +49,7 @@ class TextAttacker:
 
 @dataclass(frozen=True)
 class Left:
-    """What messages tell where sentences cannot be read: how often it was told, and told rightly.
+    """What messages reveal where sentences cannot be recovered: how often something was inferred, and correctly.
 
     Attributes:
         labels: of all sentences.

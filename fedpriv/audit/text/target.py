@@ -59,7 +59,7 @@ class TextTarget:
 
     @cached_property
     def facts(self) -> TextFacts:
-        """For scoring: which ids stand for no word. (What attacks are told is in their observations.)"""
+        """For scoring: which ids stand for no word. (What attacks know is in their observations.)"""
         return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length)
 
     @property

@@ -93,7 +93,7 @@ class CellResult:
 
 
 def difference(asked: Cell, stored: CellResult) -> str | None:
-    """The first thing in which a stored cell is not what was asked for; ``None``: it is the same."""
+    """The first difference between a stored cell and the requested one; ``None``: they are the same."""
     try:
         there = stored.spec.model_dump(mode="json")
     except UsageError as error:

@@ -82,7 +82,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     """Texts alone.
 
     Raises:
-        UsageError: an option that is for images, or an encoder that is not to be had.
+        UsageError: an option that is for images, or an encoder that is not available.
     """
     for option in ("data.image_only", "data.text_only", "model.backbone"):
         section, _, name = option.partition(".")
