@@ -143,7 +143,7 @@ class MeanShift(Aggregation):
         row[part] = target.to(row)
 
     def _gradients(self, name: str, uploads: Uploads) -> Tensor:
-        """What the clients sent as the gradient of a tensor, ``(K, d)``."""
+        """The gradients of a tensor that the clients uploaded, ``(K, d)``."""
         key = statistic("gradient", name)
         for client, sent in zip(uploads.clients, uploads.statistics, strict=True):
             if key not in sent:

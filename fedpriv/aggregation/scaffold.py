@@ -26,7 +26,7 @@ from fedpriv.wire import statistic, tensor_of
 
 
 def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | None) -> list[str]:
-    """Those of a net's parameter names, in forward order, that belong to ``layers``.
+    """The net's parameter names, in forward order, that belong to ``layers``.
 
     Args:
         layers: so many of the last layers (a layer is a module with parameters of its own), shell patterns of names, or

@@ -27,10 +27,10 @@ Parts = list[tuple[str, Tensor, Tensor]]
 
 
 class Descent(ABC):
-    """What an optimiser must have here; torch's do."""
+    """The interface of an optimiser; torch's have it."""
 
     param_groups: list[dict[str, float]]
-    """Where the learning rate is set, as torch's optimisers have it."""
+    """As in torch's optimisers; holds the learning rate."""
 
     @abstractmethod
     def step(self) -> None:
@@ -120,7 +120,7 @@ class ClientModel(ABC):
         return self._parts[key]
 
     def slices(self, roles: frozenset[str], unused: frozenset[str]) -> list[tuple[str, slice]]:
-        """Where those parts lie in the row."""
+        """The slices of these parts in the row."""
         key = (roles, unused)
         if key not in self._slices:
             entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]

@@ -25,7 +25,7 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.seeding import global_rng
 
 PREVIOUS = "siamese.previous"
-"""What the client keeps: its last upload, before whatever defences make of it."""
+"""Private state: the client's last upload, before defences."""
 _HISTORY, _TARGET, _PAST, _SEEN, _TAKEN = (f"siamese.{name}" for name in ("history", "target", "past", "seen", "taken"))
 
 
@@ -118,7 +118,7 @@ class Siamese(Objective):
         turn.memo[_HISTORY] = torch.ones(())
 
     def loss(self, step: Step) -> Tensor:
-        """What L minimises (eq. 9): a scalar, in nats plus weighted cosines."""
+        """The loss of L (eq. 9): a scalar, in nats plus weighted cosines."""
         total = cross_entropy(step)
         prediction = step.outputs.prediction
         if _TARGET in step.memo and prediction is not None:

@@ -53,7 +53,7 @@ def composed(*histories: Sequence[Spending]) -> History:
 
 
 def history_of(noise: float, plan: Plan) -> History:
-    """What a plan comes to with a noise."""
+    """The cost of a plan at some noise."""
     return composed([(noise, rate, steps) for rate, steps in plan])
 
 

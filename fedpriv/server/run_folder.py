@@ -96,7 +96,7 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` says."""
+        """The contents of ``run.json``."""
         return dict(load_json(self._facts_file)) if self._facts_file.exists() else {}
 
     def update_facts(self, **facts: Any) -> None:
@@ -131,7 +131,7 @@ class RunFolder:
                 write_atomically(self._metrics_file, whole)
 
     def summary(self) -> dict[str, Any] | None:
-        """What ``summary.json`` says, if the run is finished."""
+        """The contents of ``summary.json``, if the run is finished."""
         return dict(load_json(self._summary_file)) if self._summary_file.exists() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def default_name(config: RunConfig) -> str:
 
 
 def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, tracking_uri: str) -> dict[str, Any]:
-    """What is known about a run before its first round."""
+    """The facts of a run before its first round."""
     return {
         "run_id": folder.path.name,
         "method": config.called,

@@ -165,7 +165,7 @@ class Simulation:
         return Ledger(self.config.privacy, self.progress.privacy, self._holders)
 
     def statement(self) -> dict[str, Any]:
-        """What may be said of the run's privacy."""
+        """The run's privacy statement."""
         return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0)
 
     def _spend(self, account: str, rate: float, steps: int) -> None:

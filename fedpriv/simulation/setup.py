@@ -58,7 +58,7 @@ class Federation:
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
     choice: ExecutorChoice | None = None
-    """Who runs the clients; ``None``: one after another."""
+    """The executor of the clients; ``None``: one after another."""
 
     def unused(self, client: int) -> frozenset[str]:
         """The tensors that a client's data never reach: of pairs, the branch of what it does not have."""
@@ -196,7 +196,7 @@ def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str
 
 
 def _lacks(config: RunConfig) -> dict[int, Modality]:
-    """What each client of pairs does not have: the shares that the config says, drawn by the partition's seed."""
+    """The modality that each client of pairs lacks: the shares that the config says, drawn by the partition's seed."""
     data, drawn = config.data, generator(config.data.partition.seed or 0, "modalities")
     order = torch.randperm(data.clients, generator=drawn).tolist()
     images, texts = (round(share * data.clients) for share in (data.image_only, data.text_only))
