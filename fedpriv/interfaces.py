@@ -24,7 +24,7 @@ ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predict
 """By optional role: the option that adds it to a net, for messages."""
 
 Private = Mapping[str, Tensor]
-"""What a client keeps between rounds, by name."""
+"""A client's private state between rounds, by name."""
 
 params = params_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 """Decorator of a part's options: a frozen dataclass whose values are checked."""
@@ -173,9 +173,9 @@ class ClientTurn(Protocol):
     client: int
     num_examples: int
     received: Mapping[str, Tensor]
-    """What the server sent this round."""
+    """The download of this round, by name."""
     private: Private
-    """What the client kept from its last turn (:meth:`Part.first_kept` at its first)."""
+    """The client's private state from its last turn (:meth:`Part.first_kept` at its first)."""
     first_time: bool
     labels: Tensor
     """``(n_i,)`` labels of the training data, in order."""
@@ -186,7 +186,7 @@ class ClientTurn(Protocol):
     row: Tensor
     """``(p,)`` the client's model; writing it moves the model."""
     memo: dict[str, Tensor]
-    """What an objective notes during the turn, such as a step size or a row; gone after it."""
+    """Notes of an objective during the turn, such as a step size or a row; discarded after it."""
     steps: int
     """SGD steps taken so far in this turn."""
     trained: list[Trained]
@@ -255,9 +255,9 @@ class Part:
     suggests: ClassVar[Mapping[str, Any]] = {}
     """Config keys, such as ``model.predictor``, and what they become where the config leaves them open (null)."""
     sends: ClassVar[str] = ""
-    """What crosses the wire for it besides the model, in words, with its size and direction; empty: nothing."""
+    """Tensors that it adds to the wire besides the model, in words, with size and direction; empty: none."""
     keeps: ClassVar[str] = ""
-    """What a client keeps for it between rounds, in words; empty: nothing."""
+    """Private state that it adds to a client, in words; empty: none."""
     no_dp: ClassVar[str] = ""
     """Why it cannot be used with sample-level DP; empty: it can."""
 
@@ -268,13 +268,13 @@ class Part:
         """Called on the client before training."""
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client uploads besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
         return {}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        """What a client that never took part keeps for this half, given the initial model ``(p,)``."""
+        """This half's private state of a client before its first turn, given the initial model ``(p,)``."""
         return {}
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client keeps for this half until its next turn; names must not be those of the net."""
+        """This half's private state of the client until its next turn; names must not be those of the net."""
         return {}

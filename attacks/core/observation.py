@@ -1,4 +1,4 @@
-"""What an attacker gets: the tensors that crossed the wire, the net they belong to, and what a threat model adds."""
+"""The attacker's input: the tensors that crossed the wire, the net, and the knowledge that a threat model adds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ThreatModel:
     schedule: bool = True
 
     def sentences(self) -> list[str]:
-        """What it says, a line each, for people."""
+        """The threat model in sentences, one a line."""
         tops = {
             "unknown": "does not know the layers that are not shared",
             "initial": "knows the initial weights of the layers that are not shared (they were broadcast)",
@@ -113,7 +113,7 @@ def state_names(net: nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """What an attacker on text knows of the encoder: the architecture and the tokeniser are public.
+    """An attacker's knowledge of a text encoder: the architecture and the tokeniser are public.
 
     ``net`` gets token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks what is ``pad`` itself.
 

@@ -38,7 +38,7 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attacker made of the observations.
+    """One attacker's result on the observations.
 
     Attributes:
         images: what it made ``(n, C, H, W)``, each beside the original that it stands for.

@@ -20,7 +20,7 @@ TOGETHER = 32
 
 @dataclass
 class Found:
-    """Where a search of ``n`` problems ended: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
+    """The end of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
 
     x: Tensor
     loss: Tensor

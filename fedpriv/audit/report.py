@@ -84,7 +84,7 @@ def write(audited: Audited, folder: Path) -> None:
 
 
 def _modalities(config: RunConfig) -> tuple[Modality, ...]:
-    """What the samples of a run are, as its config tells without a look at the data."""
+    """The kind of a run's samples, from its config alone."""
     return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 

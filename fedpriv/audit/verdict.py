@@ -1,4 +1,4 @@
-"""What may be said of a run after its audit, in sentences. The strongest is "not reconstructed by attack X within its budget"."""
+"""Conclusions of an audit, in sentences. The strongest is "not reconstructed by attack X within its budget"."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _evidence(attack: Found) -> str:
 
 
 def _left_out(attack: Found) -> str:
-    """Whose failure says nothing."""
+    """The attackers whose failure is no evidence."""
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
     return f"; what {others} did not recover either is no evidence" if others else ""
 

@@ -96,7 +96,7 @@ def _where(table: Table, value: object, row: int) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
+    """The cache of decoded images: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 

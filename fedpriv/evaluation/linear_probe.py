@@ -47,7 +47,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a classifier came to.
+    """The result of a classifier.
 
     Attributes:
         fraction, samples: share and number of the training labels it saw.

@@ -36,7 +36,7 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 
 @dataclass(frozen=True)
 class Result:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         config: as resolved, without where, and how much of it, is stored and tracked.
@@ -188,7 +188,7 @@ def _portable(config: RunConfig) -> dict[str, Any]:
 
 
 FOUND_BY_THE_RUN = ("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens")
-"""What a run fills in from its texts' encoder, where the config leaves it open."""
+"""Options that a run fills in from its text encoder, where the config leaves them open."""
 
 
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:

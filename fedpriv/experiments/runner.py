@@ -190,7 +190,7 @@ class _Runner:
         return _Job(label, seed, folder, process, log, start)
 
     def end(self, job: _Job, stopping: bool) -> Outcome:
-        """What came of a process that has ended."""
+        """The outcome of a process that has ended."""
         if job.process.returncode == 0:
             try:
                 return self._store(job.label, job.seed, job.folder, "finished")

@@ -90,7 +90,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a YAML describes.
+    """An experiment, as its YAML describes it.
 
     Attributes:
         configs: label -> config, but for the seed.

@@ -38,7 +38,7 @@ _WAYS = {
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """What a name stands for.
+    """The encoder that a name stands for.
 
     Attributes:
         name: as the config has it; a folder by its absolute path, so that a run that is resumed from elsewhere finds it.

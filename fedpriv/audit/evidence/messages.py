@@ -1,4 +1,4 @@
-"""What an attacker gets of a run, message by message, and what its reconstructions are scored against.
+"""The messages of a run as observations, and the true data to score reconstructions against.
 
 The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored anywhere: they
 are derived again from the run's config and checked against its partition hash.
@@ -118,7 +118,7 @@ class Evidence:
         return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
     def truth(self, client: int) -> Truth:
-        """What the client trained on, without augmentation."""
+        """The client's training data, without augmentation."""
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
@@ -148,7 +148,7 @@ class Evidence:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the run's samples are: images, texts, or pairs of both."""
+        """The kind of the run's samples: images, texts, or pairs of both."""
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)

@@ -1,4 +1,4 @@
-"""Turns that the server plays itself, to see what a client's upload would be had it trained on data of the server's choice."""
+"""Shadow turns: the server simulates clients on data of its choice, and observes their uploads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Shadows:
 
 @dataclass(frozen=True)
 class Played:
-    """What a shadow uploads, by the net's names and sealed, and its model ``(p,)``, which the server that played it has."""
+    """A shadow's upload, by the net's names and sealed, and its model ``(p,)``, which the simulating server has."""
 
     uploaded: Mapping[str, Tensor]
     model: Tensor

@@ -1,4 +1,4 @@
-"""What the pages say about every audit: how to read its figures, what they cannot say, and the terms in a sentence each."""
+"""Texts of every report: how to read the figures, their limits, and a glossary."""
 
 RECOVERED = (
     "An image counts as recovered if the mean squared error between it and its reconstruction, over pixels in [0, 1] and after "

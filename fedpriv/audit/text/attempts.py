@@ -63,7 +63,7 @@ class Left:
 
 @dataclass(frozen=True)
 class TextAttempt:
-    """What one attacker made of a target.
+    """One attacker's result on a target.
 
     Attributes:
         ids: the sentences it made ``(n, L)``, each beside the true one that it stands for; ``None`` where it tells no order.

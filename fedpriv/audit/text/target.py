@@ -167,7 +167,7 @@ def _unreadable(facts: TextFacts | None) -> str | None:
 
 
 def message(evidence: Evidence, round: int, client: int) -> TextTarget:
-    """What a client really sent in a round of a run; all its training texts are behind it.
+    """A client's real upload in a round of a run; it covers all its training texts.
 
     Raises:
         UsageError: the run was trained on images, or the client has no texts.

@@ -1,4 +1,4 @@
-"""What a cell came to, as data: made to be committed beside the YAML."""
+"""The result of a cell, as data that is committed beside the YAML."""
 
 from __future__ import annotations
 

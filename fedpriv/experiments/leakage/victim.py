@@ -50,7 +50,7 @@ def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width
 
 
 def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: None) -> list[Observation]:
-    """What each client of the cell sends, as its attacker sees it; every ``batch`` consecutive images are a client's.
+    """The uploads of the cell's clients, as the attacker observes them; every ``batch`` consecutive images are a client's.
 
     Args:
         report: called with the transforms' reports, client by client.
