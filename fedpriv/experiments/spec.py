@@ -71,7 +71,7 @@ class Claim(BaseModel):
         if self.equals is not None and self.metric != "upload_bytes":
             raise ValueError("equals is for upload_bytes, which are counted; a measured metric needs above or below")
         if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric == "clients_better" else 1):
-            raise ValueError(f"{BEST_BASELINE} stands for one side of a comparison of means")
+            raise ValueError(f"{BEST_BASELINE} can be used only as one side of a comparison of means")
         return self
 
 
