@@ -44,7 +44,7 @@ class _Section(BaseModel):
 
 
 class PartitionConfig(_Section):
-    """Who holds what (``fedpriv data show`` draws it)."""
+    """The partition of the data over the clients (``fedpriv data show`` draws it)."""
 
     name: str = Field("classes", description="how the samples are dealt to the clients; `fedpriv data list` names them")
     classes_per_client: PositiveInt = Field(2, description="S of the partitions `classes` and `class_subsets`")
@@ -68,7 +68,7 @@ class PartitionConfig(_Section):
 
 
 class DataConfig(_Section):
-    """What the clients train on."""
+    """The clients' data."""
 
     name: str = Field("digits", description="a data set's name, or the path of an image folder, parquet file or folder")
     dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
@@ -221,7 +221,7 @@ class EvalConfig(_Section):
 
 
 class WireConfig(_Section):
-    """What happens to an upload between the client and the wire."""
+    """Transforms of an upload before it is sent, and stored payloads."""
 
     transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
@@ -273,7 +273,7 @@ class PrivacyConfig(_Section):
 
 
 class ExecutorConfig(_Section):
-    """Who runs the clients of a round. The numbers are the same within the tolerance of floating point."""
+    """The executor of the clients of a round. Results agree within the tolerance of floating point."""
 
     name: Literal["auto", "sequential", "vectorized"] = Field(
         "auto",
@@ -294,7 +294,7 @@ class ExecutorConfig(_Section):
 
 
 class TrackingConfig(_Section):
-    """Where MLflow keeps the record."""
+    """The MLflow store."""
 
     uri: str | None = Field(
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"

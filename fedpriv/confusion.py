@@ -22,7 +22,7 @@ _LONGEST_NAME = 20
 
 
 def confusion_report(confusion: NDArray[np.int64], classes: Sequence[str], round: int) -> dict[str, Any]:
-    """What ``confusion.json`` says: the matrix, and of each class precision, recall, F1 (shares) and support (test samples).
+    """Contents of ``confusion.json``: the matrix, and of each class precision, recall, F1 (shares) and support (test samples).
 
     Args:
         confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).

@@ -11,7 +11,7 @@ class FedprivError(Exception):
 
 
 class UsageError(FedprivError):
-    """What was asked for cannot be right: a name, a value, a file that is not what it should be (exit code 2)."""
+    """Invalid input: a name, a value, or a file (exit code 2)."""
 
     exit_code = 2
 

@@ -1,6 +1,6 @@
-"""What the two halves of a method are made of, and what they see.
+"""The interfaces of a method's two halves, and of what they use.
 
-A method has a client's half, its *objective* (what a client minimises and how it steps), and a server's half, its *aggregation*
+A method has a client's half, its *objective* (the loss and the optimisation step), and a server's half, its *aggregation*
 (how uploads become the next model). Both are a :class:`Part`: they have options, may add statistics to a payload and may keep
 tensors on the client between rounds. Neither knows the loop, the wire or the other half.
 """
@@ -21,10 +21,10 @@ from fedpriv.models.net import ROLES, Outputs
 from fedpriv.parameters import ParameterSpace
 
 ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
-"""What gives a net a role that it need not have, for messages."""
+"""By optional role: the option that adds it to a net, for messages."""
 
 Private = Mapping[str, Tensor]
-"""What a client keeps between rounds, by name."""
+"""A client's private state between rounds, by name."""
 
 params = params_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 """Decorator of a part's options: a frozen dataclass whose values are checked."""
@@ -37,7 +37,7 @@ class NoParams:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: the roles that learn (all others are frozen and in evaluation mode) and for how long.
+    """A phase of local training: the trained roles (all others are frozen and in evaluation mode) and its length.
 
     Attributes:
         epochs: passes over the client's data.
@@ -58,7 +58,7 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase came to: the roles that learned, in how many steps of what learning rate (after the warm-up)."""
+    """The result of a phase: the trained roles, the number of steps, and the learning rate (after the warm-up)."""
 
     roles: frozenset[str]
     steps: int
@@ -97,7 +97,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """One batch under the current parameters: what a loss may look at.
+    """The inputs of a loss: one batch under the current parameters.
 
     Attributes:
         labels: ``(B,)`` int64.
@@ -173,9 +173,9 @@ class ClientTurn(Protocol):
     client: int
     num_examples: int
     received: Mapping[str, Tensor]
-    """What the server sent this round."""
+    """The download of this round, by name."""
     private: Private
-    """What the client kept from its last turn (:meth:`Part.first_kept` at its first)."""
+    """The client's private state from its last turn (:meth:`Part.first_kept` at its first)."""
     first_time: bool
     labels: Tensor
     """``(n_i,)`` labels of the training data, in order."""
@@ -186,7 +186,7 @@ class ClientTurn(Protocol):
     row: Tensor
     """``(p,)`` the client's model; writing it moves the model."""
     memo: dict[str, Tensor]
-    """What an objective notes during the turn, such as a step size or a row; gone after it."""
+    """Notes of an objective during the turn, such as a step size or a row; discarded after it."""
     steps: int
     """SGD steps taken so far in this turn."""
     trained: list[Trained]
@@ -203,7 +203,7 @@ class ClientTurn(Protocol):
         """Within a phase, a second model of the same net, for objectives that train two; its row begins as ``start``."""
 
     def report(self, name: str, value: float) -> None:
-        """Tell the user a number; the round's record has its mean over the clients."""
+        """Report a number; the round's record has its mean over the clients."""
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
         """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may change what a step is."""
@@ -255,9 +255,9 @@ class Part:
     suggests: ClassVar[Mapping[str, Any]] = {}
     """Config keys, such as ``model.predictor``, and what they become where the config leaves them open (null)."""
     sends: ClassVar[str] = ""
-    """What crosses the wire for it besides the model, in words, with its size and direction; empty: nothing."""
+    """Tensors that it adds to the wire besides the model, in words, with size and direction; empty: none."""
     keeps: ClassVar[str] = ""
-    """What a client keeps for it between rounds, in words; empty: nothing."""
+    """Private state that it adds to a client, in words; empty: none."""
     no_dp: ClassVar[str] = ""
     """Why it cannot be used with sample-level DP; empty: it can."""
 
@@ -268,13 +268,13 @@ class Part:
         """Called on the client before training."""
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client uploads besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
         return {}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        """What a client that never took part keeps for this half, given the initial model ``(p,)``."""
+        """This half's private state of a client before its first turn, given the initial model ``(p,)``."""
         return {}
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client keeps for this half until its next turn; names must not be those of the net."""
+        """This half's private state of the client until its next turn; names must not be those of the net."""
         return {}

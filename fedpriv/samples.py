@@ -1,4 +1,4 @@
-"""What a net is shown: a tensor whose rows are samples, or an image-text pair of such tensors; and how rows are taken from it.
+"""A net's inputs: a tensor whose rows are samples, or an image-text pair of such tensors; with indexing of rows.
 
 Images are ``(n, C, H, W)`` float32, normalised; texts ``(n, L)`` int64 token ids; features of a frozen encoder ``(n, d)``.
 """
@@ -43,7 +43,7 @@ def of_tensors(parts: Mapping[str, Tensor]) -> Inputs:
 
 
 def lacking(inputs: Inputs) -> Modality | None:
-    """What pairs are without."""
+    """The modality that pairs lack."""
     if isinstance(inputs, Tensor):
         return None
     return "image" if inputs.image is None else "text" if inputs.text is None else None
@@ -60,7 +60,7 @@ def size(inputs: Inputs) -> int:
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Where the samples lie."""
+    """The device of the samples."""
     return _any(inputs).device
 
 
@@ -80,7 +80,7 @@ def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
 
 
 def in_chunks(inputs: Inputs, size: int, encode: Callable[[Inputs], Tensor], lengths: Tensor | None = None) -> Tensor:
-    """What ``encode`` makes ``(n, d)`` of n samples, ``size`` at a time.
+    """The outputs ``(n, d)`` of ``encode`` for n samples, ``size`` at a time.
 
     Args:
         lengths: ``(n,)``, of texts: those of like length go together, so that little is padding.

@@ -138,7 +138,7 @@ def test_taps_see_what_is_carried_and_the_meter_counts_each_carriage() -> None:
 
 def test_a_pattern_that_masks_nothing_is_an_error() -> None:
     """It would pass for a defence; one that fits a layer which is not sent anyway is fine."""
-    with pytest.raises(UsageError, match=r"'haed\.\*' fits no tensor"):
+    with pytest.raises(UsageError, match=r"'haed\.\*' matches no tensor"):
         Wire(build_transforms([{"name": "mask", "names": ["head.*", "haed.*"]}])).upload(draft(), context)
     shared = Payload({"encoder.fc.bias": torch.randn(3)}, round=1)
     layers = TransformContext({}, ("encoder.fc.bias", "head.weight"), torch.Generator())

@@ -1,1 +1,1 @@
-"""What an attacker gets, what an attack gives back, and attacks by name with their options."""
+"""Observations, reconstructions, and the registry of attacks with their options."""

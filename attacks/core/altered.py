@@ -1,7 +1,7 @@
-"""What the transforms of a message did to the gradient behind it, as far as the message and their options tell.
+"""The known effect of a message's transforms on the gradient, from the message and the transforms' options.
 
-An attacker that takes a clipped gradient for its length, entries that were not sent for zeros, or noise for signal, fails at the
-defence's book-keeping and not at what it hides. So every attacker is told what the message went through, and compares
+An attacker that trusts the length of a clipped gradient, takes missing entries for zeros, or noise for signal, fails for trivial
+reasons and not because of the protection. So every attacker knows which transforms were applied, and compares gradients
 accordingly.
 """
 

@@ -1,4 +1,4 @@
-"""What an attacker gets: the tensors that crossed the wire, the net they belong to, and what a threat model adds."""
+"""The attacker's input: the tensors that crossed the wire, the net, and the knowledge that a threat model adds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ThreatModel:
     schedule: bool = True
 
     def sentences(self) -> list[str]:
-        """What it says, a line each, for people."""
+        """The threat model in sentences, one a line."""
         tops = {
             "unknown": "does not know the layers that are not shared",
             "initial": "knows the initial weights of the layers that are not shared (they were broadcast)",
@@ -96,8 +96,8 @@ Architecture = TypeVar("Architecture", bound=nn.Module)
 def blank(net: Architecture) -> Architecture:
     """A copy of the net whose parameters, and buffers that are part of its state, are NaN: its architecture and nothing else.
 
-    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted makes NaN of
-    its images, and cannot pass for one that succeeds, or fails, by what it was told.
+    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted gets NaN
+    images, so neither its success nor its failure can rest on forbidden knowledge.
     """
     found = copy.deepcopy(net)
     state = found.state_dict(keep_vars=True)
@@ -113,7 +113,7 @@ def state_names(net: nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """What an attacker on text knows of the encoder: the architecture and the tokeniser are public.
+    """An attacker's knowledge of a text encoder: the architecture and the tokeniser are public.
 
     ``net`` gets token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks what is ``pad`` itself.
 

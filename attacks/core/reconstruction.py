@@ -1,4 +1,4 @@
-"""What an attack that makes images returns, and how one says that it does not apply."""
+"""The result of an image attack, and the exception of an attack that does not apply."""
 
 from __future__ import annotations
 

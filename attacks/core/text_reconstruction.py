@@ -1,4 +1,4 @@
-"""What an attack on text returns."""
+"""The result of a text attack."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class AnalyticOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What one layer gave, the most credible first.
+    """The inputs recovered from one layer, the most credible first.
 
     Attributes:
         layer: its name.

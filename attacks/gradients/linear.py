@@ -32,7 +32,7 @@ class SharedLinear:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer is fed, as random images show it.
+    """The kind of a layer's input, found with random images.
 
     Attributes:
         is_image: the layer's input is the flattened image itself.
@@ -69,7 +69,7 @@ def output_layer(observation: Observation) -> SharedLinear:
 
 
 def fed_by_one(layer: SharedLinear) -> Tensor:
-    """What the layer was fed ``(in,)``, if by one sample: the least squares of its weight by its bias gradient over all rows.
+    """The layer's input ``(in,)``, if there was one sample: the least squares of its weight by its bias gradient over all rows.
 
     Of rows and entries that were sent; an input none of whose entries was sent is small beside the others, and 0 here. Noise on
     the bias gradient makes its square too large by a known amount, which is taken off.
@@ -96,7 +96,7 @@ def known_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @torch.no_grad()
 def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
-    """What each linear layer is fed, by name, found by sending random images through the net.
+    """The kind of each linear layer's input, by name, found by passing random images through the net.
 
     By experiment and not by reading the architecture, so that any net will do.
     """
@@ -127,7 +127,7 @@ def per_channel(observation: Observation, values: tuple[float, ...], like: Tenso
 
 
 def to_picture(observation: Observation, x: Tensor) -> Tensor:
-    """What the net is fed ``(…, C, H, W)`` -> images in [0, 1] (not clipped): undoes the client's normalisation."""
+    """The net's inputs ``(…, C, H, W)`` -> images in [0, 1] (not clipped): undoes the client's normalisation."""
     return x * per_channel(observation, observation.std, x) + per_channel(observation, observation.mean, x)
 
 

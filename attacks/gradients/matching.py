@@ -21,7 +21,7 @@ from attacks.gradients.multistep import as_gradient, decay_left_in
 from attacks.gradients.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
-"""What differs between reconstructions, by name, each ``(N, ...)``; within ``vmap`` without the first dimension."""
+"""The variables of reconstructions, by name, each ``(N, ...)``; within ``vmap`` without the first dimension."""
 FEW = 1e-4
 """Of a pruned gradient the expected error, as a share of the mean square of an entry: its entries are exact, but too few to do
 without a prior."""
@@ -127,7 +127,7 @@ class Case:
         return standardised(made, seen) + unlikeliness(self.pixels.image(unknown), seen)
 
     def data(self) -> Data:
-        """What the losses below need of every reconstruction."""
+        """The inputs of the losses below, for every reconstruction."""
         groups = {"seen": self.seen, "weight": self.stacked, "kept": self.kept, "decay": self.decay, "variance": self.variance}
         return {f"{prefix}:{name}": tensor for prefix, group in groups.items() for name, tensor in group.items()}
 

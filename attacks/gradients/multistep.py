@@ -22,7 +22,7 @@ from attacks.core.reconstruction import Inapplicable
 
 
 class Response(NamedTuple):
-    """What K steps make of the first weights and of a constant gradient: ``change = shrink * W_0 - gain * gradient``."""
+    """The effect of K steps on the first weights and a constant gradient: ``change = shrink * W_0 - gain * gradient``."""
 
     shrink: float
     gain: float
@@ -43,7 +43,7 @@ def response(schedule: Schedule, weight_decay: float) -> Response:
 
 
 def noise_gain(schedule: Schedule) -> float:
-    """What independent noise of variance 1 on the gradient of every step comes to in the change, as a variance: ``sum_k c_k^2``.
+    """Variance in the change that independent noise of variance 1 on every step's gradient causes: ``sum_k c_k^2``.
 
     Without weight decay, which moves the ``c_k`` by a share of about ``lr K d``.
     """

@@ -40,7 +40,7 @@ def convolution_signal(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: T
 
 
 def input_of(net: nn.Module, layer: nn.Module, weights: Data, inputs: Tensor) -> Tensor:
-    """What the module ``layer`` gets when ``net`` gets ``inputs``."""
+    """The input of the module ``layer`` when ``net`` gets ``inputs``."""
     caught: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
     try:

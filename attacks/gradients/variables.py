@@ -46,7 +46,7 @@ class Pixels:
         return unknown.sigmoid() if self.bounded else unknown * self.std + self.mean
 
     def input(self, unknown: Tensor) -> Tensor:
-        """What the net gets."""
+        """The net's input."""
         return (unknown.sigmoid() - self.mean) / self.std if self.bounded else unknown
 
 

@@ -21,7 +21,7 @@ from attacks.lab.setting import Setting
 
 @dataclass(frozen=True)
 class _One:
-    """What an attack made of one message: images ``(B, C, H, W)``, labels ``(B,)``, loss along the way, losses of the starts."""
+    """The reconstruction of one message: images ``(B, C, H, W)``, labels ``(B,)``, loss along the way, losses of the starts."""
 
     images: Tensor
     labels: Tensor

@@ -84,7 +84,7 @@ def unroll(
 
 
 def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Where the search for a hidden tensor begins: as torch draws weights, and biases at 0."""
+    """The start for a hidden tensor: weights as torch draws them, biases at 0."""
     if like.ndim <= 1:
         return torch.zeros(like.shape)
     bound = like[0].numel() ** -0.5

@@ -1,4 +1,4 @@
-"""What an attack that worked says about epsilon: a lower bound, which holds with a confidence. The accountant's is the upper one.
+"""Empirical epsilon: a lower bound from an attack's success, at some confidence. The accountant gives the upper bound.
 
 Thresholds are chosen on one random half of the samples and counted on the other, so that looking for the best one does not
 spoil the confidence.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Message = Mapping[str, Tensor]
-"""What a client sent, named as ``Observation.shared``."""
+"""A client's upload, named as ``Observation.shared``."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attacker made of the observations.
+    """One attacker's result on the observations.
 
     Attributes:
         images: what it made ``(n, C, H, W)``, each beside the original that it stands for.
@@ -135,7 +135,7 @@ def run_controls(
 
 
 def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
-    """Why a failure of the attacker would say nothing here: it is asked for more than its control shows that it can do."""
+    """Why a failure of the attacker would be no evidence here: the task is harder than its control; ``None``: it is not."""
     says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
     if says.optimises and each > says.at_once:
         reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (

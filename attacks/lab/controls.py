@@ -27,7 +27,7 @@ OF_NOISE = 2
 
 @dataclass(frozen=True)
 class Control:
-    """What a control found."""
+    """The result of a control."""
 
     name: str
     passed: bool
@@ -81,7 +81,7 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
 
 
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
-    """What the attack made, in the order of the images of each message, which a gradient does not tell."""
+    """The reconstructions, matched to the images of each message, whose order a gradient does not reveal."""
     with torch.random.fork_rng(devices=[]):
         made = attack.run(observations, seed).images
     return made[match_batches(made, images, at_once)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from attacks.core.observation import Observation, SplitNet, ThreatModel, blank
 
 FEATURES = 768
-"""What the convolutions make of 32x32 pixels: 12 channels of 8x8."""
+"""Output of the convolutions for 32x32 pixels: 12 channels of 8x8."""
 WIDTHS: dict[int, tuple[int, ...]] = {1: (), 2: (128,), 3: (256, 128)}
 """Widths between the features and the classes, by the number of linear layers."""
 
@@ -103,7 +103,7 @@ def observe(
     initial_top: nn.Module | None = None,
     noise: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Observation:
-    """What one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1] shows: the gradient of the mean cross-entropy.
+    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean cross-entropy.
 
     Args:
         labels: ``(n,)``.

@@ -1,4 +1,4 @@
-"""What an attack says of itself: where it must succeed, its usual budget, and what it is for. Controls and audits read that."""
+"""Declarations of an attack: the setting where it must succeed, its usual budget, its scope. Controls and audits use them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Setting:
 
 
 class Declared:
-    """What an attack's class may say, and what holds of one that says nothing; no base class, only names and defaults.
+    """The declarations that an attack's class may have, with their defaults; not a base class.
 
     Attributes:
         control: where it must succeed; ``None``: not known, so that what it does not recover is no evidence of anything.
@@ -107,7 +107,7 @@ class Declared:
 
 
 def declared(attack: Any) -> type[Declared]:
-    """What an attack, or its class, says of itself, completed by :class:`Declared`."""
+    """The declarations of an attack, or its class, with the defaults of :class:`Declared`."""
     own = {name: getattr(attack, name) for name in (*Declared.__annotations__, "check") if hasattr(attack, name)}
     own["check"] = staticmethod(own.get("check", Declared.check))
     return type("Declared", (Declared,), own)

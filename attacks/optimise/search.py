@@ -20,7 +20,7 @@ TOGETHER = 32
 
 @dataclass
 class Found:
-    """Where a search of ``n`` problems ended: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
+    """The end of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
 
     x: Tensor
     loss: Tensor
@@ -29,7 +29,7 @@ class Found:
 
 
 Solve = Callable[[Objective, Tensor, bool], Found]
-"""From starts ``(n, p)``; told whether they are the last ones, which are not to be given up: noise may be all that is left."""
+"""From starts ``(n, p)``, and whether they are the last ones: those must not be given up early."""
 Start = Callable[[torch.Generator], Tensor]
 """Draws the start of one problem ``(p,)``."""
 

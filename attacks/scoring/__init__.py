@@ -1,1 +1,1 @@
-"""How good what an attack found is, and what guesses score that never saw a message."""
+"""Scores of reconstructions, and of guesses made without a message."""

@@ -1,4 +1,4 @@
-"""What guesses score that never saw a gradient: an attack that does no better has found nothing. All ``(n, C, H, W)``."""
+"""Guesses made without a gradient: an attack that scores no better has found nothing. All ``(n, C, H, W)``."""
 
 from __future__ import annotations
 

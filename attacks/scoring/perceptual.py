@@ -38,7 +38,7 @@ def lpips(made: Tensor, true: Tensor) -> Tensor:
 
 
 def _backbone() -> Path:
-    """Where torchvision looks for the weights before it downloads them."""
+    """The folder where torchvision looks for the weights before it downloads them."""
     from torchvision.models import AlexNet_Weights
 
     return Path(torch.hub.get_dir(), "checkpoints", AlexNet_Weights.IMAGENET1K_V1.url.rpartition("/")[2])

@@ -19,12 +19,12 @@ from attacks.gradients.matching import Data
 from attacks.gradients.multistep import as_gradient
 
 WORDS = "(words)"
-"""Where the gradient at the word embeddings stands beside those of the parameters."""
+"""The key of the gradient at the word embeddings, among those of the parameters."""
 
 
 @dataclass(frozen=True)
 class TextCase:
-    """What :func:`text_case` makes of an observation.
+    """An observation, prepared by :func:`text_case`.
 
     Attributes:
         net: in evaluation mode, without parameters that mean anything.
@@ -49,7 +49,7 @@ class TextCase:
 
     @property
     def layers(self) -> list[str]:
-        """What was seen of other parameters than the word embedding's, from the first layer to the last."""
+        """The observed gradients without the word embedding's, from the first layer to the last."""
         return [name for name in self.seen if name != self.text.words]
 
     def gradient(self, ids: Tensor, embedded: Tensor, targets: Tensor) -> Data:
@@ -82,7 +82,7 @@ class TextCase:
 
 
 def facts_of(observation: Observation) -> TextFacts:
-    """What is known of the encoder.
+    """The attacker's knowledge of the encoder.
 
     Raises:
         Inapplicable: the observation is not of text.

@@ -36,7 +36,7 @@ rounding alone, in the order of 1e-18 in float32, and no words explain that."""
 
 @dataclass(frozen=True)
 class Places:
-    """What may stand where in ``B`` sentences.
+    """The words allowed at each place of ``B`` sentences.
 
     Attributes:
         words: ``(K,)`` ids, every other is ruled out.

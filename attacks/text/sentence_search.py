@@ -1,4 +1,4 @@
-"""What the attacks that seek sentences have in common: options, the labels, one search, and putting messages together."""
+"""Common parts of the attacks that search sentences: options, labels, one search, and combining messages."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _Reached(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """What the rows of the gradients of the first linear layers span.
+    """The span of the gradients' rows, for the first linear layers.
 
     Attributes:
         layers: linear layers with the same input, which at a place depends on the token there alone: query, key and value.
@@ -175,7 +175,7 @@ def _fed_single_tokens(net: nn.Module, observation: Observation, text: TextFacts
 
 
 def _fed_to(net: nn.Module, layer: str, observation: Observation, ids: Tensor) -> Tensor | None:
-    """What ``layer`` is fed for ids ``(B, L)``; ``None`` where it is not reached."""
+    """The input of ``layer`` for ids ``(B, L)``; ``None`` where it is not reached."""
     fed: list[Tensor] = []
 
     def reached(module: nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -25,7 +25,7 @@ from attacks.text.rows import used_rows
 
 @dataclass(frozen=True)
 class Tokens:
-    """What :func:`find_tokens` read.
+    """The result of :func:`find_tokens`.
 
     Attributes:
         present: ``(V,)``, padding never.
@@ -101,7 +101,7 @@ def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) ->
 
 
 def what_is_left(observation: Observation) -> str:
-    """What a message without its word embedding still tells, in one sentence."""
+    """What a message reveals without its word embedding, in one sentence."""
     left = []
     if most := longest(observation):
         left.append(f"the longest sentence has {most} tokens (from the position embedding)")

@@ -66,7 +66,7 @@ def small_bert(seed: int, size: Size = SMALL) -> SplitNet:
 
 
 def facts(size: Size = SMALL) -> TextFacts:
-    """What is public about :func:`small_bert`."""
+    """The public knowledge of :func:`small_bert`."""
     table = "body.transformer.embeddings.{}_embeddings.weight"
     return TextFacts(table.format("word"), table.format("position"), PAD, (FIRST, LAST), size.length)
 

@@ -19,7 +19,7 @@ Distances = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Shift:
-    """What a mean shift came to.
+    """The result of a mean shift.
 
     Attributes:
         center: ``(d,)`` b, float64.

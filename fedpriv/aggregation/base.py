@@ -11,7 +11,7 @@ from fedpriv.interfaces import ClientTurn, Part
 from fedpriv.parameters import ParameterSpace
 
 Memory = Mapping[str, Tensor]
-"""What the server keeps between rounds besides the model, by name."""
+"""The server's state between rounds besides the model, by name."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,18 @@ def not_one_number(statistics: Mapping[str, Tensor], *names: str) -> str | None:
 
 
 class Aggregation(Part):
-    """How the server merges; a subclass says :meth:`merge`."""
+    """How the server merges; a subclass defines :meth:`merge`."""
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         """The memory before the first round, given the initial model ``(p,)`` of the whole net."""
         return {}
 
     def down(self, memory: Memory) -> dict[str, Tensor]:
-        """What every participant is sent besides the model, by full name."""
+        """The tensors of a download besides the model, by full name."""
         return {}
 
     def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
-        """Those of the shared tensors that are sent down in this round."""
+        """The shared tensors that this round's download has."""
         return names
 
     def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
@@ -92,7 +92,7 @@ class Aggregation(Part):
         return None
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
-        """What the clients ``(K,)`` weigh, not normalised, in the mean that stands for what one of them did not send."""
+        """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload."""
         return uploads.examples if any(uploads.examples) else [1.0] * len(uploads)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:

@@ -1,4 +1,4 @@
-"""What stands in a round's matrix for what a client did not send, because it has no data for it."""
+"""Fills in a round's matrix the tensors that a client did not upload, because it has no data for them."""
 
 from __future__ import annotations
 

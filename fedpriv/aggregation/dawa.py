@@ -73,7 +73,7 @@ def base_weights(base: Base, uploads: Uploads) -> Tensor:
 
 
 def coefficients(cosines: Tensor, base: Tensor, variant: Variant, floor: float | None) -> Tensor:
-    """What each upload is multiplied with, ``(G, K)``, from its cosines ``(G, K)`` and the weights q ``(K,)``."""
+    """The factor of each upload ``(G, K)``, from its cosines ``(G, K)`` and the weights q ``(K,)``."""
     if floor is None and variant == "normalised":
         floor = 0.0
     scaled = base * (cosines if floor is None else cosines.clamp(min=floor))

@@ -95,7 +95,7 @@ class Euc(Aggregation):
         return {INTERVALS: memory[_MEMORY].to(torch.int16)} if self.params.euc == "lama" else {}
 
     def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
-        """What was merged at the end of the last round."""
+        """The layers merged at the end of the last round."""
         if self.params.euc == "weight":
             return names
         waiting = self._waiting(memory[_MEMORY], round - 1)

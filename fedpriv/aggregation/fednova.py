@@ -109,7 +109,7 @@ class FedNova(Mean):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         if not all(STEP_WEIGHT in sent for sent in uploads.statistics):
-            raise UsageError(f"aggregation fednova needs {STEP_WEIGHT} of every client; a mask keeps it back")
+            raise UsageError(f"aggregation fednova needs {STEP_WEIGHT} of every client; a mask removes it")
         weights = self.weigh(uploads)
         reach = [float(sent[STEP_WEIGHT]) for sent in uploads.statistics]
         moved = [index for index, a in enumerate(reach) if a > 0]

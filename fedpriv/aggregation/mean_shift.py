@@ -51,7 +51,7 @@ def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: froz
         norms: names of tensors of normalisation layers, which count as no layer and stay static.
 
     Raises:
-        UsageError: a pattern fits no tensor.
+        UsageError: a pattern matches no tensor.
     """
     if not isinstance(which, str):
         return tuple(fitting(layers, which, "dyn_layers"))
@@ -143,7 +143,7 @@ class MeanShift(Aggregation):
         row[part] = target.to(row)
 
     def _gradients(self, name: str, uploads: Uploads) -> Tensor:
-        """What the clients sent as the gradient of a tensor, ``(K, d)``."""
+        """The gradients of a tensor that the clients uploaded, ``(K, d)``."""
         key = statistic("gradient", name)
         for client, sent in zip(uploads.clients, uploads.statistics, strict=True):
             if key not in sent:

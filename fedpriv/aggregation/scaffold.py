@@ -26,7 +26,7 @@ from fedpriv.wire import statistic, tensor_of
 
 
 def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | None) -> list[str]:
-    """Those of a net's parameter names, in forward order, that belong to ``layers``.
+    """The net's parameter names, in forward order, that belong to ``layers``.
 
     Args:
         layers: so many of the last layers (a layer is a module with parameters of its own), shell patterns of names, or
@@ -85,7 +85,7 @@ class Scaffold(Mean):
         variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
         for name in variates:
             if not any(name in sent for sent in uploads.statistics):
-                raise UsageError(f"aggregation scaffold needs {name} of every client; a mask keeps it back")
+                raise UsageError(f"aggregation scaffold needs {name} of every client; a mask removes it")
         changed = dict(variates)
         for name, c in variates.items():
             if changes := [sent[name].to(c) for sent in uploads.statistics if name in sent]:

@@ -1,4 +1,4 @@
-"""Where what was trained meets what can be learned from it: the data to attack, and how the outcome is shown.
+"""The audit of finished runs: the messages to attack, the attacks, and the report.
 
 ``run_audit`` asks everything of one run, ``verdict`` says what follows, ``report`` holds runs against each other. The rooms:
 :mod:`fedpriv.audit.evidence`, what an attacker gets of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text` and

@@ -1,4 +1,4 @@
-"""What a run's defences cost, and whether its accuracy can say so: a model at chance has nothing left to lose."""
+"""The cost of a run's defences in accuracy, and whether it can be judged: a model at chance level cannot lose accuracy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def signal_to_noise(records: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def told(run: Found) -> str:
-    """What the defences cost, in sentences; no conclusion is drawn from a model at chance."""
+    """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
     found, said = run["cost"], []
     if found["at_chance"]:
         said.append(

@@ -34,10 +34,10 @@ CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
 def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
-    """Audit runs, and hold each against the undefended one of the same kind among them.
+    """Audit runs, and compare each with the undefended run of the same kind among them.
 
     Args:
-        command: how it was asked for, for the record.
+        command: the command line, for the record.
         workers: processes, each with one torch thread.
 
     Raises:
@@ -85,7 +85,7 @@ def write(audited: Audited, folder: Path) -> None:
 
 
 def _modalities(config: RunConfig) -> tuple[Modality, ...]:
-    """What the samples of a run are, as its config tells without a look at the data."""
+    """The kind of a run's samples, from its config alone."""
     return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 

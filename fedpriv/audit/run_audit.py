@@ -1,4 +1,4 @@
-"""The audit of one run: everything that is asked of it, in the form of ``audit.json``."""
+"""The audit of one run: all findings, in the form of ``audit.json``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Audited:
 
 
 def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
-    """What there is to audit of a run, and its summary; looks at no data yet.
+    """The messages to audit and the run's summary; reads no data yet.
 
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.

@@ -1,4 +1,4 @@
-"""What may be said of a run after its audit, in sentences. The strongest is "not reconstructed by attack X within its budget"."""
+"""Conclusions of an audit, in sentences. The strongest is "not reconstructed by attack X within its budget"."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _message(attack: Found) -> str:
     where = f"client {attack['client']}'s message of round {attack['round']}"
     best = best_attempt(attack)
     if best is None:
-        return f"{_nobody(attack)} on {where}, which says nothing about what it gives away ({_reasons(attack)})."
+        return f"{_not_mounted(attack)} on {where}, which says nothing about what it gives away ({_reasons(attack)})."
     hit, copied = best["success"][LIMIT], _copied(attack)
     if hit["successes"] == 0:
         return (
@@ -62,7 +62,7 @@ def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
     case = f"clients that hold a single image (played by the audit, defences included; round {attack['round']})"
     if best is None:
-        return f"{_nobody(attack)} on {case}, which says nothing about what they give away ({_reasons(attack)})."
+        return f"{_not_mounted(attack)} on {case}, which says nothing about what they give away ({_reasons(attack)})."
     hit = best["success"][LIMIT]
     looked = "the interval is for the number looked at, which depends on what was found"
     if hit["successes"]:
@@ -76,7 +76,7 @@ def _easiest(attack: Found) -> str:
     )
 
 
-def _nobody(attack: Found) -> str:
+def _not_mounted(attack: Found) -> str:
     return f"No attack {'whose controls show that it could succeed ' if _made(attack) else ''}was mounted"
 
 
@@ -89,7 +89,7 @@ def _evidence(attack: Found) -> str:
 
 
 def _left_out(attack: Found) -> str:
-    """Whose failure says nothing."""
+    """The attackers whose failure is no evidence."""
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
     return f"; what {others} did not recover either is no evidence" if others else ""
 

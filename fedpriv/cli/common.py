@@ -1,4 +1,4 @@
-"""What every command shares: ``--json``, ``--debug``, ``--plugin`` and errors in one or two lines."""
+"""Common parts of all commands: ``--json``, ``--debug``, ``--plugin``, and errors in one or two lines."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _is_store(path: Path) -> bool:
 
 
 def console() -> Console:
-    """Where a command writes for people: standard output, or standard error under ``--json``."""
+    """The console for human-readable output: standard output, or standard error with ``--json``."""
     from rich.console import Console
 
     return Console(stderr=bool(click.get_current_context().meta.get("fedpriv.json")), highlight=False)

@@ -1,4 +1,4 @@
-"""What the attack commands share: an attack that fails its controls reports nothing."""
+"""Common parts of the attack commands: an attack that fails its controls reports nothing."""
 
 from __future__ import annotations
 

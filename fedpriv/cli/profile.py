@@ -1,4 +1,4 @@
-"""Where the time of a run went, for people: what ``profile/profile.json`` says as a table."""
+"""The profile of a run as a table, from ``profile/profile.json``."""
 
 from __future__ import annotations
 

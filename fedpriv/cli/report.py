@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress while it goes, a short summary when it ends."""
+"""Console output of a run: progress, and a short summary at its end."""
 
 from __future__ import annotations
 

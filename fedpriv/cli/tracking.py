@@ -188,7 +188,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """What the table shows of a run: its summary, or where there is none yet, its last records."""
+    """A run's row of the table: from its summary, or where there is none yet, its last records."""
     from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
     from fedpriv.tracking import Record, read_records, read_run

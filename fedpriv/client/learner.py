@@ -1,4 +1,4 @@
-"""A model in training and the batches it is shown (what :class:`fedpriv.interfaces.Learner` and ``Batch`` promise)."""
+"""A model in training and its batches (implements :class:`fedpriv.interfaces.Learner` and ``Batch``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedpriv.samples import Inputs, split
 
 
 class ModelLearner:
-    """A client's model that learns, with a fresh optimiser for a phase.
+    """A client's model in training, with a fresh optimiser for a phase.
 
     Args:
-        lr: the learning rate, or what it rises to in ``warmup`` steps.
+        lr: the learning rate, reached after ``warmup`` steps.
         unused: parameters that no gradient reaches; nothing else, such as weight decay or noise, moves them either.
     """
 
@@ -133,5 +133,5 @@ class TurnBatch:
 
 def _model_learner(learner: Learner) -> ModelLearner:
     if not isinstance(learner, ModelLearner):
-        raise TypeError(f"a batch can be shown to the turn's learners, not to {type(learner).__name__}")
+        raise TypeError(f"a batch can be run through the turn's learners, not through {type(learner).__name__}")
     return learner

@@ -27,10 +27,10 @@ Parts = list[tuple[str, Tensor, Tensor]]
 
 
 class Descent(ABC):
-    """What an optimiser must have here; torch's do."""
+    """The interface of an optimiser; torch's have it."""
 
     param_groups: list[dict[str, float]]
-    """Where the learning rate is set, as torch's optimisers have it."""
+    """As in torch's optimisers; holds the learning rate."""
 
     @abstractmethod
     def step(self) -> None:
@@ -61,12 +61,12 @@ class ClientModel(ABC):
     @property
     @abstractmethod
     def frozen(self) -> ClientModel:
-        """A second model of the net for constant models (teachers), made when first asked for; always in evaluation mode."""
+        """A second model of the net for constant models (teachers), made on first use; always in evaluation mode."""
 
     @property
     @abstractmethod
     def companion(self) -> ClientModel:
-        """A third one, for a second model that learns beside the first; made when first asked for."""
+        """A third one, for a second model that is trained beside the first; made on first use."""
 
     @abstractmethod
     def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
@@ -120,7 +120,7 @@ class ClientModel(ABC):
         return self._parts[key]
 
     def slices(self, roles: frozenset[str], unused: frozenset[str]) -> list[tuple[str, slice]]:
-        """Where those parts lie in the row."""
+        """The slices of these parts in the row."""
         key = (roles, unused)
         if key not in self._slices:
             entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]

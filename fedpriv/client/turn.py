@@ -1,4 +1,4 @@
-"""One client's turn: local training (what :class:`fedpriv.methods.base.ClientTurn` promises)."""
+"""One client's turn: local training (implements :class:`fedpriv.interfaces.ClientTurn`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From tables to a data set: labels read now, samples when they are asked for."""
+"""From tables to a data set: labels are read now, samples on access."""
 
 from __future__ import annotations
 

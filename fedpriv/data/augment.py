@@ -66,7 +66,7 @@ def crop_flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def augmentation(name: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Augment | None:
-    """What ``data.augment`` names.
+    """The augmentation that ``data.augment`` names.
 
     Args:
         mean, std: what the images are normalised by, for those augmentations that need their colours.

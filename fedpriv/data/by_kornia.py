@@ -46,6 +46,6 @@ def _photograph(shape: tuple[int, ...]) -> nn.Module:
 
 
 def flip_jitter_rotate(mean: Sequence[float], std: Sequence[float]) -> Change:
-    """What SimProx does to the photographs of its pairs: a flip (one half), jitter of brightness, contrast and saturation by 0.2
+    """SimProx's augmentation of its photographs: a flip (one half), jitter of brightness, contrast and saturation by 0.2
     and of hue by 0.1, and a turn by up to 10 degrees."""
     return by_kornia(mean, std, _photograph)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column of a table is; at least an image or a text."""
+    """The roles of a table's columns; at least an image or a text."""
 
     label: str
     image: str | None = None

@@ -1,4 +1,4 @@
-"""What a data set is: loaded, opened with its samples still unread, and by name."""
+"""Data sets: loaded, opened with unread samples, and by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a partition is dealt: what a dealer gets and gives back, the register of their names, and what they share."""
+"""Dealers, which make partitions: their input and output, their registry, and common functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Deal:
-    """What a dealer is given: ``(N,)`` labels in ``0..classes-1``, the number of clients, the options and its own generator."""
+    """The input of a dealer: ``(N,)`` labels in ``0..classes-1``, the number of clients, the options and its own generator."""
 
     labels: Indices
     classes: int

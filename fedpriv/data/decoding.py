@@ -52,7 +52,7 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
             (height, width), (h, w) = pixels.shape[:2], images.shape[1:3]
             raise UsageError(
                 f"{_where(table, value.as_py(), int(rows[place]))} is {width} x {height}, the images before it {w} x {h}; "
-                "bring all images to one size first, or --set data.image_size=224"
+                "resize all images to one size first, or --set data.image_size=224"
             )
         images[place] = pixels
     if images is None:
@@ -96,7 +96,7 @@ def _where(table: Table, value: object, row: int) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
+    """The cache of decoded images: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 

@@ -96,7 +96,7 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
 
     Raises:
         UsageError: another layout, a file without its other half (the first are named), an empty text.
-        FedprivError: a text that is not UTF-8, or an image that cannot be decoded, when they are asked for.
+        FedprivError: a text that is not UTF-8, or an image that cannot be decoded, on access.
     """
     divided = (folder / "train").is_dir()
     root = folder / "train" if divided else folder

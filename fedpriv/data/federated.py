@@ -38,7 +38,7 @@ class Split(NamedTuple):
 
 
 class FederatedData:
-    """A data set on the device (once) and its partition; a client's tensors are made when asked for.
+    """A data set on the device (once) and its partition; a client's tensors are made on access.
 
     Args:
         train, test: the data set's splits as a net is shown them.

@@ -1,4 +1,4 @@
-"""Who holds what: the partition of a data set over the clients, its test side and its file."""
+"""The partition of a data set over the clients, with their test samples, and its file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Pool(Protocol):
     def __len__(self) -> int: ...
 
     def pick(self, index: Tensor | slice) -> Inputs:
-        """What a net is shown of the samples at some positions ``(n,)``."""
+        """The net's inputs for the samples at some positions ``(n,)``."""
 
 
 class Images:
@@ -42,7 +42,7 @@ class Images:
 
 
 class Ready:
-    """What a net is shown as it is: token ids ``(N, L)``, kept in 32 bits, or features."""
+    """Inputs that are stored as the net takes them: token ids ``(N, L)``, kept in 32 bits, or features."""
 
     def __init__(self, inputs: Inputs, device: torch.device) -> None:
         self._inputs = each(inputs, lambda part: part.to(device))

@@ -97,7 +97,7 @@ class SyntheticSplit:
 
 
 def open_synthetic(train: int = 1200, test: int = 200, size: int = 32, seed: int = 0) -> Opened:
-    """The pairs in memory; nothing is drawn before it is asked for. The same as :func:`write_pairs` writes."""
+    """The pairs in memory, drawn on access; the same as :func:`write_pairs` writes."""
     splits = SyntheticSplit("train", train, size, seed), SyntheticSplit("test", test, size, seed)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "categor
 
 
 class Table(Protocol):
-    """Rows with typed columns, read when asked for."""
+    """Rows with typed columns, read on access."""
 
     @property
     def origin(self) -> str:

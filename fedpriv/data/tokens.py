@@ -22,7 +22,7 @@ def tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: 
     """
     found = tokenizer(list(texts), verbose=False)["input_ids"]  # which texts are too long is said once, for all of them
     if [] in found:
-        raise UsageError(f"the tokenizer makes nothing of the text {texts[found.index([])]!r}; remove it or write what it says")
+        raise UsageError(f"the tokenizer finds no tokens in the text {texts[found.index([])]!r}; remove it or replace it")
     cut = sum(len(ids) > longest for ids in found)
     if cut:
         found = tokenizer(list(texts), truncation=True, max_length=longest)["input_ids"]

@@ -11,7 +11,7 @@ from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Payload, TransformContext
 
 CLIPPED = "clipped"
-"""What is reported: 1 where the change was longer than the bound (in the round's record: the share of such clients)."""
+"""The reported value: 1 where the change was longer than the bound (in the round's record: the share of such clients)."""
 
 
 @transform

@@ -21,7 +21,7 @@ class Mask:
     last fully connected layers, weights and biases (MpFedcon sec. 5.10).
 
     Raises:
-        UsageError: a pattern fits nothing of the net or the upload (what masks nothing by mistake would pass for a defence), the
+        UsageError: a pattern matches nothing in the net or the upload (a mask without effect would look like a defence), the
             net has fewer fully connected layers, or nothing of the net is left to send.
     """
 
@@ -41,7 +41,7 @@ class Mask:
         known = {*map(base_name, payload.tensors), *context.layers}
         for pattern in self.names:
             if not any(fnmatch(name, pattern) for name in known):
-                raise UsageError(f"{self}: {pattern!r} fits no tensor; there are {', '.join(sorted(known))}")
+                raise UsageError(f"{self}: {pattern!r} matches no tensor; there are {', '.join(sorted(known))}")
         names = self.kept(list(payload.tensors), context.linear)
         return payload.with_tensors({name: payload.tensors[name] for name in names}, str(self))
 

@@ -1,4 +1,4 @@
-"""What additive noises have in common: what they are added to, and the signal-to-noise ratio per layer.
+"""Common parts of additive noise: the tensors it is added to, and the signal-to-noise ratio per layer.
 
 The model tensors of an upload are weights, and their reference (what the server sent) is known to both sides: noise on the
 weights is the same noise on the change. How much a variance hides depends on the size of that change, so the ratio is

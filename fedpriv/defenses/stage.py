@@ -1,4 +1,4 @@
-"""Where in the order of transforms one belongs, and which orders are refused."""
+"""The stages of transforms, and the orders that are refused."""
 
 from __future__ import annotations
 

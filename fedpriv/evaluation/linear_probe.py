@@ -47,13 +47,13 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a classifier came to.
+    """The result of a classifier.
 
     Attributes:
         fraction, samples: share and number of the training labels it saw.
         accuracy: on all test images, in [0, 1].
         accuracy_as_is: the same with the running statistics as the run left them; ``None`` without BatchNorm.
-        accuracy_logistic: that of a logistic regression on the same features; ``None`` where it was not asked for.
+        accuracy_logistic: that of a logistic regression on the same features; ``None`` where it was not requested.
     """
 
     fraction: float
@@ -65,7 +65,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Samples:
-    """Images that are normalised when asked for.
+    """Images that are normalised on access.
 
     Attributes:
         images: positions ``(n,)`` -> images ``(n, C, H, W)`` on the device.

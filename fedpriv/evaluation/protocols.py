@@ -36,7 +36,7 @@ def best(accuracies: Sequence[float | None]) -> float | None:
 
 
 def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float]:
-    """What one pass says about the clients; accuracies are shares in [0, 1], ``None`` for a client without test data.
+    """The summary of one pass over the clients; accuracies are shares in [0, 1], ``None`` for a client without test data.
 
     Args:
         sizes: number of test samples of each client.

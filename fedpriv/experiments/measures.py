@@ -1,4 +1,4 @@
-"""What the runs of an experiment came to, method by method: accuracy, cost, and what it takes to reach a target."""
+"""The results of an experiment by method: accuracy, cost, and the rounds and bytes to reach a target."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class TargetRow:
-    """What a method takes to reach the target; per seed, ``None`` where it does not.
+    """The rounds and bytes of a method to reach the target; per seed, ``None`` where it does not.
 
     Attributes:
         speed_up: rounds of the target's own run over rounds of this one, mean over seeds.
@@ -91,7 +91,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What an experiment came to, so far."""
+    """The results of an experiment so far."""
 
     experiment: Experiment
     results: Results
@@ -177,7 +177,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
 
 
 def target_rows(results: Results, target: str) -> list[TargetRow]:
-    """What each method takes to reach the final accuracy of ``target`` at the same seed; empty without results of it."""
+    """Rounds and bytes until each method reaches ``target``'s final accuracy at the same seed; empty without results of it."""
     targets = results.get(target, {})
     own = {seed: reach(result, result.summary["accuracy"]) for seed, result in targets.items()}
     rows = []

@@ -36,7 +36,7 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 
 @dataclass(frozen=True)
 class Result:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         config: as resolved, without where, and how much of it, is stored and tracked.
@@ -188,11 +188,11 @@ def _portable(config: RunConfig) -> dict[str, Any]:
 
 
 FOUND_BY_THE_RUN = ("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens")
-"""What a run fills in from its texts' encoder, where the config leaves it open."""
+"""Options that a run fills in from its text encoder, where the config leaves them open."""
 
 
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:
-    """The first thing in which a stored (resolved) config is not what was asked for; ``None``: it is the same run.
+    """The first difference between a stored (resolved) config and the requested one; ``None``: it is the same run.
 
     What a config leaves open counts as its default, so a result outlives the arrival of a new option.
 
@@ -213,6 +213,6 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
 
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
-    """A config as a run stores it, flat, without loading the data; who runs the clients is no part of what is asked for."""
+    """A config as a run stores it, flat, without loading the data; without the executor, on which no result depends."""
     flat = flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name))))
     return {key: value for key, value in flat if not key.startswith("executor.")}

@@ -87,7 +87,7 @@ def run(
         workers: processes at a time; 0: only collect what is finished.
         labels, seeds: which runs; all where none are named.
         data_dir: where the data are, if not where the YAML or ``FEDPRIV_DATA`` says.
-        say: told, in a line, what happens.
+        say: called with progress messages of one line.
 
     Raises:
         UsageError: a label or a seed that the experiment does not have.
@@ -190,7 +190,7 @@ class _Runner:
         return _Job(label, seed, folder, process, log, start)
 
     def end(self, job: _Job, stopping: bool) -> Outcome:
-        """What came of a process that has ended."""
+        """The outcome of a process that has ended."""
         if job.process.returncode == 0:
             try:
                 return self._store(job.label, job.seed, job.folder, "finished")

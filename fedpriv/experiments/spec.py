@@ -71,7 +71,7 @@ class Claim(BaseModel):
         if self.equals is not None and self.metric != "upload_bytes":
             raise ValueError("equals is for upload_bytes, which are counted; a measured metric needs above or below")
         if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric == "clients_better" else 1):
-            raise ValueError(f"{BEST_BASELINE} stands for one side of a comparison of means")
+            raise ValueError(f"{BEST_BASELINE} can be used only as one side of a comparison of means")
         return self
 
 
@@ -90,7 +90,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a YAML describes.
+    """An experiment, as its YAML describes it.
 
     Attributes:
         configs: label -> config, but for the seed.
@@ -147,7 +147,7 @@ def read(path: Path) -> Experiment:
             raise UsageError(f"experiment {path}: no {key!r}; it needs title, runs (label: what differs from base) and seeds")
     file = parse(_File, values, f"experiment {path}")
     if len(set(file.seeds)) < len(file.seeds):
-        raise UsageError(f"experiment {path}: a seed stands twice in seeds")
+        raise UsageError(f"experiment {path}: a seed appears twice in seeds")
     configs = {label: _config(path, label, merge(file.base, own)) for label, own in file.runs.items()}
     if file.target is not None and file.target not in configs:
         raise UnknownName(f"target of {path}", file.target, configs)

@@ -1,4 +1,4 @@
-"""What a method is: which roles it shares, what each side keeps, and the four steps of a round.
+"""The base class of methods: the shared roles, the state of each side, and the four steps of a round.
 
 A method never sees the loop, the wire or another client: it gets a :class:`ClientTurn` on the client's side and sealed
 payloads on the server's. Its two halves, ``Objective`` and ``Aggregation``, can each be replaced by another one by name; a
@@ -27,12 +27,12 @@ __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState",
 
 @dataclass
 class ServerState:
-    """What the server keeps: the model as a row ``(p,)`` and whatever tables a method declares."""
+    """The server's state: the model as a row ``(p,)``, and the tables that a method declares."""
 
     row: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
     report: Mapping[str, float] = field(default_factory=dict)
-    """What the round's record should say of the last merge; not kept."""
+    """Numbers of the last merge for the round's record; not kept."""
 
 
 class Method:
@@ -61,9 +61,9 @@ class Method:
     no_dp: ClassVar[str] = ""
     """As :attr:`fedpriv.interfaces.Part.no_dp`, of what the method itself does."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
-    """What happens to the floating-point buffers of shared roles: averaged like weights, or kept by each client."""
+    """Whether the floating-point buffers of shared roles are averaged like weights, or kept by each client."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """Config keys that do nothing under this method, and the option that stands in their place; a run that sets one says so."""
+    """Config keys without effect under this method, and the option in their place; a run that sets one says so."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
 
@@ -81,9 +81,9 @@ class Method:
         self.private_names = tuple(name for name in learnt if name not in set(self.shared_names))
         tests_own = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_own else self.private_names
-        """What a client is tested with of its own; the rest is the server's."""
+        """Names of the client's own tensors with which it is tested; the others are the server's."""
         self.kept_names = self.tested_names
-        """What a client keeps of the net between rounds; a method may keep more than it tests with."""
+        """Names of the net's tensors that a client keeps between rounds; may be more than it is tested with."""
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @property
@@ -125,7 +125,7 @@ class Method:
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """What the server keeps after a merge besides the model, by name: by default what the aggregation made of it.
+        """The server's state after a merge besides the model, by name; by default the aggregation's.
 
         Args:
             before, merged: the server's state before and after the merge.
@@ -136,7 +136,7 @@ class Method:
     # --- the client's side -------------------------------------------------------------------------------------------
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
-        """What a client that never took part keeps, given the initial model ``(p,)``."""
+        """The private state of a client before its first turn, given the initial model ``(p,)``."""
         kept = self.context.space.unpack(initial, self.kept_names)
         for half in self.halves:
             kept |= half.first_kept(initial)
@@ -162,7 +162,7 @@ class Method:
             turn.train(stretch, self.local_loss, self.objective)
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client uploads besides the model, by full name; nothing that says something of a tensor that stays with it."""
+        """The upload besides the model, by full name; without statistics of tensors that stay on the client."""
         private = {*self.private_names, *turn.unused}
         found = {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
@@ -174,7 +174,7 @@ class Method:
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """What the client keeps for its next turn."""
+        """The client's private state for its next turn."""
         kept = turn.state(self.kept_names)
         for half in self.halves:
             kept |= half.keep(turn)
@@ -185,7 +185,7 @@ class Method:
     def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
         """The model that a client is tested with: the new server model and the client's own parts."""
         own = {name: private[name] for name in self.tested_names}
-        if self._unpacked is None or self._unpacked[0] is not server.row:  # one server state is asked for by every client
+        if self._unpacked is None or self._unpacked[0] is not server.row:  # every client uses the same server state
             self._unpacked = server.row, self.context.space.unpack(server.row)
         return {**self._unpacked[1], **own}
 

@@ -27,7 +27,7 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
         "kl_grad": False,
     },
 }
-"""What each reading sets; the rest is as the halves have it."""
+"""The options that each reading sets; the others have the halves' defaults."""
 
 
 @params

@@ -38,7 +38,7 @@ class FedPer(Method):
         names, patterns = super().select_shared(), self.params.personal
         for pattern in patterns:
             if not any(fnmatch(name, pattern) for name in names):
-                raise UsageError(f"method.personal: {pattern!r} fits no tensor of the encoder; there are {', '.join(names)}")
+                raise UsageError(f"method.personal: {pattern!r} matches no tensor of the encoder; there are {', '.join(names)}")
         left = tuple(name for name in names if not any(fnmatch(name, pattern) for pattern in patterns))
         if not left:
             raise UsageError("method.personal leaves nothing to share: use method local")

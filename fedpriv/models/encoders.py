@@ -38,7 +38,7 @@ _WAYS = {
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """What a name stands for.
+    """The encoder that a name stands for.
 
     Attributes:
         name: as the config has it; a folder by its absolute path, so that a run that is resumed from elsewhere finds it.
@@ -88,7 +88,7 @@ class Encoder:
                 model, found = AutoModel.from_pretrained(self.source, **options)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise UsageError(f"cannot load the weights of the text encoder {self.source}: {_first_line(error)}") from None
-        # What is not there would be drawn at random. Of a pooler nothing comes out where another pooling is asked for.
+        # Missing weights would be drawn at random. Those of a pooler do not matter where another pooling is used.
         missing = [key for key in found["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
         if missing and all("pooler" in key for key in missing):
             raise UsageError(f"the text encoder {self.source} was stored without its pooler; --set model.pooling=mean")
@@ -106,7 +106,7 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
         pooling: another than the encoder's own.
 
     Raises:
-        UsageError: it is not to be had, it has no pooler, or its tokenizer is another encoder's.
+        UsageError: it is not available, it has no pooler, or its tokenizer is another encoder's.
     """
     if name == "tiny":
         return Encoder("tiny", *tiny_encoder(texts), None, pooling or "mean")

@@ -13,7 +13,7 @@ ROLES = ("encoder", "projector", "predictor", "head")
 
 @dataclass
 class Outputs:
-    """What a net says about a batch of B inputs."""
+    """The outputs of a net on a batch of B inputs."""
 
     features: Tensor
     """(B, d): the encoder's output h."""
@@ -32,7 +32,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class RoleSize:
-    """What one role of a net holds."""
+    """The size of one role of a net."""
 
     role: str
     parameters: int

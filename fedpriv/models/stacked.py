@@ -23,7 +23,7 @@ from fedpriv.models.net import ROLES, Net, Outputs
 
 
 class NotStackable(Exception):
-    """What in a net has no form for K nets at a time."""
+    """A part of the net has no form for K nets at a time."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What one client minimises; one idea a file."""
+"""The clients' losses and steps; one idea a file."""
 
 from fedpriv.objectives.base import Objective
 from fedpriv.registry import Registry, subclass_of

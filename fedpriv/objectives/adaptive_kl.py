@@ -31,7 +31,7 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 _BETA, _BETAS, _GLOBAL = "adaptive_kl.beta", "adaptive_kl.betas", "adaptive_kl.global"
 _HITS, _SEEN = "adaptive_kl.hits", "adaptive_kl.seen"
 LAST_ACCURACY = "adaptive-kl.accuracy"
-"""What a client keeps with ``beta_mode: stale``: its last model's accuracy on its training data."""
+"""Private state with ``beta_mode: stale``: the last model's accuracy on its training data."""
 
 
 def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:

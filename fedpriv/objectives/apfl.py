@@ -21,7 +21,7 @@ from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parameters import ParameterSpace
 
 PERSONAL, ALPHA = "apfl.personal", "apfl.alpha"
-"""What a client keeps: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""
+"""Private state: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""
 
 
 @params

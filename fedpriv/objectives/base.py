@@ -1,4 +1,4 @@
-"""The client's half of a method: what one client minimises, and how it steps."""
+"""The client's half of a method: its loss, and its optimisation step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpriv.models.net import ROLES
 
 
 class Objective(Part):
-    """What a client minimises; a subclass says at least its :meth:`loss`.
+    """The loss and the step of a client; a subclass defines at least :meth:`loss`.
 
     Where a term's gradient is known (a proximal term, a control variate), it is cheaper and more exact to add it in
     :meth:`correct`, once a step on the flat row, than to differentiate through every tensor.

@@ -111,6 +111,6 @@ def inner_rate(a: float, context: Context, round: int) -> float:
 
 @contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
-    """What is drawn inside (dropout) is drawn again after it: a difference of gradients must not be one of dropout masks."""
+    """Restore the generator afterwards, so that both gradients of a difference use the same dropout masks."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

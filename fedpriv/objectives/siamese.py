@@ -25,7 +25,7 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.seeding import global_rng
 
 PREVIOUS = "siamese.previous"
-"""What the client keeps: its last upload, before whatever defences make of it."""
+"""Private state: the client's last upload, before defences."""
 _HISTORY, _TARGET, _PAST, _SEEN, _TAKEN = (f"siamese.{name}" for name in ("history", "target", "past", "seen", "taken"))
 
 
@@ -118,7 +118,7 @@ class Siamese(Objective):
         turn.memo[_HISTORY] = torch.ones(())
 
     def loss(self, step: Step) -> Tensor:
-        """What L minimises (eq. 9): a scalar, in nats plus weighted cosines."""
+        """The loss of L (eq. 9): a scalar, in nats plus weighted cosines."""
         total = cross_entropy(step)
         prediction = step.outputs.prediction
         if _TARGET in step.memo and prediction is not None:
@@ -145,7 +145,7 @@ class Siamese(Objective):
         return value.detach()
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """Nothing is sent. The record is told of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
+        """Nothing is sent. It reports, of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
         (mean over its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
         projection = turn.memo.get(_SEEN)
         if projection is not None:

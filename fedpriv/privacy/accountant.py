@@ -53,7 +53,7 @@ def composed(*histories: Sequence[Spending]) -> History:
 
 
 def history_of(noise: float, plan: Plan) -> History:
-    """What a plan comes to with a noise."""
+    """The cost of a plan at some noise."""
     return composed([(noise, rate, steps) for rate, steps in plan])
 
 
@@ -122,7 +122,7 @@ def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
 
 
 def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -> float:
-    """Epsilon at ``delta``: RDP's bound, or PRV's where that is asked for, can be had and is tighter."""
+    """Epsilon at ``delta``: RDP's bound, or PRV's where it is requested, available and tighter."""
     bound = epsilon_rdp(history, delta)
     tighter = epsilon_prv(history, delta) if accountant == "prv" else None
     return bound if tighter is None else min(tighter, bound)
@@ -131,8 +131,8 @@ def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -
 def dearest(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
     """The most that any of the histories spends at ``delta``, and the history that does; (0, ()) of none.
 
-    PRV is asked in the order of RDP's bounds, until what is left cannot spend more; after some, RDP's bound is taken for the
-    rest. Either way none spends more than what is returned.
+    PRV is computed in the order of RDP's bounds, until the remaining histories cannot spend more; after some, RDP's bound is
+    used for the rest. Either way no history spends more than the returned value.
     """
     distinct = sorted(set(histories))
     bounds = epsilons_rdp(distinct, delta)

@@ -25,7 +25,7 @@ Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
 class _Parameters(Mapping[str, Tensor]):
-    """What a loss sees of the parameters: that it must not look."""
+    """Stands for the parameters in a loss; access raises an error."""
 
     def __getitem__(self, name: str) -> Tensor:
         raise UsageError(

@@ -102,7 +102,7 @@ class Ledger:
             raise FedprivError(f"{account} would spend epsilon {self.spent(account):.3f}, over target_epsilon {target:g}")
 
     def histories(self, account: str | None = None) -> list[History]:
-        """What every sample (or client) was charged so far, once for each set of holders; of an account, those it is part of."""
+        """The charges of every sample (or client), once for each set of holders; with an account, only of sets with it."""
         return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
 
     def _history(self, accounts: Sequence[str]) -> History:
@@ -130,7 +130,7 @@ class Ledger:
         return [float(one) for one in most]
 
     def statement(self, clients: int, participation: float) -> dict[str, Any]:
-        """What may be said of the run: the guarantee, against whom, on which conditions, and what it does not cover."""
+        """The run's privacy statement: the guarantee, against which observers, its conditions, and what it does not cover."""
         privacy, histories = self.privacy, self.histories()
         by_prv, history = dearest(histories, privacy.delta, "prv")
         return {

@@ -49,7 +49,7 @@ def outputs_of(fields: Fields) -> Outputs:
 
 
 class ClippedSums:
-    """What both ways to sums of clipped per-sample gradients know of their phase.
+    """Common part of the two ways to compute sums of clipped per-sample gradients.
 
     Args:
         parameters: of the net, by name; the trained ones are those of the phase's roles.

@@ -76,13 +76,13 @@ def check(
         protected, what = len(np.unique(np.concatenate(partition.train))), "training samples"
     if config.privacy.delta >= 1 / protected:
         raise UsageError(
-            f"privacy.delta {config.privacy.delta:g} for {protected} {what}: giving one away at random would pass; "
+            f"privacy.delta {config.privacy.delta:g} for {protected} {what}: publishing one of them at random would satisfy it; "
             f"it must be below {1 / protected:g}"
         )
 
 
 def _check_apart(config: RunConfig, net: nn.Module) -> None:
-    """Refuse a text encoder whose samples cannot be told apart in the way that is asked for."""
+    """Refuse a text encoder for which the chosen clipping cannot get gradients of single samples."""
     encoder, modules = config.model.encoder, list(net.modules())
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):

@@ -1,4 +1,4 @@
-"""What a run needs to go on after any round: the server's state, every client's private state, and which of them belong together.
+"""Checkpoints of a run after any round: the server's state, and every client's private state.
 
 The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients' states are
 files of their own, written when the client had its turn and never rewritten, so a checkpoint costs what the round changed,
@@ -27,7 +27,7 @@ from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tens
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
 CACHE = 32 * 2**20
-"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read when they are asked for."""
+"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read on access."""
 _CLIENTS = "clients"
 
 
@@ -71,7 +71,7 @@ class Checkpoints:
     # --- private states of clients -----------------------------------------------------------------------------------
 
     def private(self, progress: Progress, client: int) -> dict[str, Tensor] | None:
-        """What the client kept at its last turn; ``None`` if it had none."""
+        """The client's private state from its last turn; ``None`` before the first."""
         if client not in progress.clients:
             return None
         path = self._client_file(client, progress.clients[client])

@@ -89,11 +89,11 @@ class PayloadStore:
         return self._read(0, _BROADCAST)
 
     def download(self, round: int) -> Sealed | None:
-        """What every participant of a round was sent; ``None`` where that was nothing, or it was not kept."""
+        """The download of a round; ``None`` where there was none, or it was not kept."""
         return self._read(round, _DOWNLOAD)
 
     def upload(self, round: int, client: int) -> Sealed:
-        """What a client sent in a round.
+        """A client's upload in a round.
 
         Raises:
             UsageError: it was not kept; says what was, or how to keep payloads.

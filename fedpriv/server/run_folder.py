@@ -26,7 +26,7 @@ class RunFolder:
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
     end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where
-    that was asked for); after it ``probe/``, where it was probed.
+    that was requested); after it ``probe/``, where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class RunFolder:
             with FileLock(self._lock_file, timeout=0):
                 yield
         except Timeout:
-            raise UsageError(f"another process is playing the run in {self.path}") from None
+            raise UsageError(f"another process is running the run in {self.path}") from None
         except PermissionError as error:
             if error.filename != str(self._lock_file):
                 raise
@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` says."""
+        """The contents of ``run.json``."""
         return dict(load_json(self._facts_file)) if self._facts_file.exists() else {}
 
     def update_facts(self, **facts: Any) -> None:
@@ -134,7 +134,7 @@ class RunFolder:
                 write_atomically(self._metrics_file, whole)
 
     def summary(self) -> dict[str, Any] | None:
-        """What ``summary.json`` says, if the run is finished."""
+        """The contents of ``summary.json``, if the run is finished."""
         return dict(load_json(self._summary_file)) if self._summary_file.exists() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def default_name(config: RunConfig) -> str:
 
 
 def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, tracking_uri: str) -> dict[str, Any]:
-    """What is known about a run before its first round."""
+    """The facts of a run before its first round."""
     return {
         "run_id": folder.path.name,
         "method": config.called,

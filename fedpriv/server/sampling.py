@@ -1,4 +1,4 @@
-"""Who takes part in a round: a function of the config, the round and who holds data."""
+"""Client selection: the participants of a round, as a function of the config, the round and the clients with data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives at the server in a round: an upload that cannot be merged is left out here, before a method sees any.
+"""The uploads that arrive at the server in a round: invalid ones are rejected here, before a method sees them.
 
 A method and its halves can then rely on what they are given, and an upload that was left out leaves no trace in what they keep.
 """

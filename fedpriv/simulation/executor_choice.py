@@ -52,7 +52,7 @@ class ExecutorChoice:
 
 
 def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -> ExecutorChoice:
-    """The executor that a config asks for, or with ``auto`` the one that is faster for the net.
+    """The executor that a config names, or with ``auto`` the one that is faster for the net.
 
     The choice depends on the config and the net alone, so that a run remains a function of its config.
 
@@ -61,13 +61,13 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
         sizes: how many samples each of the clients of a round has.
 
     Raises:
-        UsageError: the executor that was asked for cannot run this.
+        UsageError: the executor that was requested cannot run this.
     """
     asked = config.executor
     if asked.workers > 1 and (reason := _no_workers(config)):
         raise UsageError(f"executor.workers {asked.workers}: {reason}; use --workers 1")
     if asked.name == "sequential":
-        return _sequential(asked, "as asked for")
+        return _sequential(asked, "as requested")
     reason = _impossible(config, samples)
     form: Form | None = None
     if not reason:
@@ -81,7 +81,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
     if asked.name == "vectorized":
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
-        why = reason or "as asked for"
+        why = reason or "as requested"
     elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
         return _sequential(asked, reason)
     else:
@@ -91,7 +91,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
     assert isinstance(samples, Tensor)
     if asked.compile != "none":
         if not isinstance(form, StackedNet):
-            raise UsageError(f"executor.compile {asked.compile}: the net goes {why}; use --compile none")
+            raise UsageError(f"executor.compile {asked.compile}: the net runs {why}; use --compile none")
         form = CompiledNet(form, asked.compile)
     size = asked.group_size or _group_size(config, net, samples, len(sizes))
     return ExecutorChoice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
@@ -110,7 +110,7 @@ def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
     form = VmappedNet(net)
     if form.draws:
         return None, f"{missing} has no form for several clients at once, and the net's dropout would not draw as a client alone"
-    return form, f"as asked for, by way of torch.func.vmap ({missing} has no faster form)"
+    return form, f"as requested, by way of torch.func.vmap ({missing} has no faster form)"
 
 
 def _impossible(config: RunConfig, samples: Inputs) -> str:

@@ -36,7 +36,7 @@ class LocalTests:
         private: what a client keeps.
         phases: its training before the test.
         common: features ``(N, d)`` of the whole pool, by what a client lacks; empty: clients differ in their encoders.
-        on_drop: told of a client whose training diverged; unless it raises, the client is tested as it was before.
+        on_drop: called for a client whose training diverged; unless it raises, the client is tested as it was before.
     """
 
     federation: Federation

@@ -38,8 +38,8 @@ class Simulation:
     """One run: rounds, each followed by its evaluation, its checkpoint and its record.
 
     Args:
-        warn: told, in one line, of what the user should know and the run survives.
-        profile: told what is done, so that it can be timed.
+        warn: called with warnings of one line.
+        profile: times the categories of work.
     """
 
     def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None], profile: Spans = UNTIMED) -> None:
@@ -168,7 +168,7 @@ class Simulation:
         return Ledger(self.config.privacy, self.progress.privacy, self._holders)
 
     def statement(self) -> dict[str, Any]:
-        """What may be said of the run's privacy."""
+        """The run's privacy statement."""
         return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0)
 
     def _spend(self, account: str, rate: float, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a round's time went: spans (:mod:`fedpriv.simulation.spans`) of wall-clock time, each second charged to one category.
+"""The profile of a run's rounds: spans (:mod:`fedpriv.simulation.spans`) of wall-clock time, each second charged to one category.
 
 A round lasts until the next one begins, its checkpoint and its record included; so it is longer than ``seconds`` of the record,
 which end before the checkpoint. Time in nested spans is charged to the innermost alone, so the categories and ``other`` add up

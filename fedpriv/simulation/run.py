@@ -38,7 +38,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was asked for."""
+    """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was requested."""
 
     folder: RunFolder
     summary: dict[str, Any] | None
@@ -48,12 +48,12 @@ class Outcome:
 
 
 def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False) -> Outcome:
-    """Begin a new run and play it to its end (or to Ctrl-C).
+    """Start a new run and run it to its end (or to Ctrl-C).
 
     Args:
         config: as the user gave it; the folder gets the filled-in one.
         runs_dir: where the folder is made, unless the config names it.
-        on_start: told once what was built and where; ``on_round``: each round's record; ``warn``: what a user should know.
+        on_start: called once, with what was built and where; ``on_round``: with each round's record; ``warn``: with warnings.
         profiled: write where the rounds' time went (:mod:`fedpriv.simulation.spans`).
 
     Raises:
@@ -70,14 +70,14 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
 def resume(
     path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False, workers: int | None = None
 ) -> Outcome:
-    """Go on with a run that was killed or interrupted, from its last whole checkpoint; bit for bit as if it had not been.
+    """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
     Args:
-        profiled: as for :func:`start`; the profile is of the rounds that are played now.
+        profiled: as for :func:`start`; the profile covers the rounds that are run now.
         workers: processes, on which no number depends; ``None``: as many as the run began with.
 
     Raises:
-        UsageError: no run there, another process plays it, or its config or its data were changed.
+        UsageError: no run there, another process is running it, or its config or its data were changed.
     """
     folder = RunFolder.open(path)
     summary = folder.summary()

@@ -31,7 +31,7 @@ class Scorer:
     all, its predictions. What they have not is computed for several clients at a time where they train so, too.
 
     Args:
-        on_drop: told of a client whose adaptation diverged; it may raise to stop the run, otherwise the client is tested
+        on_drop: called for a client whose adaptation diverged; it may raise to stop the run, otherwise the client is tested
             as it was before.
     """
 

@@ -59,7 +59,7 @@ class Federation:
     noisy_mean: NoisyMean | None = None
     """How the server merges under client-level DP."""
     choice: ExecutorChoice | None = None
-    """Who runs the clients; ``None``: one after another."""
+    """The executor of the clients; ``None``: one after another."""
 
     def unused(self, client: int) -> frozenset[str]:
         """The tensors that a client's data never reach: of pairs, the branch of what it does not have."""
@@ -198,7 +198,7 @@ def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str
 
 
 def _lacks(config: RunConfig) -> dict[int, Modality]:
-    """What each client of pairs does not have: the shares that the config says, drawn by the partition's seed."""
+    """The modality that each client of pairs lacks: the shares that the config says, drawn by the partition's seed."""
     data, drawn = config.data, generator(config.data.partition.seed or 0, "modalities")
     order = torch.randperm(data.clients, generator=drawn).tolist()
     images, texts = (round(share * data.clients) for share in (data.image_only, data.text_only))
@@ -214,5 +214,5 @@ def _device(name: str) -> torch.device:
             torch.use_deterministic_algorithms(True, warn_only=True)
         float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; try --device cpu") from None
+        raise UsageError(f"device {name!r} is not available here: {str(error).splitlines()[0]}; try --device cpu") from None
     return device

@@ -1,8 +1,8 @@
-"""What a round's time is for: the categories, and how the code that plays rounds says which of them it is in.
+"""Profiling of a round: the categories of time, and the spans that charge time to them.
 
 * ``data``: the training samples of a client's turn are picked; samples are augmented, also for an adaptation before a test.
 * ``training``: the clients' turns, from the model they start with to what they hand to the wire; DP-SGD included. With several
-  processes: waiting for them, and so all that they do (data, defences and sealing too), which is not told apart.
+  processes: waiting for them, so all of their work (data, defences and sealing too), which is not separated.
 * ``defences``: the transforms of what is sent. Client-level DP's noise on the server is part of its mean, see ``aggregation``.
 * ``serialisation``: what the server sends and what clients send is put together, made bytes, counted, and made tensors again;
   compressed uploads become weights.

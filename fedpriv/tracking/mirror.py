@@ -53,7 +53,7 @@ _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What one :func:`sync` sent; ``uri`` is ``None`` for a run without tracking."""
+    """The result of one :func:`sync`; ``uri`` is ``None`` for a run without tracking."""
 
     uri: str | None
     mlflow_run_id: str | None = None
@@ -94,7 +94,7 @@ class Cursor:
 
 
 def target_uri(run_dir: Path, uri: str | None = None) -> str:
-    """Where :func:`sync` sends a run: ``uri``, else where it was sent before, else what ``run.json`` says, else the default."""
+    """The store that :func:`sync` sends a run to: ``uri``, else the last one, else that of ``run.json``, else the default."""
     wanted = read_run(run_dir).get("tracking") or {}
     return uri or _read_cursor(run_dir).get("uri") or wanted.get("uri") or default_uri(run_dir.resolve().parent)
 

@@ -1,4 +1,4 @@
-"""What the values of a run are called in MLflow."""
+"""The names of a run's values in MLflow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED",
 
 
 def point_values(record: Record) -> dict[str, float]:
-    """What MLflow gets of one round: the numbers, each client's, and how the clients spread."""
+    """MLflow's metrics of one round: the numbers, each client's, and how the clients spread."""
     values = _numbers(record["metrics"])
     clients: dict[str, float] = {}
     for name, per_client in (record.get("per_client") or {}).items():
@@ -43,14 +43,14 @@ def point_values(record: Record) -> dict[str, float]:
 
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:
-    """What MLflow gets of ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
+    """MLflow's metrics from ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
     values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
     _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
     return {f"final/{key}": value for key, value in values.items()}
 
 
 def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
-    """What MLflow gets of the run in ``audit.json``, under ``audit/``: what it gave away, for a table of runs."""
+    """MLflow's metrics from ``audit.json``, under ``audit/``: the leakage, for a table of runs."""
     values: dict[str, float | None] = {}
     for run in audit["runs"]:
         if run["run_id"] != run_id:
@@ -69,7 +69,7 @@ def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
 
 
 def probe_values(said: dict[str, Any]) -> dict[str, float]:
-    """What MLflow gets of a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
+    """MLflow's metrics from a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
     name = f"{said['dataset']} {said['fraction']:g}" + ("" if said["features"] == "pooled" else f" {said['features']}")
     values = {f"probe/{name}": said["accuracy"], f"probe_as_is/{name}": said["accuracy_as_is"]}
     values[f"probe_logistic/{name}"] = said["accuracy_logistic"]

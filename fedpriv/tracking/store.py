@@ -34,7 +34,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def artifact_dir(store: Path) -> Path:
-    """Where the artifacts of an SQLite store live: ``mlartifacts`` beside the file."""
+    """The folder for artifacts of an SQLite store: ``mlartifacts`` beside the file."""
     return store.parent / "mlartifacts"
 
 

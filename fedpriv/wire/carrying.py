@@ -22,7 +22,7 @@ class TransformContext:
         layers: the net's parameter names in forward order.
         generator: a fresh generator for this client, round and transform.
         linear: the names of the net's fully connected layers in forward order, so that "the last N" has a meaning.
-        report: told of a number that the user should see (``"snr_db/encoder.fc1"``); the round's record has its mean over the
+        report: called with a number for the user (``"snr_db/encoder.fc1"``); the round's record has its mean over the
             clients.
     """
 
@@ -36,7 +36,7 @@ class TransformContext:
 class Transform(Protocol):
     """A step between a client and the wire; ``str(transform)`` is written into the payload's history.
 
-    What it does to the change is public, and attackers are told of it where the class declares it: ``rescales = True`` (the
+    Its effect on the change is public; attackers know it where the class declares it: ``rescales = True`` (the
     change is multiplied by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
     """
 

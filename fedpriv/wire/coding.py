@@ -1,7 +1,7 @@
-"""Compressed uploads: what a tensor is called when it crosses the wire in another form, and the way back.
+"""Compressed uploads: the names of compressed tensors on the wire, and their decoding.
 
 A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus what it was sent. The
-forms are told by a suffix of the name, so that a message is readable on its own:
+form is a suffix of the name, so that a message can be read on its own:
 
 * ``encoder.fc.weight~indices`` (int32) and ``encoder.fc.weight~values``: the entries of a sparse change, flat;
 * ``encoder.fc.weight~int8`` (or ``~int4``, packed) and ``encoder.fc.weight~scale``: a change is ``codes * scale``.

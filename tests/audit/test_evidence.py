@@ -58,7 +58,7 @@ def test_hidden_layers_are_absent_and_known_only_where_the_threat_model_says_so(
     assert hidden and not hidden & unknown.shared.keys() and not hidden & unknown.weights.keys()
     assert hidden <= initial.weights.keys() and not hidden & initial.shared.keys()
     assert {"statistic.centers", "statistic.classes"} <= unknown.statistics.keys()
-    with pytest.raises(UsageError, match="never left it"):
+    with pytest.raises(UsageError, match="are never sent"):
         found.observation(message, ThreatModel(top="current"))
 
 

@@ -153,7 +153,7 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     assert any("not the statistics sent beside it (variate)" in sentence for sentence in run["verdict"])
     assert run["best"]["single image"]["attacker"] == "analytic on variate"
     assert any(one["attacker"] == "analytic on variate" for attack in run["attacks"] for one in attack["attempts"])
-    assert "is sent statistics besides weights: variate" in run["knowledge"]["server"]
+    assert "receives statistics besides weights: variate" in run["knowledge"]["server"]
     for page in ("audit.html", "audit.md"):
         text = (tmp_path / "report" / page).read_text()
         assert "leave variate as the client made it" in text and "what a mean of the client's gradients" in text.replace(

@@ -36,5 +36,5 @@ def test_nothing_is_said_of_lengths_on_the_way(caplog: pytest.LogCaptureFixture,
 def test_a_text_that_nothing_is_left_of() -> None:
     plain, _ = tiny_encoder(TEXTS)
     plain.backend_tokenizer.post_processor = None
-    with pytest.raises(UsageError, match=r"makes nothing of the text '\\u200b'; remove it"):
+    with pytest.raises(UsageError, match=r"finds no tokens in the text '\\u200b'; remove it"):
         tokenise(["card", "\u200b"], plain, 8)

@@ -129,7 +129,7 @@ def test_personal_layers_of_fedper_stay_with_the_client(simulate: Simulate) -> N
 
 
 @pytest.mark.parametrize(
-    ("patterns", "said"), [(["encoder.fc9.*"], "'encoder.fc9.*' fits no tensor"), (["encoder.*"], "leaves nothing to share")]
+    ("patterns", "said"), [(["encoder.fc9.*"], "'encoder.fc9.*' matches no tensor"), (["encoder.*"], "leaves nothing to share")]
 )
 def test_personal_layers_that_cannot_be(simulate: Simulate, patterns: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said.replace("*", r"\*").replace(".", r"\.")):

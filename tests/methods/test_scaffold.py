@@ -184,7 +184,7 @@ def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: S
 def test_a_hidden_tensor_is_not_corrected_and_a_hidden_variate_is_refused(simulate: Simulate) -> None:
     hidden = simulate("scaffold", **{"wire.transforms": [{"name": "mask", "roles": ["head"]}]})
     assert variates(hidden)[0] and not any(name.startswith("head") for name in variates(hidden)[0])
-    with pytest.raises(UsageError, match=r"scaffold needs statistic\.variate/.* of every client; a mask keeps it back"):
+    with pytest.raises(UsageError, match=r"scaffold needs statistic\.variate/.* of every client; a mask removes it"):
         simulate("scaffold", **{"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}]})
 
 

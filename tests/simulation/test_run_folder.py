@@ -94,7 +94,7 @@ def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None
 def test_a_run_that_another_process_plays_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     started = simulation(folder, "fedavg")
-    with started.folder.alone(), pytest.raises(UsageError, match="another process is playing"):
+    with started.folder.alone(), pytest.raises(UsageError, match="another process is running"):
         resume(folder)
     assert resume(folder).summary is not None
 

@@ -312,7 +312,7 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
         ({"model.name": "pixels"}, "sequential: the net has no form for several clients at once (encoder.1: dropout of pixels"),
         ({"train.participation": 0.09}, "sequential: one client a round"),
         ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: gradients of single samples"),
-        ({"executor.name": "sequential"}, "sequential: as asked for"),
+        ({"executor.name": "sequential"}, "sequential: as requested"),
         (
             {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
             "groups of up to 4 clients: as asked",
@@ -343,9 +343,9 @@ def test_a_compiled_group_ends_where_it_ends(
 
 def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
-    with pytest.raises(UsageError, match=r"the executor is sequential \(as asked for\); use --compile none"):
+    with pytest.raises(UsageError, match=r"the executor is sequential \(as requested\); use --compile none"):
         build(load_config(None, {**options, "executor.name": "sequential"}))
-    with pytest.raises(UsageError, match="the net goes as asked for, by way of torch"):
+    with pytest.raises(UsageError, match="the net runs as requested, by way of torch"):
         build(load_config(None, {**options, "executor.name": "vectorized", "model.name": "joined"}))
 
     torch._dynamo.reset()

@@ -1,1 +1,1 @@
-"""What an attacker gets of a run: its messages as observations, and what the server can play itself."""
+"""The attacker's view of a run: its messages as observations, and the server's own shadow turns."""

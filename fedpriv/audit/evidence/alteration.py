@@ -1,4 +1,4 @@
-"""What the transforms of an upload did to the change behind it, as its forms on the wire and the transforms' options tell."""
+"""The effect of an upload's transforms on the change, from its format on the wire and the transforms' options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What left the client, tensor by tensor, and what each side knows after it."""
+"""The tensors that leave a client, and what each party knows from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def crossed(evidence: Evidence) -> dict[str, Any]:
 
 
 def knowledge(evidence: Evidence) -> dict[str, list[str]]:
-    """What each side knows, in sentences: the threat model of the report."""
+    """The knowledge of each party, in sentences: the threat model of the report."""
     sealed = evidence.store.upload(*evidence.messages()[0])
     server = [
         "follows the protocol and keeps every message of every round (honest but curious)",
@@ -52,11 +52,11 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
             "knows the initial weights of all layers, those that are never shared included: it broadcast them in round 0"
         )
     if sealed.num_examples is not None:
-        server.append("is told each client's number of training samples")
+        server.append("receives each client's number of training samples")
     if statistics := kinds(sealed.schema):
-        server.append(f"is sent statistics besides weights: {', '.join(statistics)}")
+        server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
-        server.append(f"knows what an upload went through: {', '.join(sealed.transforms)}")
+        server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
     outsider = [
         "who reads the wire: what the server reads, message by message",
         "who sees encrypted traffic only: who takes part when, and the size of every message",
@@ -65,7 +65,7 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def conditions(evidence: Evidence) -> list[str]:
-    """What was on that makes an attack harder by accident, or easier."""
+    """Conditions of the run that make attacks harder or easier by accident."""
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
     modules = list(net.modules())

@@ -1,4 +1,4 @@
-"""What an attacker gets of a run, message by message, and what its reconstructions are scored against.
+"""The messages of a run as observations, and the true data to score reconstructions against.
 
 The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored anywhere: they
 are derived again from the run's config and checked against its partition hash.
@@ -85,7 +85,7 @@ class Evidence:
         return federation
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
-        """The (round, client) pairs that were kept, or those of them that are asked for.
+        """The (round, client) pairs that were kept; with arguments, only the matching ones.
 
         Raises:
             UsageError: none is left; says which there are.
@@ -118,7 +118,7 @@ class Evidence:
         return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
     def truth(self, client: int) -> Truth:
-        """What the client trained on, without augmentation."""
+        """The client's training data, without augmentation."""
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
@@ -148,7 +148,7 @@ class Evidence:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the run's samples are: images, texts, or pairs of both."""
+        """The kind of the run's samples: images, texts, or pairs of both."""
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)
@@ -180,7 +180,7 @@ class Evidence:
             UsageError: the threat model wants the present weights of layers that never left the client.
         """
         if threat.top == "current":
-            raise UsageError("the present weights of what a client keeps never left it; a run can be attacked without them only")
+            raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
         federation = self.federation
         parameters = dict(federation.resident.net.named_parameters())
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]

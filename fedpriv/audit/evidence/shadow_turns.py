@@ -1,4 +1,4 @@
-"""Turns that the server plays itself, to see what a client's upload would be had it trained on data of the server's choice."""
+"""Shadow turns: the server simulates clients on data of its choice, and observes their uploads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpriv.wire import Sealed, Wire
 from fedpriv.wire.coding import decoded
 
 DataOf = Callable[[int], Split]
-"""A shadow's number -> what it trains on; it may be asked for more than once."""
+"""A shadow's number -> its training data; may be called more than once."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class _Shadows:
         return self.lacks[client]
 
     def size(self, client: int) -> int:
-        """The same for all: they are played in the order in which they are asked for."""
+        """The same for all, so that they run in the order of the request."""
         return 1
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a shadow uploads, by the net's names and sealed, and its model ``(p,)``, which the server that played it has."""
+    """A shadow's upload, by the net's names and sealed, and its model ``(p,)``, which the simulating server has."""
 
     uploaded: Mapping[str, Tensor]
     model: Tensor

@@ -22,7 +22,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     """
     objective = evidence.federation.method.objective
     if objective.smallest_batch > 1:
-        raise UsageError(f"a client with a single image sends nothing new, as {objective.name} holds images against each other")
+        raise UsageError(f"a client with a single image learns nothing, as {objective.name} contrasts images with each other")
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")

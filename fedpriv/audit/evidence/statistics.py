@@ -1,4 +1,4 @@
-"""What crossed the wire besides the model: what each statistic says of a client, and those that are read as a gradient.
+"""Statistics on the wire besides the model: what each reveals of a client, and which can be read as a gradient.
 
 Everything goes by the names on the wire (:func:`fedpriv.wire.statistic`), so a statistic of a method that is not known here is
 listed too, and one that is called like a gradient is attacked like one.
@@ -30,7 +30,7 @@ BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a statistic says of the client, in words.
+    """What a statistic reveals of the client, in words.
 
     Attributes:
         gradient: whether, tensor by tensor, it is a gradient of the client's loss (``whole``), or what a mean of the client's
@@ -59,12 +59,12 @@ UNKNOWN = Meaning(
 
 
 def kind_of(name: str) -> str:
-    """What a statistic is: ``statistic.variate/head.weight`` -> ``variate``."""
+    """The kind of a statistic: ``statistic.variate/head.weight`` -> ``variate``."""
     return base_name(name).removeprefix(STATISTIC).partition("/")[0]
 
 
 def kinds(names: Iterable[str]) -> list[str]:
-    """What the statistics among the names are, each once."""
+    """The kinds of the statistics among the names, each once."""
     return list(dict.fromkeys(kind_of(name) for name in names if not is_model(name)))
 
 

@@ -22,7 +22,7 @@ TRAINED = 0.02
 
 
 def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
-    """What is public of the text encoder within ``net``; ``None`` where the net holds none (it is fed features)."""
+    """Public knowledge of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
     within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
     if within is None:
         return None

@@ -1,4 +1,4 @@
-"""What class centres show besides the classes: images that have them as their embedding."""
+"""Leakage of class centres besides the classes: images whose embedding is the centre."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int, seed: int) -> 
 
 
 def _projector(observation: Observation) -> Embed | None:
-    """What lies between the body and the head, with the weights of round 0; ``None`` where nothing does.
+    """The layers between body and head, with the weights of round 0; ``None`` where there are none.
 
     Raises:
         Inapplicable: its weights are not known.

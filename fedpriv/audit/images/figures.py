@@ -1,4 +1,4 @@
-"""What an attempt comes to, as data for ``--json`` and the reports, and as a table for people."""
+"""The figures of an attempt, as data for ``--json`` and the reports, and as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attacked: one step on chosen images, or a message of a run; and what the outcome is scored against."""
+"""The target of an attack: one step on chosen images, or a message of a run; with the true images."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def photographs(folder: Path, count: int, masked: int, seed: int) -> Target:
 
 
 def message(evidence: Evidence, round: int, client: int) -> Target:
-    """What a client really sent in a round of a run.
+    """A client's real upload in a round of a run.
 
     Raises:
         UsageError: the run was not trained on images, the client has none, or see :func:`of_messages`.

@@ -1,1 +1,1 @@
-"""Who was trained on, and with which labels: candidates, scores, epsilon, and what may be said."""
+"""Membership and label inference: candidates, scores, epsilon, and the conclusions."""

@@ -1,4 +1,4 @@
-"""What membership inference says about epsilon, beside what the accountant says; and whether the two are about the same thing."""
+"""Epsilon from membership inference beside the accountant's, and whether the two are comparable."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _HIDDEN = (
 
 @dataclass(frozen=True)
 class Membership:
-    """What was found, over all attacked clients together.
+    """The result, over all attacked clients together.
 
     Attributes:
         attacks: by attack, and by how the upload was read where that is not as it stands.

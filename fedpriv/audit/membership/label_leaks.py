@@ -30,10 +30,10 @@ RULE = "last layer: its bias rose for the classes that are there"
 
 
 def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
-    """What the message says of the client's labels, by the first of the ways that applies.
+    """Infer the client's labels from its message, by the first method that applies.
 
     ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found, ``None`` where
-    only the set is told.
+    only the set can be inferred.
     """
     message = evidence.message(round, client)
     observation = evidence.observation(message, ThreatModel())

@@ -1,4 +1,4 @@
-"""What an upload shows of each candidate, as a number that is higher for members: what membership attacks compare."""
+"""Scores of candidates from an upload, higher for likelier members: the statistics of membership attacks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Statistic:
 
     @staticmethod
     def named(kind: Kind, use: Use, way: str = "") -> str:
-        """What the attack is called that compares this in that way."""
+        """The name of the attack with this statistic and comparison."""
         name = {"confidence": LOSS, "row distance": ROWS}[kind] if use == "alone" else use
         beside = ROWS if kind == "row distance" and use != "alone" else way
         return f"{name}, {beside}" if beside else name
 
     def attack(self, use: Use) -> str:
-        """What the attack is called that uses the statistic so."""
+        """The name of the attack that uses the statistic in this way."""
         return self.named(self.kind, use, self.way)
 
 

@@ -1,4 +1,4 @@
-"""How the server reads an upload whose last layers it does not have: what the rest of the model says about given images."""
+"""How the server uses an upload without its last layers: the remaining model's outputs on given images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said of who was trained on, in sentences: what reconstructions show of it, then what membership attacks told."""
+"""Conclusions on membership, in sentences: from reconstructions first, then from membership attacks."""
 
 from __future__ import annotations
 

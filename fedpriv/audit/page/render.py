@@ -121,12 +121,12 @@ def _holds(run: Found, modality: str) -> bool:
 
 
 def _of_images(runs: Iterable[Found]) -> list[Found]:
-    """Those that were trained on images, or on images and texts."""
+    """Runs on images, or on images and texts."""
     return [run for run in runs if _holds(run, "image")]
 
 
 def _of_texts(runs: Iterable[Found]) -> list[Found]:
-    """Those that were trained on texts, or on images and texts."""
+    """Runs on texts, or on images and texts."""
     return [run for run in runs if _holds(run, "text")]
 
 

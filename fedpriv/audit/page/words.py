@@ -1,4 +1,4 @@
-"""What the pages say about every audit: how to read its figures, what they cannot say, and the terms in a sentence each."""
+"""Texts of every report: how to read the figures, their limits, and a glossary."""
 
 RECOVERED = (
     "An image counts as recovered if the mean squared error between it and its reconstruction, over pixels in [0, 1] and after "
@@ -12,8 +12,8 @@ READ = (
 )
 SNR = (
     "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
-    "round's participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It tells of "
-    "one message; who averages over messages, parameters or clients sees more, and no ratio is a guarantee."
+    "round's participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It is about "
+    "one message; an attacker that averages over messages, parameters or clients sees more, and no ratio is a guarantee."
 )
 READING = (
     "The attacks read the sealed messages of these runs, byte for byte as they crossed the wire, and what the threat model adds.",
@@ -23,18 +23,18 @@ READING = (
     "all samples of all clients.",
     "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run. "
     "Where the best of several membership attacks is named, its interval holds for all of them at once (Bonferroni).",
-    "Of the easiest case more samples are looked at until it is decided, and the interval is for the number that was.",
+    "In the easiest case, samples are added until the result is decided; the interval is for the number that was tried.",
     "An attacker counts as evidence only if it recovered images in a control: without a defence, at this very budget, with as "
-    "many images behind one message. Who fails a control is not run, and who has none proves nothing by finding nothing.",
-    "The easiest case (clients with a single sample, played by the audit with the run's own turn and defences) shows what the "
-    "same attackers reach where it suits them; it is not what crossed the wire.",
+    "many images behind one message. An attacker that fails a control is not run; without one, finding nothing is no evidence.",
+    "The easiest case (clients with a single sample, simulated by the audit with the run's own training and defences) shows what "
+    "the same attackers reach under the best conditions; these messages did not cross the wire.",
 )
 GLOSSARY = {
     "client, server, round": "Clients hold data and train; the server sends them a model and merges what they send back; "
     "one such exchange is a round.",
     "message": "What one client sent in one round, exactly as it crossed the wire.",
     "defence": "What a client does to its message before it sends it: leaving layers out (a mask), clipping, adding noise.",
-    "attack, attacker": "A procedure that sees a message and what the threat model adds, and draws images or labels from it.",
+    "attack, attacker": "A procedure that infers images or labels from a message and the knowledge of the threat model.",
     "threat model": "What the attacker is assumed to know and to do; here it follows the protocol and looks at what it receives.",
     "oracle": "An attacker that is given something no attacker has in practice, to bound what others could reach.",
     "baseline": "A guess made without the message, such as a grey picture or the nearest picture of a public set.",

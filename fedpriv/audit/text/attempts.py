@@ -49,7 +49,7 @@ class TextAttacker:
 
 @dataclass(frozen=True)
 class Left:
-    """What messages tell where sentences cannot be read: how often it was told, and told rightly.
+    """What messages reveal where sentences cannot be recovered: how often something was inferred, and correctly.
 
     Attributes:
         labels: of all sentences.
@@ -63,7 +63,7 @@ class Left:
 
 @dataclass(frozen=True)
 class TextAttempt:
-    """What one attacker made of a target.
+    """One attacker's result on a target.
 
     Attributes:
         ids: the sentences it made ``(n, L)``, each beside the true one that it stands for; ``None`` where it tells no order.

@@ -1,4 +1,4 @@
-"""What attempts on texts come to: as data for ``--json`` and the reports, as a table, and sentence by sentence for people."""
+"""The figures of attempts on texts: as data for ``--json`` and the reports, as a table, and sentence by sentence."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def recovered(attempt: TextAttempt, target: TextTarget) -> list[dict[str, Any]]:
 
 
 def sentences_of(attempt: TextAttempt, target: TextTarget, own: slice) -> list[str]:
-    """What was made of some of the sentences."""
+    """Examples of reconstructed sentences."""
     assert attempt.ids is not None
     return target.read(attempt.ids[own])
 
@@ -107,7 +107,7 @@ def told(attempt: TextAttempt, target: TextTarget) -> list[str]:
 
 
 def left_of(attempt: TextAttempt) -> list[str]:
-    """What messages tell where nothing can be read off them, in a sentence."""
+    """What messages reveal where no sentence can be recovered, in a sentence."""
     left = attempt.left
     if left is None:
         return []

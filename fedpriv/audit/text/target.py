@@ -59,7 +59,7 @@ class TextTarget:
 
     @cached_property
     def facts(self) -> TextFacts:
-        """For scoring: which ids stand for no word. (What attacks are told is in their observations.)"""
+        """For scoring: which ids stand for no word. (What attacks know is in their observations.)"""
         return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length)
 
     @property
@@ -167,7 +167,7 @@ def _unreadable(facts: TextFacts | None) -> str | None:
 
 
 def message(evidence: Evidence, round: int, client: int) -> TextTarget:
-    """What a client really sent in a round of a run; all its training texts are behind it.
+    """A client's real upload in a round of a run; it covers all its training texts.
 
     Raises:
         UsageError: the run was trained on images, or the client has no texts.

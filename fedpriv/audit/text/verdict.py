@@ -1,4 +1,4 @@
-"""What may be said of the texts behind a run's messages, in sentences, as :mod:`fedpriv.audit.verdict` does for the rest."""
+"""Conclusions on the texts behind a run's messages, in sentences; see :mod:`fedpriv.audit.verdict` for the rest."""
 
 from __future__ import annotations
 

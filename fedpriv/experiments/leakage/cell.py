@@ -63,7 +63,7 @@ class AttackerSpec(_Section):
 
 
 class Cell(_Section):
-    """What is attacked, and by whom. ``defence``: transforms of the upload, as in ``wire.transforms`` of a run's config."""
+    """The victim and the attacker. ``defence``: transforms of the upload, as in ``wire.transforms`` of a run's config."""
 
     images: ImagesSpec = ImagesSpec()
     victim: VictimSpec = VictimSpec()

@@ -1,4 +1,4 @@
-"""What an experiment's cells came to, beside what the protections cost."""
+"""The results of an experiment's cells, beside the cost of the protections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedpriv.experiments.spec import read
 
 @dataclass(frozen=True)
 class Cost:
-    """What a protection does to accuracy, from complete runs.
+    """The effect of a protection on accuracy, from complete runs.
 
     Attributes:
         accuracy: mean over the seeds, in [0, 1].
@@ -46,7 +46,7 @@ class ProtectionRow:
 
 @dataclass(frozen=True)
 class LeakageComparison:
-    """What a leakage experiment came to, so far."""
+    """The results of a leakage experiment so far."""
 
     experiment: Leakage
     cells: Cells

@@ -1,4 +1,4 @@
-"""What a cell came to, as data: made to be committed beside the YAML."""
+"""The result of a cell, as data that is committed beside the YAML."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CellResult:
 
 
 def difference(asked: Cell, stored: CellResult) -> str | None:
-    """The first thing in which a stored cell is not what was asked for; ``None``: it is the same."""
+    """The first difference between a stored cell and the requested one; ``None``: they are the same."""
     try:
         there = stored.spec.model_dump(mode="json")
     except UsageError as error:

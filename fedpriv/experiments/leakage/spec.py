@@ -85,7 +85,7 @@ class _File(_Section):
 
 @dataclass(frozen=True)
 class Leakage:
-    """What a YAML with ``cells`` describes; see ``experiments/README.md``."""
+    """A leakage experiment, from a YAML with ``cells``; see ``experiments/README.md``."""
 
     path: Path
     title: str

@@ -23,7 +23,7 @@ from fedpriv.wire import Payload, TransformContext, Wire
 from fedpriv.wire.coding import decoded
 
 Report = Callable[[str, float], None]
-"""Told of what a transform reports (signal-to-noise ratios, whether it clipped)."""
+"""Called with the name and value of a transform's report (signal-to-noise ratio, whether it clipped)."""
 
 
 def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width: int) -> SplitNet:
@@ -50,10 +50,10 @@ def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width
 
 
 def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: None) -> list[Observation]:
-    """What each client of the cell sends, as its attacker sees it; every ``batch`` consecutive images are a client's.
+    """The uploads of the cell's clients, as the attacker observes them; every ``batch`` consecutive images are a client's.
 
     Args:
-        report: told of what the transforms report, client by client.
+        report: called with the transforms' reports, client by client.
 
     Raises:
         UsageError: a transform that is unknown, or does not fit this net.

@@ -1,1 +1,1 @@
-"""Who runs the clients' turns of a round: one after another, side by side, in several processes."""
+"""Executors of the clients' turns: one after another, side by side, or in several processes."""

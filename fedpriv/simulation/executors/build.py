@@ -9,11 +9,11 @@ from fedpriv.simulation.setup import Federation
 
 
 def executor_of(federation: Federation, spend: Spend, warn: Warn) -> Executor:
-    """What runs a federation's clients.
+    """The executor of a federation's clients.
 
     Args:
-        spend: told (client, sampling rate, steps) before a client trains with sample-level DP.
-        warn: told of what the user should know and the run survives.
+        spend: called with (client, sampling rate, steps) before a client trains with sample-level DP.
+        warn: called with warnings for the user.
     """
     workers = 1 if federation.choice is None else federation.choice.config.workers
     return (

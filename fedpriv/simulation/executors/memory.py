@@ -1,4 +1,4 @@
-"""What the process does with memory that it has freed."""
+"""Settings of the process's allocator for freed memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs the clients' turns of a round. ``SequentialExecutor`` is the reference: one client after another, in this process."""
+"""Executors run the clients' turns of a round. The reference is ``SequentialExecutor``: one after another, in this process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What comes out of a client's turn: what was sent, what the client keeps (views, valid until the next turn), its loss.
+    """The result of a client's turn: its upload, its private state (views, valid until the next turn), its loss.
 
-    ``reported``: what the client's half and the transforms reported, by name.
+    ``reported``: numbers that the client's half and the transforms reported, by name.
     """
 
     client: int
@@ -40,7 +40,7 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class Orders:
-    """What an executor is to run: a round's clients, with what each is sent."""
+    """The task of an executor: a round's clients, and their download."""
 
     round: int
     clients: Sequence[int]
@@ -87,13 +87,13 @@ class Executor(ABC):
     """Runs a round's clients.
 
     Args:
-        spend: told (client, sampling rate, steps) before a client trains with sample-level DP.
+        spend: called with (client, sampling rate, steps) before a client trains with sample-level DP.
     """
 
     def __init__(self, federation: Federation, spend: Spend | None = None) -> None:
         self.federation, self.spend = federation, spend
         self.sample_count = SampleCount()
-        """Of the rounds since it was last read."""
+        """Since it was last read."""
         self.profile: Spans = UNTIMED
 
     def run(
@@ -108,7 +108,7 @@ class Executor(ABC):
 
         Args:
             private: what a client kept from its last turn, ``None`` before the first.
-            on_drop: told of a client that diverged; it may raise to stop the run, otherwise the client is left out.
+            on_drop: called for a client that diverged; it may raise to stop the run, otherwise the client is left out.
         """
         if download is not None:
             with self.profile("serialisation"):
@@ -129,7 +129,7 @@ class Executor(ABC):
         return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
 
     def close(self) -> None:  # noqa: B027 (nothing is a sound default)
-        """Let go of what the executor holds besides memory; by default there is nothing."""
+        """Release resources other than memory; by default there are none."""
 
 
 class LocalExecutor(Executor):

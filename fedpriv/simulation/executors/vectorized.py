@@ -26,7 +26,7 @@ class VectorizedExecutor(LocalExecutor):
     Args:
         form: the net's form for several clients.
         group_size: clients that train together.
-        warn: told of a group that did not fit.
+        warn: called when a group did not fit.
     """
 
     def __init__(self, federation: Federation, form: Form, group_size: int, spend: Spend, warn: Warn) -> None:
@@ -36,7 +36,7 @@ class VectorizedExecutor(LocalExecutor):
         self._stack: Stack | None = None
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """As few groups as there may be, all of about the same size; who has about as many samples is in one."""
+        """As few groups as possible, of nearly equal size; clients with similar numbers of samples share a group."""
         by_size = sorted(clients, key=self.federation.data.size, reverse=True)
         groups = -(-len(by_size) // self._group_size)
         bounds = [len(by_size) * number // groups for number in range(groups + 1)]
@@ -59,7 +59,7 @@ class VectorizedExecutor(LocalExecutor):
             yield from ended
 
     def _halve(self, clients: int) -> None:
-        """After ``clients`` at once did not fit."""
+        """Halve the group size after ``clients`` at once did not fit."""
         device = self.federation.resident.device
         if clients == 1:
             raise FedprivError(

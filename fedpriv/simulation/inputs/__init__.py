@@ -1,1 +1,1 @@
-"""What nets are shown: images, token ids, image-text pairs, and the features of frozen encoders."""
+"""The nets' inputs: images, token ids, image-text pairs, and the features of frozen encoders."""

@@ -1,4 +1,4 @@
-"""What a frozen encoder makes of the samples: computed once and kept for good, beside the decoded images."""
+"""Features of a frozen encoder: computed once and stored on disk, beside the decoded images."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     """Tokenise, compute what is computed once, and say how a net is built.
 
     Raises:
-        UsageError: the net or the options are not for what the samples are, or an encoder is not to be had.
+        UsageError: the net or the options are not for what the samples are, or an encoder is not available.
     """
     if dataset.texts is None:
         return _images(config, dataset, device)

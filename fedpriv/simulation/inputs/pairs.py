@@ -27,7 +27,7 @@ def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     The image encoder learns where the text encoder learns whole; under LoRA it is frozen.
 
     Raises:
-        UsageError: an option that does not go with pairs, or an encoder that is not to be had.
+        UsageError: an option that does not go with pairs, or an encoder that is not available.
     """
     if config.model.adapter is not None:
         raise UsageError("model.adapter is for texts alone; of pairs, each half has a layer that learns on its features")

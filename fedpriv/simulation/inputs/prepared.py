@@ -1,4 +1,4 @@
-"""What the nets of a run are shown, and how its nets are built."""
+"""The inputs of a run's nets, and how its nets are built."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Prepared:
 
 
 def upper(model: ModelConfig) -> tuple[int | None, bool | int, Projector]:
-    """What stands on the encoder, as :func:`fedpriv.models.registry.assemble` takes it: projection, predictor and projector."""
+    """The layers above the encoder, as :func:`fedpriv.models.registry.assemble` takes it: projection, predictor and projector."""
     return model.projection, model.predictor or False, model.projector

@@ -56,7 +56,7 @@ class Tokens:
         return text_encoder(self.encoder, tune, config.model.lora_rank, config.model.lora_alpha)
 
     def features(self, config: RunConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What the frozen encoder makes of training and test texts, ``(N, d)`` each; a random one is the run's own."""
+        """The frozen encoder's features of training and test texts, ``(N, d)`` each; a random encoder depends on the run."""
         with global_rng(config.seed, "frozen", "text"):
             frozen = self.build(config, "head")
         return text_features(frozen, self.train, device), text_features(frozen, self.test, device)
@@ -82,7 +82,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     """Texts alone.
 
     Raises:
-        UsageError: an option that is for images, or an encoder that is not to be had.
+        UsageError: an option that is for images, or an encoder that is not available.
     """
     for option in ("data.image_only", "data.text_only", "model.backbone"):
         section, _, name = option.partition(".")
@@ -110,7 +110,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
 
 
 def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
-    """What suits a net on features: no projector unless something needs one, and a step size for inputs of length five or so."""
+    """Defaults for a net on features: no projector unless one is needed, and a learning rate for inputs of norm about five."""
     suggestions: dict[str, Any] = {"train.lr": FEATURES_LR}
     if find_method(config.method.name).shared == {"encoder"}:
         suggestions["model.adapter"] = width

@@ -20,11 +20,11 @@ Field = tuple[str, str]
 
 
 _USUAL = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
-"""The options of ``F.cross_entropy`` as they are unless said."""
+"""The default options of ``F.cross_entropy``."""
 
 
 class ForOneClient(Exception):
-    """A loss looks at what only a client by itself can show it: always, or this time."""
+    """A loss cannot be batched over clients: never, or not this time."""
 
     def __init__(self, what: str, always: bool = True) -> None:
         super().__init__(what)
@@ -32,29 +32,29 @@ class ForOneClient(Exception):
 
 
 class BatchedLoss:
-    """A loss whose clients' batches are alike (:meth:`kind`)."""
+    """A loss computed for several clients with batches of equal :meth:`kind`."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
         self._wanted: list[Field] = []
         self._may_be_plain = True
-        """As long as it was nothing but a cross-entropy it goes without vmap, whose costs are those of a small net's layers."""
+        """As long as the loss is a plain cross-entropy, vmap is avoided: it costs as much as a small net's layers."""
 
     @staticmethod
     def kind(loss: Loss, batch: TurnBatch) -> tuple[object, ...]:
-        """What clients must agree in to have one."""
+        """Clients of equal kind can be batched."""
         shapes = tuple(view.shape for view in batch.views if isinstance(view, Tensor))
         return loss, batch.trains, batch.cached, shapes, frozenset(batch.memo)
 
     def ready(self, batches: Sequence[TurnBatch]) -> dict[Field, Tensor]:
-        """What the clients' teachers say of their batches, ``(K, B, ...)``, as far as the loss was seen to look at it.
+        """The outputs of the clients' teachers on their batches, ``(K, B, ...)``, as far as the loss has used them before.
 
         Raises:
-            ForOneClient: a teacher has to look at the data first, which a client asks for by itself.
+            ForOneClient: a teacher's outputs are not computed yet, which each client does by itself.
         """
         tables = {key: [batch.teachers.known(key[0]) for batch in batches] for key in self._wanted}
         if any(table is None for column in tables.values() for table in column):
-            raise ForOneClient("a teacher that has yet to look at the data", always=not batches[0].teachers.caches)
+            raise ForOneClient("a teacher whose outputs are not computed yet", always=not batches[0].teachers.caches)
         return {
             (name, field): torch.stack(
                 [getattr(table, field).index_select(0, batch.index) for batch, table in zip(batches, column, strict=True)]
@@ -69,7 +69,7 @@ class BatchedLoss:
             views: the outputs ``(K, B, ...)`` on each view of the batches.
 
         Raises:
-            ForOneClient: it looks at notes or parameters of a client, or its control flow depends on the data.
+            ForOneClient: the loss reads memo or parameters of a client, or its control flow depends on the data.
         """
         first = batches[0]
         labels = torch.stack([batch.labels for batch in batches])
@@ -88,7 +88,7 @@ class BatchedLoss:
                 found: object = of_one(_StandIn(labels), stands, {})
                 if isinstance(found, _StandIn):
                     return found.stacked
-            except (TypeError, AttributeError, _Missing):  # it did something else with them
+            except (TypeError, AttributeError, _Missing):  # the loss does something else with them
                 pass
             self._may_be_plain = False
         while True:
@@ -104,7 +104,7 @@ class BatchedLoss:
 
 
 def _usual(function: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is ``F.cross_entropy`` as it is by default."""
+    """Whether it is ``F.cross_entropy`` with default options."""
     return function is F.cross_entropy and all(_USUAL[name] == value for name, value in kwargs.items())
 
 
@@ -114,9 +114,9 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _PlainCrossEntropy(TorchFunctionMode):
-    """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)``, spelt out.
+    """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)``, written out.
 
-    vmap takes it apart in Python, by a module whose import takes two seconds.
+    vmap would decompose it in Python, by a module whose import takes two seconds.
     """
 
     def __torch_function__(
@@ -127,7 +127,7 @@ class _PlainCrossEntropy(TorchFunctionMode):
 
 
 class _StandIn:
-    """Stands for one client's tensor in a loss and holds all clients'; good for nothing but ``F.cross_entropy``."""
+    """Stands for one client's tensor in a loss and holds all clients'; supports only ``F.cross_entropy``."""
 
     def __init__(self, stacked: Tensor) -> None:
         self.stacked = stacked
@@ -146,14 +146,14 @@ class _StandIn:
 
 
 class _Missing(Exception):
-    """A loss looks at a field of a teacher's outputs that was not laid ready."""
+    """A loss reads a field of a teacher's outputs that was not prepared."""
 
     def __init__(self, field: Field) -> None:
         self.field = field
 
 
 class _Taught(Outputs):
-    """A teacher's outputs as far as they were laid ready."""
+    """The prepared fields of a teacher's outputs."""
 
     def __init__(self, name: str, ready: Mapping[Field, Tensor]) -> None:
         self._name, self._ready = name, ready
@@ -165,7 +165,7 @@ class _Taught(Outputs):
 
 
 class _Names(Mapping[str, Tensor]):
-    """A client's own tensors, of which a loss for several at a time may know the names only."""
+    """A client's own tensors; a loss for several clients may read only their names."""
 
     def __init__(self, of: Mapping[str, Tensor]) -> None:
         self._of = of
