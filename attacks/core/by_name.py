@@ -74,7 +74,8 @@ class Registry(Generic[T]):
                 self._refused.append(thing)
                 return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.looks}")
         for wanted in (name, *also):
-            owner = self._origins.get(self._also.get(wanted, wanted), where)
+            main = self._also.get(wanted, wanted)
+            owner = self._origins[main] if main in self._known else where
             if owner != where:  # the same definition, imported anew, is not another
                 clash = f"two {self.kind}s are named {wanted!r}: one of {owner[0]}, one of {module}"
                 if self._is_ours(module):
