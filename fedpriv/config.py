@@ -364,7 +364,7 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _somebody_participates(self) -> RunConfig:
+    def _selects_a_client(self) -> RunConfig:
         share = self.train.participation
         if share is not None and int(share * self.data.clients + 1e-9) < 1:
             raise ValueError(

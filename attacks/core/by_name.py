@@ -74,7 +74,8 @@ class Registry(Generic[T]):
                 self._refused.append(thing)
                 return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.looks}")
         for wanted in (name, *also):
-            owner = self._origins.get(self._also.get(wanted, wanted), where)
+            main = self._also.get(wanted, wanted)
+            owner = self._origins[main] if main in self._known else where
             if owner != where:  # the same definition, imported anew, is not another
                 clash = f"two {self.kind}s are named {wanted!r}: one of {owner[0]}, one of {module}"
                 if self._is_ours(module):
@@ -157,7 +158,7 @@ def is_dataclass_of(*methods: str) -> Callable[[Any], bool]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say to somebody who wrote ``name``: the one of ``known`` that was meant, or all."""
+    """The hint for a mistyped ``name``: the nearest of ``known``, or all of them."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"

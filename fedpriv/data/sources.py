@@ -223,7 +223,7 @@ def _usual_model(shape: tuple[int, ...] | None, texts: bool) -> str:
     return "cnn10" if shape[1:] == (32, 32) else "resnet18"
 
 
-# Normalisations of CIFAR: method card MpFedcon 1.9 (those of the FedRep code).
+# The normalisations of CIFAR are those of FedRep's code (Collins et al. 2021).
 _SOURCES: Mapping[str, Source] = {
     source.name: source
     for source in (
@@ -248,13 +248,13 @@ _SOURCES: Mapping[str, Source] = {
         Source("tiny_imagenet", "64 x 64 colour photographs, 200 classes; its validation split is the test split",
                hub_source("zh-plus/tiny-imagenet", "tiny_imagenet", Columns("label", image="image"), "RGB", ("train", "valid")),
                None, None, "resnet18"),
-        # Casanueva et al. 2020; the partition is the SimProx card's, section 9.
+        # Casanueva et al. 2020; dealt to clients as in SimProx (2024).
         Source("banking77", "customers' questions to a bank, 77 intents; texts (Casanueva et al. 2020)",
                hub_source("PolyAI/banking77", "banking77", None),
                default_model="transformer",
                suggests={"data.partition.name": "class_subsets", "data.partition.classes_per_client": 20,
                          "data.max_tokens": 64, "train.participation": 0.3}),
-        # Mouzannar et al. 2018; the split is the SimProx card's, section 9, the normalisation ImageNet's.
+        # Mouzannar et al. 2018; split as in SimProx (2024), normalised as ImageNet.
         Source("disaster", "photographs of disasters with tweets, 6 classes; image-text pairs for research only (Mouzannar 2018)",
                open_disaster, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "fusion",
                {"data.partition.name": "dirichlet", "data.partition.alpha": 0.5, "data.image_size": 224, "data.max_tokens": 128,

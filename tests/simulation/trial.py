@@ -16,10 +16,10 @@ from fedpriv.simulation.setup import Federation
 def own_nets() -> Iterator[None]:
     """What is registered within is forgotten after it."""
     registry.list_models()  # or the built-in ones would be loaded on top
-    known = dict(registry._SPECS)
+    known = dict(registry.REGISTRY._known)
     yield
-    registry._SPECS.clear()
-    registry._SPECS.update(known)
+    registry.REGISTRY._known.clear()
+    registry.REGISTRY._known.update(known)
 
 
 def in_float64(federation: Federation) -> None:
