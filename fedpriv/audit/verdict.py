@@ -89,9 +89,11 @@ def _evidence(attack: Found) -> str:
 
 
 def _left_out(attack: Found) -> str:
-    """The attackers whose failure is no evidence."""
+    """The attackers whose failure is no evidence, and those that could not be tried."""
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
-    return f"; what {others} did not recover either is no evidence" if others else ""
+    untried = ", ".join(one["attacker"] for one in attack["attempts"] if one.get("inapplicable"))
+    said = f"; what {others} did not recover either is no evidence" if others else ""
+    return said + (f"; not tried, so that nothing is known of them: {untried}" if untried else "")
 
 
 def _reasons(attack: Found) -> str:

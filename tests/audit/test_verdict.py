@@ -48,6 +48,8 @@ def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() 
         assert said.startswith("No attack whose controls show that it could succeed was mounted") and "says nothing" in said
         assert "dlg: not tried: why" in said and "joint-head: recovered none, and nothing is promised of it" in said
         assert best_attempt(alone["attacks"][0]) is None, "nothing was measured"
+    beside = run(attempt("analytic", 0), {"attacker": "dlg", "inapplicable": "not tried: 50 images behind one message"})
+    assert verdict(beside)[0].endswith("; not tried, so that nothing is known of them: dlg.")
     lucky = verdict(run(attempt("joint-head", 3, **unproven)))[0]
     assert lucky.startswith("3 of 50 training images were reconstructed") and "by joint-head" in lucky
 
