@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedpriv.data.pools import Paired
-from fedpriv.methods import base
 from fedpriv.samples import Pairs, without
+from fedpriv.server import merging
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.loop import Simulation
@@ -130,7 +130,7 @@ def test_where_no_client_lacks_anything_the_option_is_not_there(
     """Bit for bit the run of a program without it."""
     play(tmp_path / "with", "scaffold", **pairs(folder, **NOBODY_LACKS))
     play(tmp_path / "lacking", "scaffold", **pairs(folder, **{"data.image_only": 0.2, "data.text_only": 0.0}))
-    monkeypatch.setattr(base, "complete", lambda *anything: None)
+    monkeypatch.setattr(merging, "complete", lambda *anything: None)
     monkeypatch.setattr(Federation, "unused", lambda self, client: frozenset())
     monkeypatch.setattr("fedpriv.data.federated.without", lambda inputs, modality: inputs)
     play(tmp_path / "without", "scaffold", **pairs(folder, **NOBODY_LACKS))

@@ -315,7 +315,7 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
         ({"executor.name": "sequential"}, "sequential: as requested"),
         (
             {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
-            "groups of up to 4 clients: as asked",
+            "groups of up to 4 clients: as requested",
         ),
     ],
 )
