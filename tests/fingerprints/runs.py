@@ -23,7 +23,7 @@ SMALL: Settings = {
 }
 TOGETHER: Settings = {"executor.name": "vectorized", "executor.group_size": 2}
 BATCHNORM: Settings = {"model.name": "resnet9_narrow", "data.limit": 60, "train.rounds": 2, "train.local_epochs": 1}
-WITHOUT_LABELS: Settings = {"model.name": "mlp2", "data.limit": 60, "train.rounds": 2, "train.local_epochs": 1}
+WITHOUT_LABELS: Settings = {"model.name": "mlp2", "data.limit": 60, "train.rounds": 2, "train.local_epochs": 1, "train.lr": 0.01}
 SAMPLE_DP: Settings = {"privacy.level": "sample", "privacy.noise": 1.0}
 OF_TEXTS: Settings = {"data.name": TEXTS, "data.limit": None, "data.partition.name": "iid"}
 OF_TEXTS |= {"model.name": None, "model.encoder": "tiny"}
@@ -73,11 +73,17 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         {"train.optimizer": "adamw", "train.lr": 0.003, "train.warmup_steps": 2, "train.lr_decay": 0.5},
     ),
     "accumulate": ("fedavg", {"train.accumulate": 2}),
-    "bfloat16 and a bound on gradients": ("fedavg", {"train.precision": "bfloat16", "train.clip_grad_norm": 0.5}),
+    "bfloat16 and a bound on gradients": (
+        "fedavg",
+        {"train.precision": "bfloat16", "train.clip_grad_norm": 0.5, "train.rounds": 2, "train.local_epochs": 1},
+    ),
     "steps and batches left out": ("fednova", {"train.local_steps": 3, "train.min_batch": 4, "train.momentum": 0.9}),
     "window": ("fedavg", {"train.selection": "window", "train.participation": 0.4}),
     "schedule": ("ditto", {"train.selection": "schedule", "train.schedule": [[0, 1], [1, 2, 3], [0, 4]]}),
-    "one class a client": ("fedper", {"data.partition.name": "one_class", "data.clients": 10, "train.participation": 0.3}),
+    "one class a client": (
+        "fedper",
+        {"data.partition.name": "one_class", "data.clients": 10, "train.participation": 0.3, "train.lr": 0.02},
+    ),
     "shards": ("fedavg", {"data.partition.name": "shards"}),
     "classes, validated": (
         "local",
