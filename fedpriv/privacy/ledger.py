@@ -57,7 +57,7 @@ _UNCOVERED = {
     ),
 }
 _NEVER_COVERED = (
-    "accuracy, loss and the other metrics of this record, which are computed on the raw data",
+    "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
     "the mean and deviation that images are normalised by, where they are measured on the training images",
     "the run's seed: the noise is drawn from it, and who knows it can take the noise away (a deployment draws afresh)",

@@ -74,7 +74,8 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
         return keep(turn)
 
     def tap(way: str, sealed: Sealed) -> None:
-        of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
+        if way != "report":
+            of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
 
     half.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
     simulation.taps.append(tap)

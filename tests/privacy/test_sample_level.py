@@ -20,6 +20,8 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy import per_sample
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.server.clients import Instruction
+from fedpriv.wire.report import Report
 from tests.simulation.small import simulation
 
 LENET = {"name": "lenet5", "input_shape": (1, 16, 16), "classes": 4, "projection": 8}
@@ -139,10 +141,8 @@ def turned(tmp_path: Any, method: str = "fedavg", **privacy: Any) -> tuple[Tenso
     overrides = {f"privacy.{key}": value for key, value in privacy.items()}
     run = simulation(tmp_path / "run", method, **{"train.batch_size": 1000, "train.momentum": 0.0, **overrides})
     before = run.federation.resident.row.clone()
-    spent: list[tuple[int, float, int]] = []
-    run.executor.spend = lambda *what: spent.append(what)
-    list(run.executor.run(1, [0], None, lambda client: None, lambda error: None))
-    assert spent == [(0, 1.0, 1)]
+    (answer,) = run.executor.train(Instruction(1, [0], None))
+    assert Report.of(answer.report).spent == [(1.0, 1)] and run.store.spent(0) == {1: [(1.0, 1)]}
     return before, run.federation.resident.row.clone(), run
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fedpriv.simulation import loop, run
+from fedpriv.simulation import run, scoring
 from fedpriv.simulation.profile import Profile
 from fedpriv.spans import CATEGORIES, END, OTHER, UNTIMED
 from tests.simulation.small import SILENT, computed, config, flags
@@ -235,7 +235,7 @@ def test_augmentation_is_data(tmp_path: Path, ticking: None) -> None:
 def test_a_run_that_fails_writes_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticking: None, fedpriv: Fedpriv
 ) -> None:
-    scored = loop.Scorer.score
+    scored = scoring.AllClientsScorer.score
 
     def fail(self: Any, server: Any, private: Any, round: int) -> Any:
         if round == 2:
@@ -244,7 +244,7 @@ def test_a_run_that_fails_writes_what_it_has(
 
     folder = tmp_path / "run"
     with monkeypatch.context() as broken:
-        broken.setattr(loop.Scorer, "score", fail)
+        broken.setattr(scoring.AllClientsScorer, "score", fail)
         ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 1 and "no more" in ended.stderr
     report = json.loads((folder / "profile" / "profile.json").read_text())

@@ -12,6 +12,7 @@ from torch import nn
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import BYTES, kinds
 from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.report import Report
 
 
 def crossed(evidence: Evidence) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         )
     if sealed.num_examples is not None:
         server.append("receives each client's number of training samples")
+    if (report := evidence.store.report(*evidence.messages()[0])) is not None:
+        server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
     if statistics := kinds(sealed.schema):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
@@ -110,6 +113,14 @@ def _facts(sealed: Sealed) -> list[str]:
     if sealed.num_examples is not None:
         told.append("number of training samples")
     return told + (["what the upload went through"] if sealed.transforms else [])
+
+
+def _contents(report: Sealed) -> list[str]:
+    """What a client's report says, in words."""
+    said = Report.of(report)
+    contents = ["the number of training samples", *(["the mean training loss"] if said.loss is not None else [])]
+    contents += ["the sampling rate and the steps of DP-SGD"] if said.spent else []
+    return contents + sorted({name.partition("/")[0] for name in said.numbers})
 
 
 def _hash(sealed: Sealed) -> str:

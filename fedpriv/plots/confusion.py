@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.evaluation.protocols import global_summary, per_class
-from fedpriv.plots import save
+from fedpriv.plots.curves import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
