@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from attacks.core.reconstruction import Inapplicable
 from attacks.inference.membership import Array, Mask, Use, halves, in_every_use
 from attacks.inference.membership_controls import SURE, Kind, positive_controls
 from attacks.lab.controls import Control
-from attacks.scoring.operating_points import Area, OperatingPoints, Point, area, operating_points
+from attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
@@ -247,9 +247,3 @@ def _refused(found: Sequence[_Found]) -> dict[str, str]:
     said = {name: reason for one in found for name, reason in one.not_tried.items()}
     partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
     return dict.fromkeys(partly, "not every client's upload can be read so") | said
-
-
-def _point(allowed: float, point: Point) -> dict[str, Any]:
-    rates = {"found": point.found, "false_alarms": point.false_alarms}
-    shares = {name: {"share": one.share, **asdict(one)} for name, one in rates.items()}
-    return {"false_positive_rate": allowed, **shares, "by_chance": point.by_chance}
