@@ -40,6 +40,12 @@ def codes_name(name: str, bits: int) -> str:
     return f"{name}~int{bits}"
 
 
+def coded(name: str) -> tuple[str, int] | None:
+    """The tensor and the bits of :func:`codes_name`; ``None`` if the name is not one of codes."""
+    found = _CODES.fullmatch(name)
+    return found and (found[1], int(found[2]))
+
+
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Codes in ``[-L, L]``, ``L = 2^(bits-1) - 1``, for the wire: int8 of the same shape, or packed, ``bits`` bits a code."""
     if bits == 8:
@@ -109,8 +115,8 @@ def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
         return Upload(upload)
     tensors = upload.tensors()
     for name in list(tensors):
-        if found := _CODES.fullmatch(name):
-            inner, bits = found[1], int(found[2])
+        if found := coded(name):
+            inner, bits = found
             sparse = inner.endswith(VALUES)
             shape = tensors[inner.removesuffix(VALUES) + INDICES].shape if sparse else received[inner].shape
             tensors[inner] = unpack_codes(tensors.pop(name), bits, shape) * tensors.pop(inner + SCALE)
