@@ -72,6 +72,7 @@ class Evidence:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         self.config = self.folder.config()
+        self._victims: dict[frozenset[str], Victim] = {}
 
     @cached_property
     def federation(self) -> Federation:
@@ -186,7 +187,7 @@ class Evidence:
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
         news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
         dataset, encoder = federation.dataset, federation.prepared.encoder
-        victim = cut(federation.resident.net, news)
+        victim = self._victim(frozenset(news))
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         observation = Observation(
@@ -228,6 +229,12 @@ class Evidence:
         lr = rates.pop() * train.lr_decay ** (message.round - 1)
         decay = (train.weight_decay, train.weight_decay_bias)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
+
+    def _victim(self, sent: frozenset[str]) -> Victim:
+        """The net cut behind what was sent; kept, since the audit reads hundreds of messages of one kind. No attack changes it."""
+        if sent not in self._victims:
+            self._victims[sent] = cut(self.federation.resident.net, sent)
+        return self._victims[sent]
 
     def _altered(self, message: Message) -> Altered:
         """By the net's names; DP-SGD's clipping and noise of every step included, which are part of the method's public options.
