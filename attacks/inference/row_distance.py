@@ -99,14 +99,13 @@ def _tensors(layer: str) -> tuple[str, str]:
 
 
 def _at_received_weights(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The net as it was fed: unknown weights are not numbers, and BatchNorm normalises by the batch, as in training."""
+    """The net and its known weights; unknown ones are NaN in the net. BatchNorm normalises by the batch, as in training."""
     net, known = known_net(observation)
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.train()
     device = next(iter(observation.shared.values())).device
-    unknown = {name: torch.full_like(parameter, torch.nan) for name, parameter in net.named_parameters()}
-    return net.to(device), {name: tensor.to(device) for name, tensor in (unknown | known).items()}
+    return net.to(device), {name: tensor.to(device) for name, tensor in known.items()}
 
 
 class _ReachedError(Exception):
