@@ -91,15 +91,25 @@ def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
     return {name: factor * tensor for name, tensor in made.items()}
 
 
+def misfit(exact: Distance, guess: Gradient, images: Tensor, seen: Seen) -> Tensor:
+    """The loss of gradient matching: ``exact`` where the gradient is exact, else the negative log posterior of the images.
+
+    Args:
+        guess: gradient of ``images``.
+        images: ``(..., C, H, W)`` in [0, 1].
+    """
+    if not seen.variance:
+        return exact(guess, seen)
+    return standardised(guess, seen) + unlikeliness(images, seen)
+
+
 def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
-    """What is added to :func:`standardised`: how unlike photographs the images ``(..., C, H, W)`` in [0, 1] are.
+    """Negative log prior of images ``(..., C, H, W)`` in [0, 1], in the units of :func:`standardised`.
 
     With Gaussian errors of variance ``v`` and neighbouring pixels that differ by a Laplace variable, the most probable image
     minimises ``sum residual^2 / (2 v) + sum |differences| / NEIGHBOURS``: maximum a posteriori, with total variation as the
-    negative logarithm of the prior (Rudin, Osher & Fatemi 1992). Zero where the gradient is exact.
+    negative logarithm of the prior (Rudin, Osher & Fatemi 1992).
     """
-    if not seen.variance:
-        return images.new_zeros(())
     weight = 2 / _square(seen.tensors, seen).clamp_min(1e-30) * images.numel() / NEIGHBOURS
     return weight * smooth_variation(images)
 

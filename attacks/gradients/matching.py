@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from attacks.core.observation import Observation, SplitNet, state_names
 from attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
-from attacks.gradients.distances import Distance, Seen, standardised, unlikeliness
+from attacks.gradients.distances import Distance, Seen, misfit
 from attacks.gradients.multistep import as_gradient, decay_left_in
 from attacks.gradients.variables import Layout, Pixels
 
@@ -116,15 +116,10 @@ class Case:
         return not self.variance
 
     def distance(self, exact: Distance, guess: Data, unknown: Tensor, data: Data) -> Tensor:
-        """How far the gradient ``guess`` of the images ``unknown`` is from the one that was seen of a reconstruction.
-
-        By ``exact`` where gradients are exact; where they have errors, how unlikely the images are.
-        """
+        """:func:`misfit` of a reconstruction's gradient ``guess``, whose unknown images are ``unknown``."""
         seen, decay = self._seen(data, list(guess)), under("decay:", data)
         made = {name: tensor + decay[name] if name in decay else tensor for name, tensor in guess.items()}
-        if self.exact:
-            return exact(made, seen)
-        return standardised(made, seen) + unlikeliness(self.pixels.image(unknown), seen)
+        return misfit(exact, made, self.pixels.image(unknown), seen)
 
     def data(self) -> Data:
         """The inputs of the losses below, for every reconstruction."""

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable
 from attacks.gradients.analytic import leaky_layers
-from attacks.gradients.distances import per_layer, standardised, unlikeliness
+from attacks.gradients.distances import misfit, per_layer
 from attacks.gradients.linear import fed_by_one, from_picture, known_net, weight_dtype
 from attacks.gradients.matching import seen_alone
 from attacks.gradients.multistep import as_gradient
@@ -125,15 +125,14 @@ def _solve(
     raw = 0.5 * torch.randn(1, *observation.input_shape, generator=drawn, dtype=wanted.dtype)
     raw = raw.to(wanted.device).requires_grad_()
     curve: list[float] = []
-    distance = standardised if seen is not None and seen.variance else per_layer
 
     def residual() -> Tensor:
-        h = features({**weights, **lower}, from_picture(observation, raw.sigmoid()))
+        image = raw.sigmoid()
+        h = features({**weights, **lower}, from_picture(observation, image))
         missed: Tensor = options.features * (h - wanted).square().sum() / wanted.square().sum()
         if seen is not None and options.gradients:
             sent = torch.autograd.grad((h * signal).sum(), list(lower.values()), create_graph=True)
-            missed = missed + options.gradients * distance(dict(zip(lower, sent, strict=True)), seen)
-            missed = missed + options.gradients * unlikeliness(raw.sigmoid(), seen)
+            missed = missed + options.gradients * misfit(per_layer, dict(zip(lower, sent, strict=True)), image, seen)
         return missed
 
     adam = torch.optim.Adam([raw], lr=options.lr)

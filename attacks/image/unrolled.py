@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from attacks.core.observation import Observation, state_names
 from attacks.core.reconstruction import Inapplicable, require_labels
-from attacks.gradients.distances import per_layer, standardised, unlikeliness
+from attacks.gradients.distances import misfit, per_layer
 from attacks.gradients.linear import known_net, to_picture, weight_dtype
 from attacks.gradients.local_run import Loss, local_run
 from attacks.gradients.matching import seen_alone
@@ -116,7 +116,6 @@ def _one_start(
         raise Inapplicable(f"hidden layers that keep statistics ({unknown[0]}) are no unknowns of this attack")
     sent = observation.shared
     seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
-    distance = standardised if seen.variance else per_layer
     trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
     mean, std = (
         to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
@@ -129,7 +128,7 @@ def _one_start(
     def objective() -> Tensor:
         images = raw.sigmoid()
         simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = distance(simulated, seen) + unlikeliness(images, seen)
+        matching = misfit(per_layer, simulated, images, seen)
         return matching + options.tv * total_variation(images) if options.tv else matching
 
     optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")
