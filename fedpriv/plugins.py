@@ -40,11 +40,6 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
         _load(file.resolve(), said)
 
 
-def loaded_plugins() -> tuple[Path, ...]:
-    """The files that were loaded."""
-    return tuple(_loaded.values())
-
-
 def load_inherited() -> None:
     """In a process that was started: load what the one that started it had loaded."""
     load_plugins(Path(file) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file)

@@ -59,11 +59,6 @@ def size(inputs: Inputs) -> int:
     return len(_any(inputs))
 
 
-def device_of(inputs: Inputs) -> torch.device:
-    """The device of the samples."""
-    return _any(inputs).device
-
-
 def take(inputs: Inputs, index: Tensor) -> Inputs:
     """The samples at positions ``(m,)``; whole samples are copied, which indexing entry by entry would take longer for."""
     return each(inputs, lambda part: part.index_select(0, index))

@@ -51,13 +51,6 @@ def noise_gain(schedule: Schedule) -> float:
     return sum((schedule.lr * (1 - m ** (schedule.steps - k)) / (1 - m)) ** 2 for k in range(schedule.steps))
 
 
-def first_order(schedule: Schedule, weight_decay: float) -> Response:
-    """The same while the weights stay about where they were: the formula of this module's head."""
-    m, steps = schedule.momentum, schedule.steps
-    gain = schedule.lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
-    return Response(-gain * weight_decay, gain)
-
-
 def is_bias(tensor: Tensor) -> bool:
     """Whether the weight decay of biases and norm scales applies: a tensor of one dimension."""
     return tensor.ndim <= 1

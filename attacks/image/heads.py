@@ -19,7 +19,7 @@ from attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal,
 from attacks.image.head_free import adam_then_lbfgs, layer_calls
 from attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from attacks.lab.setting import Setting
-from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
 from attacks.optimise.search import lbfgs, search
 
 
@@ -63,7 +63,7 @@ class RandomHead:
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
-        how = LbfgsOptions() if self.published else LbfgsOptions(history=100, line_search=True)
+        how = PUBLISHED if self.published else STRONG_WOLFE
         draw = normal(objective.layout.size)
         best = search(
             objective,
@@ -102,7 +102,7 @@ class JointHead:
         if self.assumed is not None:
             case = with_own_top(case, self.assumed, seed)
         objective = joint_matching(case)
-        how = LbfgsOptions(history=100, line_search=True)
+        how = STRONG_WOLFE
 
         def start(generator: torch.Generator) -> Tensor:
             drawn: dict[str, Tensor] = {}

@@ -28,6 +28,7 @@ _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a w
 def confidence(logits: Tensor, labels: Tensor) -> Array:
     """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V).
 
+    A monotone function of the loss ``-log p_y``, so a threshold on either is the same attack.
     Computed as ``z_y - logsumexp of the others``, which neither overflows nor rounds to infinity where p_y is almost 1.
 
     Raises:
@@ -42,16 +43,6 @@ def confidence(logits: Tensor, labels: Tensor) -> Array:
     others = scores.scatter(1, labels[:, None], -torch.inf).logsumexp(1, keepdim=True)
     odds: Array = (own - others).squeeze(1).cpu().numpy()
     return odds
-
-
-def losses(confidences: Array) -> Array:
-    """The cross entropy ``-log p_y`` of each confidence; less loss is more confidence, so both rank samples alike."""
-    return np.logaddexp(0.0, -confidences)
-
-
-def loss_threshold(confidences: Array) -> Array:
-    """Yeom et al. 2018: the less loss a sample has, the likelier it is a member; the score is the loss, negated."""
-    return -losses(confidences)
 
 
 def lira(

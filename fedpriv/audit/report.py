@@ -29,7 +29,6 @@ from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
 Say = Callable[[str], None]
-FILES = ("audit.html", "audit.md", "audit.json")
 CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
@@ -64,7 +63,7 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
 
 
 def write(audited: Audited, folder: Path) -> None:
-    """Write :data:`FILES` and the pictures into a folder.
+    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder.
 
     Raises:
         FedprivError: it cannot be written.

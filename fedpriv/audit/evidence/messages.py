@@ -231,7 +231,7 @@ class Evidence:
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
 
     def _victim(self, sent: frozenset[str]) -> Victim:
-        """The net cut behind what was sent; kept, since the audit reads hundreds of messages of one kind. No attack changes it."""
+        """The net, cut after the last layer that was sent. Cached: hundreds of messages send the same layers."""
         if sent not in self._victims:
             self._victims[sent] = cut(self.federation.resident.net, sent)
         return self._victims[sent]
