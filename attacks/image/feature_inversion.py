@@ -1,8 +1,8 @@
 """Image reconstruction from the input of a linear layer: only the pixels are still unknown.
 
 For one sample the weight-by-bias quotient gives the features ``h`` that the first shared linear layer is fed, and its bias
-gradient gives the signal ``dL/dh = W^T dL/db`` that goes back into the layers before. So the image must have the features ``h``
-*and* send back, through the known layers, the gradients that were seen. Whatever lies above plays no part: masked heads do not
+gradient gives the signal ``dL/dh = W^T dL/db`` that is propagated back into the layers before. So the image must have the
+features ``h`` *and* reproduce the observed gradients of those layers. The layers above do not matter: masking the head does not
 help.
 """
 
@@ -31,9 +31,9 @@ class InversionOptions:
     Attributes:
         adam: steps of Adam with a cosine schedule, then
         lbfgs: outer L-BFGS steps with strong-Wolfe line search (20 inner ones each).
-        features, gradients: weights of the two residuals; each is a share of the squared norm.
+        features, gradients: weights of the two residuals, each a share of the squared norm.
         tv: weight of the total variation, in Adam only.
-        restarts: further starts; the one with the smallest loss is given back.
+        restarts: further starts; the one with the smallest loss is returned.
     """
 
     adam: int = 1000
@@ -46,7 +46,7 @@ class InversionOptions:
 
 
 def fed_to(observation: Observation, layer: str) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """The map (weights, normalised images ``(B, C, H, W)``) -> what ``layer`` is fed ``(B, in)``."""
+    """The map (weights, normalised images ``(B, C, H, W)``) -> the input of ``layer`` ``(B, in)``."""
     net, _ = known_net(observation)
     seen: list[Tensor] = []
 
@@ -69,10 +69,10 @@ def invert_features(
     """The image of a message of one sample, from its first shared linear layer with a bias and the layers before.
 
     Returns:
-        the image in [0, 1] ``(1, C, H, W)``, the loss without total variation, and the loss along the way.
+        the image in [0, 1] ``(1, C, H, W)``, the loss without total variation, and the loss after every step.
 
     Raises:
-        Inapplicable: if there is no such layer, or the layers before it are not known.
+        Inapplicable: there is no such layer, or the layers before it are not known.
     """
     options = options or InversionOptions()
     observation = as_gradient(observation)
@@ -103,7 +103,7 @@ def _before(observation: Observation, layer: str) -> list[str]:
     fed = fed_to(observation, layer)({**observation.weights, **weights}, x).sum()
     if not bool(fed.isfinite()):
         raise Inapplicable(f"the weights of a layer before {layer!r} are not known")
-    if not fed.requires_grad:  # the layer is fed the image
+    if not fed.requires_grad:  # the layer's input is the image
         return []
     slopes = torch.autograd.grad(fed, list(weights.values()), allow_unused=True)
     return [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
