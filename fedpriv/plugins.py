@@ -32,12 +32,12 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
     for file in (Path(file).expanduser().absolute() for file in files):
         if not file.is_file() and file.stem in _loaded:
             continue
-        said = f"plug-in {file}" + (of and f" (of {of})")
+        called = f"plug-in {file}" + (of and f" (of {of})")
         if file.suffix != ".py" or not file.stem.isidentifier():
-            raise UsageError(f"{said}: not the name of a Python module, such as my_method.py")
+            raise UsageError(f"{called}: not the name of a Python module, such as my_method.py")
         if not file.is_file():
-            raise UsageError(f"{said}: there is no such file; if it has moved, name it with --plugin")
-        _load(file.resolve(), said)
+            raise UsageError(f"{called}: there is no such file; if it has moved, name it with --plugin")
+        _load(file.resolve(), called)
 
 
 def load_inherited() -> None:
@@ -45,7 +45,7 @@ def load_inherited() -> None:
     load_plugins(Path(file) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file)
 
 
-def _load(file: Path, said: str) -> None:
+def _load(file: Path, called: str) -> None:
     """Import by the file's own name, from its folder, so that a process that is started can import it, too."""
     if _loaded.get(file.stem) == file:
         return
@@ -53,11 +53,11 @@ def _load(file: Path, said: str) -> None:
         sys.path.append(str(file.parent))
     found = find_spec(file.stem)
     if found is None or found.origin is None or Path(found.origin).resolve() != file:
-        raise UsageError(f"{said}: there is another module {file.stem} ({found and found.origin}); give the file another name")
+        raise UsageError(f"{called}: there is another module {file.stem} ({found and found.origin}); give the file another name")
     try:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
         first_line, *_ = str(error).splitlines() or [""]
-        raise FedprivError(f"{said} cannot be imported: {type(error).__name__}: {first_line}") from error
+        raise FedprivError(f"{called} cannot be imported: {type(error).__name__}: {first_line}") from error
     _loaded[file.stem] = file
     os.environ[VARIABLE] = os.pathsep.join(map(str, _loaded.values()))

@@ -46,10 +46,10 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
     each = (time.process_time() - began) / len(clients[0].scores)
     found: dict[tuple[Kind, Use], Control] = {}
     for kind, use in clients[0].scores:
-        told = area(np.concatenate([one.scores[kind, use] for one in clients]), members, SURE)
+        points = area(np.concatenate([one.scores[kind, use] for one in clients]), members, SURE)
         who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images"
-        needed = f"AUC {told.value:.2f}, {SURE:.1%} interval {told.low:.2f} to {told.high:.2f}; it must lie above 0.5"
-        found[kind, use] = Control("positive", told.is_above_chance, f"{who} ({needed})", each)
+        needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
+        found[kind, use] = Control("positive", points.is_above_chance, f"{who} ({needed})", each)
     return found
 
 

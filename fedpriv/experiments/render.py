@@ -74,8 +74,8 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     ]
     data, waiting = [], []
     for file in files:
-        said, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
-        data.append(said)
+        record, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
+        data.append(record)
         if len(section) > 1:
             parts += section
         else:
@@ -243,15 +243,15 @@ def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
     claim = judgement.claim
     names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
     if claim.metric == "clients_better":
-        told = f"of the clients better off with {names[0]} than with {names[1]}"
+        unit = f"of the clients better off with {names[0]} than with {names[1]}"
     else:
         best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
-        told = " − ".join(names) + best + _WHAT[claim.metric]
+        unit = " − ".join(names) + best + _WHAT[claim.metric]
     low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
     return (
         claim.id,
         " ".join(claim.statement.split()),
-        f"– ({told})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {told}",
+        f"– ({unit})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {unit}",
         _by_seed({seed: _number(claim, value) for seed, value in judgement.values.items()}),
         f"[{low_high}]" if low_high else "–",
         str(judgement.verdict),

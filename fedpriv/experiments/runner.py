@@ -126,12 +126,12 @@ def run(
 
 
 def _told(outcome: Outcome) -> str | None:
-    said = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can go on"}
+    states = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can go on"}
     if outcome.state == "failed":
         return f"{outcome.name}: FAILED: {outcome.error}"
-    if outcome.state in said:
+    if outcome.state in states:
         accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.3f}"
-        return f"{outcome.name}: {said[outcome.state]}{accuracy}"
+        return f"{outcome.name}: {states[outcome.state]}{accuracy}"
     return None
 
 

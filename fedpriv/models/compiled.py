@@ -58,8 +58,8 @@ class CompiledNet(Form):
         try:
             found = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
         except torch._dynamo.exc.TorchDynamoException as error:
-            said = " ".join(str(error).strip().splitlines()[:2])
-            raise FedprivError(f"torch.compile cannot compile this net here ({said}); use --compile none") from None
+            reason = " ".join(str(error).strip().splitlines()[:2])
+            raise FedprivError(f"torch.compile cannot compile this net here ({reason}); use --compile none") from None
         for name, buffer in buffers.items():
             ctx.tensors[name].copy_(buffer)
         return found

@@ -36,10 +36,10 @@ class TextEncoder(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids.ne(self.pad)
         # transformers looks into a mask (B, L) to see whether it can do without, which torch.func cannot.
-        said = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
+        outputs = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
         if self.pooling == "pooler":
-            return said.pooler_output  # type: ignore[no-any-return]
-        hidden: Tensor = said.last_hidden_state
+            return outputs.pooler_output  # type: ignore[no-any-return]
+        hidden: Tensor = outputs.last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
         weights = mask.to(hidden.dtype).unsqueeze(2)

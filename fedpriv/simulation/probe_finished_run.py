@@ -53,7 +53,7 @@ def probe_run(
     found = probe(resident.net.encoder, train, test, len(on.classes), fractions or FRACTIONS, seed, where)
     name = Path(on.name).name
     shares = torch.bincount(test.labels) / len(test.labels)
-    said = {
+    facts = {
         "run": folder.path.name,
         "run_id": folder.facts["run_id"],
         "dataset": name,
@@ -69,5 +69,5 @@ def probe_run(
         folder.probe.mkdir(exist_ok=True)
         for one in found:
             file = f"{name}-{one.fraction:g}{'' if where == 'pooled' else '-' + where}.json"
-            save_json(folder.probe / file, said | asdict(one))
-    return said | {"results": [asdict(one) for one in found]}
+            save_json(folder.probe / file, facts | asdict(one))
+    return facts | {"results": [asdict(one) for one in found]}

@@ -68,11 +68,11 @@ def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 
-def probe_values(said: dict[str, Any]) -> dict[str, float]:
+def probe_values(row: dict[str, Any]) -> dict[str, float]:
     """MLflow's metrics from a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
-    name = f"{said['dataset']} {said['fraction']:g}" + ("" if said["features"] == "pooled" else f" {said['features']}")
-    values = {f"probe/{name}": said["accuracy"], f"probe_as_is/{name}": said["accuracy_as_is"]}
-    values[f"probe_logistic/{name}"] = said["accuracy_logistic"]
+    name = f"{row['dataset']} {row['fraction']:g}" + ("" if row["features"] == "pooled" else f" {row['features']}")
+    values = {f"probe/{name}": row["accuracy"], f"probe_as_is/{name}": row["accuracy_as_is"]}
+    values[f"probe_logistic/{name}"] = row["accuracy_logistic"]
     return {key: float(value) for key, value in values.items() if value is not None}
 
 

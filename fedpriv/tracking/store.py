@@ -84,9 +84,9 @@ def create_store(path: Path) -> None:
             maker = subprocess.Popen(command, stdout=quiet, stderr=subprocess.PIPE, text=True, start_new_session=True)
             import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
 
-            _, said = maker.communicate()
+            _, stderr = maker.communicate()
             if maker.returncode:
-                raise TrackingError(f"cannot create {path}: {(said.strip().splitlines() or ['no message'])[-1]}")
+                raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
             draft.replace(path)
 
 

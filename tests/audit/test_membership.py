@@ -119,7 +119,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     client, download = run.store.clients(1)[0], run.store.download(1)
     assert download is not None
     turns, data = ShadowTurns(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
-    same, other = turns.play(lambda number: data, [client - run.config.data.clients, 0])
+    same, other = turns.run(lambda number: data, [client - run.config.data.clients, 0])
     sent = run.message(1, client).uploaded
     assert same is not None and other is not None
     assert all(torch.equal(same.uploaded[name], tensor) for name, tensor in sent.items())

@@ -1,4 +1,4 @@
-"""The effect of an upload's transforms on the change, from its format on the wire and the transforms' options."""
+"""The effect of an upload's transforms on the weight change, from its wire format and the transforms' options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedpriv.wire.coding import INDICES, SCALE, base_name, coded, is_model
 
 
 def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Sequence[Transform]) -> Altered:
-    """How the change that the server reads from an upload differs from the one that the client computed, by the net's names.
+    """The difference between the change that the server decodes and the one that the client computed, by the net's names.
 
-    Rounding and pruning show in the message itself. Clipping and noise are what the transforms declare: ``rescales``, and
-    ``noise_variance`` of an entry; of a transform that declares neither, nothing is known.
+    Rounding and pruning can be seen from the message. Clipping and noise must be declared by the transforms: ``rescales``, and
+    ``noise_variance`` per entry; a transform that declares neither is ignored.
 
     Args:
-        received: what the client had been sent, by name.
+        received: the tensors that the client was sent, by name.
     """
     noise = float(sum(getattr(transform, "noise_variance", 0.0) for transform in transforms))
     tensors = sealed.tensors()
@@ -33,7 +33,7 @@ def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Seque
 
 
 def _rounding(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Variance of the rounding error of an entry, by the net's names; of tensors that were rounded."""
+    """Variance of an entry's rounding error, by the net's names, for tensors that were rounded."""
     found = {}
     for form, tensor in tensors.items():
         if not is_model(form) or form.endswith((INDICES, SCALE)):

@@ -67,7 +67,9 @@ def run_cells(
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_one_thread, max_tasks_per_child=1
     ) as pool:
-        begun = {pool.submit(_play, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()}
+        begun = {
+            pool.submit(_run_cell, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()
+        }
         try:
             for future in as_completed(begun):
                 label = begun[future]
@@ -106,15 +108,15 @@ def _one_thread() -> None:
     load_inherited()
 
 
-def _play(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:
+def _run_cell(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:
     """In a process of its own: play, store, and say in a line what came of it."""
-    from fedpriv.experiments.leakage.play import play
+    from fedpriv.experiments.leakage.attack import attack_cell
 
-    result = play(label, cell, dealt)
+    result = attack_cell(label, cell, dealt)
     result.write(path)
     if result.inapplicable:
         return f"not mounted: {result.inapplicable}"
     rate, labels = result.recovered(), result.labels()
-    said = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
-    said += [f"{labels.successes} of {labels.n} labels"] if labels else []
-    return f"{', '.join(said)}, {result.cpu_seconds:.0f} CPU s"
+    parts = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
+    parts += [f"{labels.successes} of {labels.n} labels"] if labels else []
+    return f"{', '.join(parts)}, {result.cpu_seconds:.0f} CPU s"

@@ -157,7 +157,7 @@ def _check_costs(path: Path, file: _File) -> None:
 
 
 def _cell(path: Path, label: str, values: dict[str, Any]) -> Cell:
-    from fedpriv.experiments.leakage.play import build_attack
+    from fedpriv.experiments.leakage.attack import build_attack
 
     if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
         raise UsageError(f"experiment {path}: cell {label!r} names a file; use letters, digits and . _ = + -")

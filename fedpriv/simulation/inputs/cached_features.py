@@ -18,8 +18,8 @@ CHUNK = 128
 
 def text_features(frozen: TextEncoder, ids: Tensor, device: torch.device) -> Tensor:
     """``(N, d)`` of token ids ``(N, L)``."""
-    said = [repr((frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype)).encode(), ids.numpy().tobytes()]
-    return computed_once(frozen, said, device, lambda: features(frozen, ids.to(device), CHUNK))
+    key = [repr((frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype)).encode(), ids.numpy().tobytes()]
+    return computed_once(frozen, key, device, lambda: features(frozen, ids.to(device), CHUNK))
 
 
 def image_features(frozen: nn.Module, images: Pool, device: torch.device) -> Tensor:

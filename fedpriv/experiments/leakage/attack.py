@@ -52,7 +52,7 @@ def build_attack(spec: AttackerSpec, where: str) -> ImageAttack | None:
     return attack
 
 
-def play(label: str, cell: Cell, dealt: Dealt) -> CellResult:
+def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
     """Attack every message of the cell; deterministic but for the CPU seconds.
 
     Raises:
