@@ -78,7 +78,7 @@ class Euc(Aggregation):
             return
         if train.selection != "all" and train.participation != 1.0:
             raise UsageError(
-                "aggregation euc: clients keep their own copy of layers that are not merged, so all must take part in each round; "
+                "aggregation euc: clients keep their own copy of layers that are not merged, so all must take part each round; "
                 "--set train.selection=all, or euc=weight"
             )
         if train.on_nan == "drop":

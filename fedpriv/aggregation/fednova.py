@@ -100,7 +100,7 @@ class FedNova(Mean):
                 reach[role] += weight
         if len(set(reach.values())) > 1:
             raise UsageError(
-                f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but there is one weight per client"
+                f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but a client has one weight"
             )
         return next(iter(reach.values()), 0.0)
 

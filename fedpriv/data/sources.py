@@ -193,7 +193,7 @@ def hub_source(
 
 
 def _open_local(path: Path) -> Opened:
-    """A parquet or CSV file, or a folder of them or of images. A single split is divided 80 / 20, class by class, by a fixed choice.
+    """A parquet or CSV file, or a folder of them or of images. A single split is divided 80 / 20 by a fixed choice.
 
     Folders of image-text pairs are opened by :func:`open_pairs`.
     """

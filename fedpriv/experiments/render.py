@@ -58,7 +58,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         what the report says, as data; ``report`` and ``plot`` are the files written.
 
     Raises:
-        UsageError: no YAML there, or one that is wrong.
+        UsageError: there is no YAML, or one is not valid.
     """
     if path.is_dir():
         files = sorted(path.glob("*.yaml"))
@@ -81,7 +81,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         else:
             waiting += section
     if waiting:
-        parts += ["## Not played yet", bullets(waiting)]
+        parts += ["## Not run yet", bullets(waiting)]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, ("\n\n".join(parts) + "\n").encode())
     return {"experiments": data, "report": str(output)}
@@ -96,7 +96,7 @@ def _of_runs(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_cells(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The same of a leakage experiment."""
+    """A leakage experiment as data, and as a section of a report in ``folder``."""
     leakage = LeakageComparison.of(read_leakage(file))
     pictures = draw(leakage.cells, file.parent / "results", file.stem)
     data = {**leakage.as_data(), "plot": [str(path) for path in pictures.values()]}
@@ -223,7 +223,7 @@ def _to_target(comparison: Comparison) -> list[str]:
 
 
 def _traces(results: Mapping[str, Mapping[int, Result]]) -> str:
-    """A row for each number that a run reported, a column for each run that reported any; empty where none did."""
+    """A row for each reported number, a column for each run that reported any; empty where none did."""
     seen: dict[str, dict[str, list[float]]] = {}
     for label, of_label in results.items():
         for result in of_label.values():

@@ -1,4 +1,4 @@
-"""The probe of a run that is finished, kept in its folder."""
+"""The linear probe of a finished run, stored in its folder."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def probe_run(
     """Probe the final encoder of a finished run, and store a JSON for each fraction in its folder ``probe/``.
 
     Args:
-        dataset: another data set than the run's; its images are resized to those that the encoder was trained on.
-        data_dir: where the data are, if not where the run had them.
+        dataset: another data set than the run's; its images are resized to the encoder's input.
+        data_dir: the data folder, if not the run's.
 
     Raises:
-        UsageError: no finished run, no whole encoder at the server, or a data set or a fraction that does not fit.
+        UsageError: the run is not finished, the server has no whole encoder, or the data set or a fraction does not fit.
     """
     folder = RunFolder.open(run_dir)
     if folder.summary() is None:
@@ -46,7 +46,7 @@ def probe_run(
     require_encoder(federation.method)
     resident, own = federation.resident, federation.dataset
     if own.texts is not None:
-        raise UsageError(f"a probe looks at encoders of images, and {run_dir} was trained on {own.name}, which holds texts")
+        raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {own.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
     on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
     train, test = samples(on, own.input_shape, resident.device)

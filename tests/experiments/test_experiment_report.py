@@ -142,7 +142,7 @@ def test_before_any_result(tmp_path: Path) -> None:
     said = report(path)
     text = (tmp_path / "paper/results/tiny.md").read_text()
     assert said["experiments"][0]["plot"] is None
-    assert "## Not played yet" in text and "3 runs, 1 claim" in text and "verdict" not in text
+    assert "## Not run yet" in text and "3 runs, 1 claim" in text and "verdict" not in text
     assert said["experiments"][0]["claims"][0]["verdict"].startswith("inconclusive")
 
 
