@@ -69,5 +69,5 @@ def test_without() -> None:
 
 
 def test_nothing_at_all_is_an_error() -> None:
-    with pytest.raises(ValueError, match="without an image and without a text"):
+    with pytest.raises(ValueError, match="neither images nor texts"):
         size(Pairs(None, None))

@@ -200,7 +200,7 @@ def test_truncated_parquet_is_named(tmp_path: Path, share: float) -> None:
     cifar10(tmp_path)
     file = tmp_path / "cifar10" / "train.parquet"
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    with pytest.raises(FedprivError, match=r"cifar10/train\.parquet is not a whole parquet file") as error:
+    with pytest.raises(FedprivError, match=r"cifar10/train\.parquet is not a valid parquet file") as error:
         load_dataset("cifar10", tmp_path)
     assert "\n" not in str(error.value)
 
@@ -291,7 +291,7 @@ def test_names_and_paths_that_are_not_there(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", Path("nowhere.parquet")):
         with pytest.raises(UsageError, match=r"no file or folder .*nowhere"):
             load_dataset(str(path))
-    with pytest.raises(UsageError, match=r"data folder .*nowhere is not there"):
+    with pytest.raises(UsageError, match=r"data folder .*nowhere does not exist"):
         load_dataset("cifar10", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="no parquet file and no image folder"):

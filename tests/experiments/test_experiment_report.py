@@ -128,7 +128,7 @@ def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
     (yaml_file.parent / "results/tiny/fedavg-s1.json").write_text("{}")
     comparison = Comparison.of(read(yaml_file))
     assert comparison.missing == ["fedavg-s0", "fedavg-s1", "fedrep-s1"]
-    assert any("fedavg-s0 does not count: train.rounds is 30 there, 20 in the YAML" in line for line in comparison.complaints)
+    assert any("fedavg-s0 is left out: train.rounds is 30 there, 20 in the YAML" in line for line in comparison.complaints)
     assert any("fedavg-s1 does not count" in line and "not a result" in line for line in comparison.complaints)
     assert not any("partitions" in line for line in comparison.complaints)  # no other run is left at seed 1
     write_result(yaml_file, "fedrep", 1, REP)
