@@ -109,7 +109,7 @@ def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int,
         listener = threading.Thread(target=_relay, args=(progress, say))
         listener.start()
         try:
-            return list(pool.map(_audit_and_tell, run_dirs, [options] * len(run_dirs), [progress] * len(run_dirs)))
+            return list(pool.map(_audit_with_progress, run_dirs, [options] * len(run_dirs), [progress] * len(run_dirs)))
         finally:
             progress.put(None)
             listener.join()
@@ -123,7 +123,7 @@ def _one_thread() -> None:
     load_inherited()
 
 
-def _audit_and_tell(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Audited:
+def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Audited:
     return audit_run(run_dir, options, lambda text: progress.put(f"{run_dir.name}: {text}"))
 
 
