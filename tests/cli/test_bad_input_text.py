@@ -112,15 +112,15 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [
-        ("number,intent\n1,a\n2,b\n", 2, ("no image or text column", "number (int64), intent (string)")),
-        ("text,other\nhello,a\nbye,b\n", 2, ("no label column", "text (string), other (string)")),
+        ("number,intent\n1,a\n2,b\n", 2, ("no recognisable image or text column", "number (int64), intent (string)")),
+        ("text,other\nhello,a\nbye,b\n", 2, ("no recognisable label column", "text (string), other (string)")),
         ("", 1, ("broken.csv is not a valid csv file", "Empty")),
         ('text,intent\n"hello,a\nbye,b\n', 1, ("broken.csv is not a valid csv file",)),
         ("text,intent\nhello,a\nbye,b,c,d\n", 1, ("broken.csv is not a valid csv file", "Expected 2 columns, got 4")),
         ("text,intent\nhello,a\n  ,a\nbye,b\nso,b\n" * 4, 2, ("row 1 of column 'text' is empty",)),
         ("text,intent\nhello,a\nbye,\nso,b\n", 1, ("the label in row 1 of column 'intent' is empty",)),
         ("text,intent\nhello,a\nbye,b\n", 2, ("leaves no test samples",)),
-        ("text,intent\n", 2, ("no image or text column", "text (null)")),
+        ("text,intent\n", 2, ("no recognisable image or text column", "text (null)")),
     ],
     ids=["no text", "no label", "nothing", "open quote", "too many columns", "empty text", "empty label", "too few", "header"],
 )

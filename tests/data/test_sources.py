@@ -166,9 +166,9 @@ def test_parquet_without_hugging_face_types(tmp_path: Path) -> None:
     assert numbers.classes == ("0", "1", "2") and set(numbers.train_labels.tolist()) == {0, 2}
     words = load_dataset(str(plain_parquet(tmp_path / "b.parquet", image=images, label=["no", "yes"] * 5)))
     assert words.classes == ("no", "yes")
-    with pytest.raises(UsageError, match=r"no label column .* image \(binary\), species \(string\)"):
+    with pytest.raises(UsageError, match=r"no recognisable label column.* image \(binary\), species \(string\)"):
         load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, species=["x"] * 10)))
-    with pytest.raises(UsageError, match="no image or text column"):
+    with pytest.raises(UsageError, match="no recognisable image or text column"):
         load_dataset(str(plain_parquet(tmp_path / "d.parquet", subject=["x"], body=["y"], label=[0])))
 
 
@@ -330,7 +330,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, monkeyp
     train, _ = cifar10(tmp_path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="not kept"):
+    with pytest.warns(UserWarning, match="not cached"):
         assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(train))
 
 

@@ -309,9 +309,9 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
         ({"model.name": "joined"}, "sequential: the net cannot be stacked for several clients (encoder: call function"),
         ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
         ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
-        ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout of pixels"),
+        ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
         ({"train.participation": 0.09}, "sequential: one client a round"),
-        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: gradients of single samples"),
+        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: per-sample gradients"),
         ({"executor.name": "sequential"}, "sequential: as requested"),
         (
             {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
