@@ -171,7 +171,7 @@ def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> N
     shown = page.all("img")
     found = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
     assert found == list(pictures().values())  # in the order of the page
-    assert "what analytic, multistep, inverting gradients made" in (shown[0]["alt"] or "")
+    assert "what analytic, multistep, inverting gradients reconstructed" in (shown[0]["alt"] or "")
     with pytest.raises(FedprivError, match=re.escape("mp-single.png")):
         render_html(findings(), {"mp-r1-c0.png": b""})
 
