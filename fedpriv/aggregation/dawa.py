@@ -25,7 +25,8 @@ LOSS = statistic("loss")
 BASE_TEXT = "q_k: 1/K, n_k/sum n, or softmax(-L_k) of the clients' losses, which they then send (eqs. 4-6)"
 DIVERGENCE_TEXT = "d_k: none (1), the cosine of the whole model (M-DAWA, eq. 2), or of each layer (L-DAWA, eq. 4)"
 NO_LOSS = 65504.0
-"""Nats that a client sends that took no step: it then weighs nothing, unless all did so. The largest number in half precision."""
+"""The loss in nats sent by a client that took no step, which gives it weight 0 unless all clients took none. The largest number
+in half precision."""
 _AUTHORS_WARMUP = 3
 _NOTHING_LEFT = 1e-6
 
@@ -163,7 +164,7 @@ class LDawaLossParams(DawaParams):
 
 class _TellsItsLoss(LDawa):
     sends = "the client's mean loss of the last local epoch: one number up"
-    no_dp = "its clients tell the server their loss, which no noise covers"
+    no_dp = "its clients send the server their loss, which no noise covers"
 
 
 @register("l-dawa-loss")

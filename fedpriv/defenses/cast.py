@@ -1,4 +1,4 @@
-"""Fewer bits a number: uploads in half precision."""
+"""Uploads in half precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cast:
     """Round every floating-point tensor to 16 bits; the server computes in float32 again."""
 
     stage: ClassVar[Stage] = Stage.DIGITS
-    dtype: Literal["float16", "bfloat16"] = Field("float16", description="what crosses the wire")
+    dtype: Literal["float16", "bfloat16"] = Field("float16", description="the type that is sent")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         dtype = _DTYPES[self.dtype]

@@ -1,4 +1,4 @@
-"""Layer masking: what is masked is not sent."""
+"""Layer masking: masked layers are not sent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedpriv.wire.coding import base_name, is_model
 
 @transform
 class Mask:
-    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or those of the
-    last fully connected layers, weights and biases (MpFedcon sec. 5.10).
+    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or the weights and
+    biases of the last fully connected layers (MpFedcon sec. 5.10).
 
     Raises:
         UsageError: a pattern matches nothing in the net or the upload (a mask without effect would look like a defence), the
@@ -27,7 +27,7 @@ class Mask:
 
     roles: tuple[str, ...] = Field((), description="roles whose tensors are dropped")
     names: tuple[str, ...] = Field((), description="shell patterns of tensor names to drop")
-    last: int = Field(0, ge=0, description="so many of the net's last fully connected layers, whatever is sent of them")
+    last: int = Field(0, ge=0, description="number of the net's last fully connected layers to drop, shared or not")
 
     @model_validator(mode="after")
     def _masks_something(self) -> Self:
@@ -62,7 +62,7 @@ class Mask:
         return left
 
     def _drops(self, name: str, hidden: tuple[str, ...]) -> bool:
-        # What is said of a hidden tensor (a control variate is a gradient) is hidden with it.
+        # Statistics of a masked tensor (a control variate is a gradient) are masked, too.
         about = tensor_of(name)
         return (
             about.split(".")[0] in self.roles

@@ -17,11 +17,11 @@ from fedpriv.wire.coding import INDICES, VALUES
 
 @transform
 class Prune:
-    """Send the largest entries of the change, by magnitude over all model tensors, as (index, value); the rest stays as the
-    server sent it (gradient sparsification, Aji and Heafield 2017; as a defence, Zhu et al. 2019).
+    """Send only the largest entries of the change, by magnitude over all model tensors, as (index, value); for the others the
+    server keeps its values (gradient sparsification, Aji and Heafield 2017; as a defence, Zhu et al. 2019).
 
-    An entry costs 8 bytes instead of 4, so this saves bytes below ``fraction`` 1/2. What the client was not sent has no
-    change and is sent whole.
+    An entry costs 8 bytes instead of 4, so this saves bytes if ``fraction`` is below 1/2. Tensors that the client was not sent
+    have no change and are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.SPARSE

@@ -17,11 +17,11 @@ from fedpriv.wire.coding import SCALE, base_name, codes_name, pack_codes
 
 @transform
 class Quantise:
-    """Send each tensor's change as whole numbers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
+    """Send each tensor's change as integers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
 
     ``scale = max|change| / L``, ``L = 2^(bits-1) - 1``, ``code = floor(change / scale + u)`` with u uniform in [0, 1):
-    unbiased, and off by less than one scale. The server makes ``received + code * scale`` of it. What the client was not
-    sent is sent whole.
+    unbiased, with an error of less than one scale. The server decodes ``received + code * scale``. Tensors that the client was
+    not sent are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.DIGITS

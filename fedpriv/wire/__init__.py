@@ -1,8 +1,8 @@
-"""What crosses the wire: payloads, sealed as the bytes that a transport would carry.
+"""Messages between clients and server: payloads, sealed as the bytes that a transport would carry.
 
-A :class:`Payload` is what a method hands over; transforms (defences, compression) turn it into another one, in the order
-of the config; :func:`seal` makes it bytes. The server, the byte meter and the attacker all get the same :class:`Sealed`
-object and nothing else. A tensor that a transform removed is absent: not in the bytes, not zero.
+A method creates a :class:`Payload`; transforms (defences, compression) change it, in the order of the config; :func:`seal`
+serialises it. The server, the byte meter and the attacker all get the same :class:`Sealed` object and nothing else. A tensor that
+a transform removed is absent from the bytes, not zero.
 """
 
 from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, transform_and_seal

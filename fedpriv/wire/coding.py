@@ -1,7 +1,7 @@
 """Compressed uploads: the names of compressed tensors on the wire, and their decoding.
 
-A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus what it was sent. The
-form is a suffix of the name, so that a message can be read on its own:
+A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus those that it was sent. The
+form is a suffix of the name, so that a message is self-contained:
 
 * ``encoder.fc.weight~indices`` (int32) and ``encoder.fc.weight~values``: the entries of a sparse change, flat;
 * ``encoder.fc.weight~int8`` (or ``~int4``, packed) and ``encoder.fc.weight~scale``: a change is ``codes * scale``.
@@ -26,7 +26,7 @@ _CODES = re.compile(r"(.*)~int([2-8])")
 
 
 def base_name(name: str) -> str:
-    """The tensor that a wire name is a form or a part of."""
+    """The tensor to which a name on the wire belongs."""
     return name.split("~")[0]
 
 
@@ -36,8 +36,14 @@ def is_model(name: str) -> bool:
 
 
 def codes_name(name: str, bits: int) -> str:
-    """What the codes of a tensor are called."""
+    """The name of the codes of a tensor."""
     return f"{name}~int{bits}"
+
+
+def coded(name: str) -> tuple[str, int] | None:
+    """The inverse of :func:`codes_name`: tensor and bits; ``None`` for other names."""
+    found = _CODES.fullmatch(name)
+    return found and (found[1], int(found[2]))
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -60,11 +66,11 @@ def unpack_codes(packed: Tensor, bits: int, shape: torch.Size) -> Tensor:
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload as the server reads it: whole weights, whatever form they crossed the wire in.
+    """A decoded upload.
 
     Attributes:
-        sealed: what crossed the wire.
-        weights: by name, all tensors of the message with compressed changes made whole; ``None``: nothing was compressed.
+        sealed: the message as it was sent.
+        weights: all tensors of the message by name, with compressed changes decoded to weights; ``None``: nothing was compressed.
     """
 
     sealed: Sealed
@@ -72,19 +78,19 @@ class Upload:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors, by name."""
+        """The shapes of the tensors, by name."""
         if self.weights is None:
             return {name: shape for name, (_, shape) in self.sealed.schema.items()}
         return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
 
     def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
-        """The tensors, or those among ``names``; changing them changes nothing that was sent."""
+        """Copies of the tensors, or of those among ``names``."""
         if self.weights is None:
             return self.sealed.tensors(names)
         return {name: tensor.clone() for name, tensor in self.weights.items() if names is None or name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
-        """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there; without a copy between, if they can."""
+        """Copy the tensors that have a span into ``row`` ``(p,)``, in main memory; directly from the bytes if not compressed."""
         if self.weights is None:
             self.sealed.copy_into(row, spans)
             return
@@ -93,24 +99,24 @@ class Upload:
                 row[span] = tensor.reshape(-1).to(row)
 
     def not_finite(self) -> str | None:
-        """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
+        """The name of the first tensor with an infinity or a NaN; ``None`` if there is none."""
         if self.weights is None:
             return self.sealed.not_finite()
         return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
 
 
 def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
-    """The upload with whole weights in place of compressed changes.
+    """Decode compressed changes of an upload to weights.
 
     Args:
-        received: what the sender had been sent, by name: the changes count from there, and shapes are those.
+        received: the tensors that the sender had been sent, by name: the reference of the changes, and their shapes.
     """
     if upload.kind != "delta":
         return Upload(upload)
     tensors = upload.tensors()
     for name in list(tensors):
-        if found := _CODES.fullmatch(name):
-            inner, bits = found[1], int(found[2])
+        if found := coded(name):
+            inner, bits = found
             sparse = inner.endswith(VALUES)
             shape = tensors[inner.removesuffix(VALUES) + INDICES].shape if sparse else received[inner].shape
             tensors[inner] = unpack_codes(tensors.pop(name), bits, shape) * tensors.pop(inner + SCALE)

@@ -121,7 +121,7 @@ def test_shorthands(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--defense", "gaussian", "--variance", "-1"], "variance"),
-        (["--variance", "1"], "--variance is that of one"),
+        (["--variance", "1"], "--variance needs exactly one"),
         (["--defense", "gausian"], "did you mean 'gaussian'"),
         (["--defense", "prune:fracton=1"], "did you mean 'fraction'"),
         (["--defense", "prune:0.1"], "expected key=value"),

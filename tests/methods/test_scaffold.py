@@ -151,8 +151,8 @@ def test_which_layers() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"train.momentum": 0.9}, r"steps with momentum 0\.9 .*variate=mean.*train\.momentum=0"),
-        ({"train.optimizer": "adam"}, r"Adam's steps .*variate=mean.*train\.optimizer=sgd"),
+        ({"train.momentum": 0.9}, r"steps with momentum 0\.9.*variate=mean.*train\.momentum=0"),
+        ({"train.optimizer": "adam"}, r"Adam's steps.*variate=mean.*train\.optimizer=sgd"),
     ],
 )
 def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any], said: str) -> None:

@@ -255,10 +255,10 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
     [
         ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
         ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
-        ("scaffold", {}, "scaffold has a step of its own"),
-        ("perfedavg", {}, "perfedavg has a step of its own"),
-        ("apfl", {}, "apfl has a step of its own"),
-        ("fedsiam-da", {}, "siamese has a step of its own"),
+        ("scaffold", {}, "scaffold has its own step"),
+        ("perfedavg", {}, "perfedavg has its own step"),
+        ("apfl", {}, "apfl has its own step"),
+        ("fedsiam-da", {}, "siamese has its own step"),
         ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
     ],
 )
