@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedpriv.interfaces import ClientTurn, Part
+from fedpriv.interfaces import Part
 from fedpriv.parameters import ParameterSpace
 
 Memory = Mapping[str, Tensor]
@@ -83,8 +83,8 @@ class Aggregation(Part):
         """The shared tensors that this round's download has."""
         return names
 
-    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
-        """On the client, those of the shared tensors that it uploads in this round."""
+    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+        """Those of the shared tensors that a client uploads in a round, given what it was sent."""
         return names
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:

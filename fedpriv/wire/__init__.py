@@ -3,18 +3,25 @@
 A :class:`Payload` is what a method hands over; transforms (defences, compression) turn it into another one, in the order
 of the config; :func:`seal` makes it bytes. The server, the byte meter and the attacker all get the same :class:`Sealed`
 object and nothing else. A tensor that a transform removed is absent: not in the bytes, not zero.
+
+Of a message that came from elsewhere, nothing is taken for granted: :func:`unseal` refuses bytes that :func:`seal` did not make,
+and :class:`Expected` messages that are not what their sender was to send.
 """
 
 from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, Wire
-from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, statistic, tensor_of
+from fedpriv.wire.expected import Expected, Form
+from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, Refused, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
 
 __all__ = [
     "STATISTIC",
     "ByteMeter",
     "Direction",
+    "Expected",
+    "Form",
     "Kind",
     "Payload",
+    "Refused",
     "Sealed",
     "Tap",
     "Transform",

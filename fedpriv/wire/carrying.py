@@ -38,6 +38,10 @@ class Transform(Protocol):
 
     Its effect on the change is public; attackers know it where the class declares it: ``rescales = True`` (the
     change is multiplied by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+
+    One after which tensors have other names, dtypes or shapes defines ``expects(expected, linear)``: the
+    :class:`~fedpriv.wire.expected.Expected` message that comes out, given the one that goes in and the net's fully connected
+    layers in forward order.
     """
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...
