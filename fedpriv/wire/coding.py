@@ -164,6 +164,9 @@ def _unscaled(name: str, codes: Tensor, scale: Tensor, bits: int, shape: torch.S
     dtype, packed = (torch.int8, shape) if bits == 8 else (torch.uint8, torch.Size([math.ceil(shape.numel() * bits / 8)]))
     if codes.dtype != dtype or codes.shape != packed:
         raise Refused(f"{name} are {codes.dtype} of shape {list(codes.shape)}, not {dtype} of {list(packed)}")
+    filling = 8 * codes.numel() - shape.numel() * bits
+    if filling and int(codes[-1]) % 2**filling:
+        raise Refused(f"{name} hold more than {shape.numel()} codes")
     if scale.shape != (1,) or not scale.is_floating_point() or not 0 <= float(scale) < math.inf:
         raise Refused(f"{name} have a scale that is no number from 0 on")
     whole, levels = unpack_codes(codes, bits, shape), 2 ** (bits - 1) - 1

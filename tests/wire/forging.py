@@ -11,6 +11,13 @@ from torch import Tensor
 from fedpriv.wire import Payload, Sealed, seal
 
 
+def one_line(error: Exception) -> str:
+    """What an error says, which is a short line that any terminal can show."""
+    said = str(error)
+    assert len(said.splitlines()) == 1 and said.isprintable() and len(said) < 500
+    return said
+
+
 def parts(data: bytes) -> tuple[str, bytes]:
     """The header of sealed bytes, without what fills it up, and the tensors' bytes."""
     start = 8 + int.from_bytes(data[:8], "little")

@@ -26,16 +26,22 @@ TINY = {
     "executor.name": "sequential",
     "wire.keep_payloads": "none",
 }
-PAIRS = {"data.name": "disaster_synthetic", "data.limit": 40, "data.image_size": 16, "data.image_only": 0.5, "data.text_only": 0.5}
+PAIRS = {
+    "data.name": "disaster_synthetic",
+    "data.limit": 40,
+    "data.image_size": 16,
+    "data.image_only": 0.5,
+    "data.text_only": 0.5,
+}
 AGGREGATION_OF = {"scaffold": "scaffold"}
 OBJECTIVE_OF = {"scaffold": "scaffold", "feddyn": "feddyn"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "counts": ("mpfedcon", {"method.center_weighting": "counts"}),
+    "counts": ("mpfedcon", {"method.center_weighting": "counts", "data.partition.name": "iid"}),
     "gradients": ("feddual", {"method.server_object": "lossgrad_mean"}),
     "moved and steps": ("simprox", {"method.prev": "own", "method.per_step": True}),
     "momentum": ("fednova", {"train.momentum": 0.9, "train.local_steps": 3}),
     "BatchNorm": ("fedbn", {"model.name": "resnet9_narrow", "data.limit": 60}),
-    "waiting layers": ("fedavg", {"aggregation": "euc", "aggregation.start": 1, "train.participation": 1.0}),
+    "waiting layers": ("fedavg", {"aggregation": "euc", "aggregation.start": 1, "train.participation": 1.0, "train.rounds": 3}),
     "pairs": ("scaffold", {**PAIRS, "train.participation": 1.0, "train.lr": 0.01}),
     "client-level DP": ("fedavg", {"privacy.level": "client", "privacy.noise": 0.05, "privacy.clip": 0.1}),
     "mask": ("scaffold", {"wire.transforms": [{"name": "mask", "last": 1}]}),
@@ -63,13 +69,12 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Played:
-    """Two rounds, and the messages of the second.
+    """A few rounds, and the messages of the last.
 
     Attributes:
         received: what the participants were sent.
         uploads: theirs, by client.
         expected: what the server expects of each of them.
-        server: its state before the merge.
     """
 
     method: Method
@@ -87,17 +92,17 @@ def played(case: str) -> Played:
         crossed: list[tuple[Direction, Sealed]] = []
         run.federation.wire.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
         run.start()
-        run.play_round()
-        crossed.clear()
-        run.play_round()
+        for _ in run.rounds():
+            last = [message for message in crossed if message[1].round == run.progress.round]
     fed = run.federation
-    received = next(sealed for direction, sealed in crossed if direction == "down").tensors()
-    uploads = {sealed.client: sealed for direction, sealed in crossed if direction == "up" and sealed.client is not None}
+    received = next(sealed for direction, sealed in last if direction == "down").tensors()
+    uploads = {sealed.client: sealed for direction, sealed in last if direction == "up" and sealed.client is not None}
     samples = sum(map(fed.data.size, fed.data.nonempty))
+    round = fed.config.train.rounds
     told = None if fed.config.privacy.level == "client" else (1, samples)
 
     def expected(client: int) -> Expected:
-        forms = fed.method.forms(received, 2, samples, fed.unused(client))
-        return Expected(2, client, forms, received, told, max_update_norm=1e3).through(fed.wire.transforms, fed.linear)
+        forms = fed.method.forms(received, round, samples, fed.unused(client))
+        return Expected(round, client, forms, received, told, max_update_norm=1e3).through(fed.wire.transforms, fed.linear)
 
     return Played(fed.method, received, uploads, {client: expected(client) for client in uploads})
