@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.wire import STATISTIC, Expected, Form, Payload, Refused, Sealed, seal, unseal
-from fedpriv.wire.coding import SCALE, is_model
+from fedpriv.wire.coding import INDICES, SCALE, is_model
 from tests.wire.forging import one_line, resealed
 from tests.wire.turns import Played, cases, played
 
@@ -169,6 +169,15 @@ def test_statistics_out_of_their_range(case: str, name: str, value: float) -> No
     wrong = torch.tensor(value, dtype=right.dtype)
     assert name in refusal(resealed(sealed, {name: wrong}), expected)
     expected.check(resealed(sealed, {name: right}))
+
+
+@pytest.mark.parametrize("case", ["prune", "prune and quantise", "prune and five bits", "prune and half"])
+def test_entries_that_are_not_there(case: str) -> None:
+    sealed, expected = first(played(case))
+    name = next(name for name in sorted(sealed.names) if name.endswith(INDICES) and len(sealed.tensors({name})[name]) > 2)
+    indices, size = sealed.tensors({name})[name], expected.received[name.removesuffix(INDICES)].numel()
+    for wrong in (indices - 1 - indices[0], indices + size - indices[-1], indices.flip(0), indices * 0):
+        assert f"{name} are not rising numbers of 0..{size - 1}" == refusal(resealed(sealed, {name: wrong}), expected)
 
 
 FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=2)

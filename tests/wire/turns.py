@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
-from fedpriv.methods.base import Method
+from fedpriv.methods.base import Method, ServerState
 from fedpriv.objectives import objectives
 from fedpriv.wire import Direction, Expected, Sealed
 from tests.simulation.small import simulation
@@ -75,12 +76,14 @@ class Played:
         received: what the participants were sent.
         uploads: theirs, by client.
         expected: what the server expects of each of them.
+        server: its state before it merges them.
     """
 
     method: Method
     received: Mapping[str, Tensor]
     uploads: Mapping[int, Sealed]
     expected: Mapping[int, Expected]
+    server: ServerState
 
 
 @cache
@@ -92,11 +95,13 @@ def played(case: str) -> Played:
         crossed: list[tuple[Direction, Sealed]] = []
         run.federation.wire.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
         run.start()
-        for _ in run.rounds():
-            last = [message for message in crossed if message[1].round == run.progress.round]
+        while run.progress.round < run.config.train.rounds:
+            crossed.clear()
+            server = copy.deepcopy(run.server)
+            run.play_round()
     fed = run.federation
-    received = next(sealed for direction, sealed in last if direction == "down").tensors()
-    uploads = {sealed.client: sealed for direction, sealed in last if direction == "up" and sealed.client is not None}
+    received = next(sealed for direction, sealed in crossed if direction == "down").tensors()
+    uploads = {sealed.client: sealed for direction, sealed in crossed if direction == "up" and sealed.client is not None}
     samples = sum(map(fed.data.size, fed.data.nonempty))
     round = fed.config.train.rounds
     told = None if fed.config.privacy.level == "client" else (1, samples)
@@ -105,4 +110,4 @@ def played(case: str) -> Played:
         forms = fed.method.forms(received, round, samples, fed.unused(client))
         return Expected(round, client, forms, received, told, max_update_norm=1e3).through(fed.wire.transforms, fed.linear)
 
-    return Played(fed.method, received, uploads, {client: expected(client) for client in uploads})
+    return Played(fed.method, received, uploads, {client: expected(client) for client in uploads}, server)
