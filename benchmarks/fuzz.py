@@ -38,7 +38,7 @@ OUTCOMES = ("refused", "harmless", "wrong", "crashed", "slow")
 NUMBERS = ["-1", "0", "1", "2", "7", "99", "32767", "4294967296", "9" * 17, "9" * 400, "1.5", "1e999", "-0", "01", "true", "null"]
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2, 3, 99, 1.5, 1e999, -math.inf, math.nan, -(2**70), 2**31, 2**53, 2**63, 10**12, "", "weights",
-    "delta", "gradient", "wehghts", "12", "é", "\n", "x" * 5000, [], [1], [None], ["clip(1)"], ["x"] * 100, {}, [[[]]],
+    "delta", "gradient", "report", "wehghts", "12", "é", "\n", "x" * 5000, [], [1], [None], ["clip(1)"], ["x"] * 100, {}, [[[]]],
 ]  # fmt: skip
 TOKENS = [
     *NUMBERS,

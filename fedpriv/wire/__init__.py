@@ -8,7 +8,7 @@ Of a message that came from elsewhere, nothing is taken for granted: :func:`unse
 and :class:`Expected` messages that are not what their sender was to send.
 """
 
-from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, Wire
+from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.expected import Expected, Form
 from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, Refused, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
@@ -26,9 +26,9 @@ __all__ = [
     "Tap",
     "Transform",
     "TransformContext",
-    "Wire",
     "seal",
     "statistic",
     "tensor_of",
+    "transform_and_seal",
     "unseal",
 ]

@@ -51,7 +51,7 @@ class _Facts:
     round: Annotated[int, Field(ge=0, le=_MOST)]
     client: Annotated[int, Field(ge=0, le=_MOST)] | None
     kind: Kind
-    num_examples: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)] | None
+    num_examples: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] | None
     transforms: Annotated[tuple[Annotated[str, Field(max_length=4096, pattern=r"^\PC+$")], ...], Field(max_length=64)]
 
 
@@ -189,6 +189,8 @@ def _facts(quoted: str) -> _Facts:
         raise Refused(f"safetensors bytes with facts that cannot be: {where!r}: {first['msg'].splitlines()[0]}") from None
     except ValueError:
         raise Refused("safetensors bytes with facts that are no JSON string") from None
+    if found.num_examples == 0 and found.kind != "report":  # nobody trains on nothing, but a client may have nothing to test on
+        raise Refused("safetensors bytes with facts that cannot be: 'num_examples': 0")
     said = {name: getattr(found, name) for name in _Facts.__dataclass_fields__}
     if json.dumps(json.dumps(said)) != quoted:
         raise Refused("safetensors bytes with facts that are not written as ours are")

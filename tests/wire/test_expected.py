@@ -65,7 +65,7 @@ def fact_faults(sealed: Sealed) -> Iterator[tuple[str, Sealed]]:
         yield f"round {round}", resealed(sealed, round=round)
     for client in (None, 50):
         yield f"client {client}", resealed(sealed, client=client)
-    for kind in {"weights", "delta", "gradient"} - {sealed.kind}:
+    for kind in {"weights", "delta", "gradient", "report"} - {sealed.kind}:
         yield f"kind {kind}", resealed(sealed, kind=kind)
     for number in (None, 10**6, 10**12, 2**53) if sealed.num_examples else (1, 100):
         yield f"{number} samples", resealed(sealed, num_examples=number)

@@ -56,7 +56,13 @@ def test_facts_that_cannot_be(fact: str, value: Any) -> None:
 
 
 def test_facts_at_their_bounds() -> None:
-    for facts in ({"round": 0}, {"round": 2**31 - 1, "client": None}, {"num_examples": 2**53}, {"num_examples": None}):
+    for facts in (
+        {"round": 0},
+        {"round": 2**31 - 1, "client": None},
+        {"num_examples": 2**53},
+        {"num_examples": None},
+        {"kind": "report", "num_examples": 0},
+    ):
         assert facts_of(unseal(with_facts(DATA, **facts)).data) == {**facts_of(DATA), **facts}
 
 
@@ -174,7 +180,7 @@ def payloads(draw: st.DrawFn) -> Payload:
         tensors,
         draw(number),
         draw(st.none() | number),
-        draw(st.sampled_from(["weights", "delta", "gradient"])),
+        draw(st.sampled_from(["weights", "delta", "gradient", "report"])),
         draw(st.none() | st.integers(1, 2**53)),
         tuple(draw(st.lists(NAMES, max_size=3))),
     )

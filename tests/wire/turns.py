@@ -93,13 +93,13 @@ def played(case: str) -> Played:
     with TemporaryDirectory() as folder:
         run = simulation(Path(folder) / "run", name, **TINY | {"train.rounds": 2} | options)
         crossed: list[tuple[Direction, Sealed]] = []
-        run.federation.wire.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
+        run.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
         run.start()
         while run.progress.round < run.config.train.rounds:
             crossed.clear()
             server = copy.deepcopy(run.server)
-            run.play_round()
-    fed = run.federation
+            run.run_round()
+    fed, agreed = run.federation, run.agreement
     received = next(sealed for direction, sealed in crossed if direction == "down").tensors()
     uploads = {sealed.client: sealed for direction, sealed in crossed if direction == "up" and sealed.client is not None}
     samples = sum(map(fed.data.size, fed.data.nonempty))
@@ -107,7 +107,9 @@ def played(case: str) -> Played:
     told = None if fed.config.privacy.level == "client" else (1, samples)
 
     def expected(client: int) -> Expected:
-        forms = fed.method.forms(received, round, samples, fed.unused(client))
-        return Expected(round, client, forms, received, told, max_update_norm=1e3).through(fed.wire.transforms, fed.linear)
+        branch = f"encoder.{fed.data.lacking(client)}."
+        unused = frozenset(name for name in agreed.space.names if name.startswith(branch))
+        forms = agreed.method.forms(received, round, samples, unused)
+        return Expected(round, client, forms, received, told, max_update_norm=1e3).through(agreed.transforms, agreed.linear)
 
     return Played(fed.method, received, uploads, {client: expected(client) for client in uploads}, server)
