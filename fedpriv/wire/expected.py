@@ -132,7 +132,7 @@ class Expected:
                 change = change - self.received[name].cpu()
             squares[what] = squares.get(what, 0.0) + float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
         for what, square in squares.items():
-            if not square <= bound**2 * (1 + 1e-6):  # whoever clips to the bound may be above it by rounding
+            if not square <= bound**2 * (1 + 1e-6):  # rounding: a client may clip to the bound
                 raise Refused(f"{what} has norm {math.sqrt(square):.3g}, over {bound:g}")
 
 

@@ -1,7 +1,7 @@
 """A sealed message: the bytes that a transport carries, immutable, and what can be read of them.
 
-The bytes are a safetensors file in the one form that :func:`seal` writes: no other bytes mean the same. Whoever sends them,
-:func:`unseal` refuses all others at the first one that is wrong, without reserving memory for what a header claims.
+The bytes are a safetensors file in the one form that :func:`seal` writes: no other bytes mean the same. :func:`unseal` refuses
+all others at the first that is wrong, and reserves no memory for what a header claims.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _facts(quoted: str) -> _Facts:
         raise Refused(f"safetensors bytes with facts that cannot be: {where!r}: {first['msg'].splitlines()[0]}") from None
     except ValueError:
         raise Refused("safetensors bytes with facts that are no JSON string") from None
-    if found.num_examples == 0 and found.kind != "report":  # nobody trains on nothing, but a client may have nothing to test on
+    if found.num_examples == 0 and found.kind != "report":  # a client without test samples reports on none
         raise Refused("safetensors bytes with facts that cannot be: 'num_examples': 0")
     said = {name: getattr(found, name) for name in _Facts.__dataclass_fields__}
     if json.dumps(json.dumps(said)) != quoted:
