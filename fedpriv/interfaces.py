@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpriv.config import RunConfig
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.parameters import ParameterSpace
+from fedpriv.wire import Form
 
 ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
 """By optional role: the option that adds it to a net, for messages."""
@@ -269,6 +270,18 @@ class Part:
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        return {}
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        """The form of each of :meth:`statistics`, by full name, as the server knows it before they arrive.
+
+        An upload whose statistics are not of these forms is refused. Statistics of tensors that a client keeps to itself may be
+        among them: its method leaves them out.
+
+        Args:
+            received: what the client was sent, by name.
+            steps: the most SGD steps that it can take in its turn.
+        """
         return {}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedpriv.interfaces import ClientTurn, Part
+from fedpriv.interfaces import Part
 from fedpriv.parameters import ParameterSpace
 
 Memory = Mapping[str, Tensor]
@@ -83,8 +83,8 @@ class Aggregation(Part):
         """Names of the shared tensors in this round's download."""
         return names
 
-    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
-        """On the client, names of the shared tensors that it uploads in this round."""
+    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+        """On the client, names of the shared tensors that it uploads in this round, given what it received."""
         return names
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:

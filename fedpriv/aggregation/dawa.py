@@ -16,7 +16,7 @@ from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 Base = Literal["uniform", "samples", "loss"]
 Variant = Literal["paper_exact", "authors_code", "normalised", "shrink_control"]
@@ -96,6 +96,9 @@ class LDawa(Aggregation):
             return {}
         loss = turn.mean_loss if math.isfinite(turn.mean_loss) else NO_LOSS
         return {**super().statistics(turn), LOSS: torch.tensor(loss, dtype=torch.float64)}
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
         return not_one_number(statistics, LOSS)

@@ -101,10 +101,10 @@ class Euc(Aggregation):
         waiting = self._waiting(memory[_MEMORY], round - 1)
         return [name for name in names if name not in waiting]
 
-    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
+    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
         if self.params.euc == "weight":
             return names
-        waiting = self._waiting(turn.received[INTERVALS], turn.round)
+        waiting = self._waiting(received[INTERVALS], round)
         return [name for name in names if name not in waiting]
 
     def begin(self, turn: ClientTurn) -> None:

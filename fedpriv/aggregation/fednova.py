@@ -18,7 +18,7 @@ from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import PROXIMAL, ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT = statistic("step_weight")
 _VELOCITY = "fednova.velocity"
@@ -83,6 +83,11 @@ class FedNova(Mean):
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        train = self.context.config.train
+        longest = steps / (1 - train.momentum) if train.optimizer == "sgd" else steps
+        return {STEP_WEIGHT: Form((), torch.float64, least=0, most=longest)}
 
     def _reach(self, turn: ClientTurn) -> float:
         """a_k over the phases that train shared roles.

@@ -16,7 +16,7 @@ eps has the unit of v. An absolute eps either picks one client (small against th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, Context, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}
 
@@ -119,6 +119,10 @@ class MeanShift(Aggregation):
             return {}
         gradient = turn.gradient(self.params.server_object.removeprefix("lossgrad_"))
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        dynamic = self.dynamic if self._of_gradients else ()
+        return {statistic("gradient", name): Form(self.context.space[name].shape) for name in dynamic}
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         weights = client_weights(uploads, self.params.weights)

@@ -16,7 +16,7 @@ from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import blocks
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 STEPS, MOVED = statistic("steps"), statistic("moved")
 _PREVIOUS = "simprox.previous"
@@ -154,6 +154,10 @@ class SimProx(Aggregation):
             )
             found[MOVED] = torch.tensor(math.sqrt(squared), dtype=torch.float64)
         return found
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        found = {STEPS: Form((), torch.int64, least=0, most=steps)} if self.params.per_step else {}
+        return found | ({MOVED: Form((), torch.float64, least=0)} if self.params.prev == "own" else {})
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {_PREVIOUS: turn.row.clone()} if self.params.prev == "own" else {}

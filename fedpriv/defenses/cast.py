@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire import Expected, Form, Payload, TransformContext
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -24,6 +26,17 @@ class Cast:
         dtype = _DTYPES[self.dtype]
         cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in payload.tensors.items()}
         return payload.with_tensors(cast, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        return replace(expected, tensors={name: self._form(form) for name, form in expected.tensors.items()})
+
+    def _form(self, form: Form) -> Form:
+        """Rounded numbers lie in the rounded range."""
+        if not form.dtype.is_floating_point:
+            return form
+        dtype = _DTYPES[self.dtype]
+        bounds = (None if bound is None else float(torch.tensor(bound).to(dtype)) for bound in (form.least, form.most))
+        return replace(form, dtype=dtype, least=next(bounds), most=next(bounds))
 
     def __str__(self) -> str:
         return f"cast({self.dtype})"

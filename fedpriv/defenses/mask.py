@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Self
 
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 from fedpriv.defenses.stage import transform
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
-from fedpriv.wire import Payload, TransformContext, tensor_of
+from fedpriv.wire import Expected, Payload, TransformContext, tensor_of
 from fedpriv.wire.coding import base_name, is_model
 
 
@@ -44,6 +45,9 @@ class Mask:
                 raise UsageError(f"{self}: {pattern!r} matches no tensor; there are {', '.join(sorted(known))}")
         names = self.kept(list(payload.tensors), context.linear)
         return payload.with_tensors({name: payload.tensors[name] for name in names}, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        return replace(expected, tensors={name: expected.tensors[name] for name in self.kept(list(expected.tensors), linear)})
 
     def kept(self, names: Sequence[str], linear: Sequence[str]) -> list[str]:
         """Those of ``names`` that are not dropped.

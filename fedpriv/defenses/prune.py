@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from fedpriv.defenses.change import changes
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
-from fedpriv.wire.coding import INDICES, VALUES
+from fedpriv.wire import Expected, Form, Payload, TransformContext
+from fedpriv.wire.coding import INDICES, VALUES, is_model
 
 
 @transform
@@ -41,6 +42,16 @@ class Prune:
                 sent[name + VALUES] = change.reshape(-1)[indices].float()
                 start += change.numel()
         return replace(payload, kind="delta").with_tensors(sent, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        """How many entries of a tensor are sent is open; their numbers are checked where they are read."""
+        forms: dict[str, Form] = {}
+        for name, form in expected.tensors.items():
+            if is_model(name) and name in expected.received:
+                forms |= {name + INDICES: Form((name,), torch.int32), name + VALUES: Form((name,))}
+            else:
+                forms[name] = form
+        return replace(expected, kind="delta", tensors=forms)
 
     def __str__(self) -> str:
         return f"prune({self.fraction:g})"

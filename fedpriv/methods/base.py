@@ -20,7 +20,7 @@ from fedpriv.interfaces import ClientTurn, Context, NoParams, Phase, Private, St
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.wire import Payload, tensor_of
+from fedpriv.wire import Form, Payload, tensor_of
 
 __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
@@ -114,6 +114,26 @@ class Method:
         names = self.aggregation.sent(self.shared_names, server.memory, round)
         return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
 
+    def forms(
+        self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
+    ) -> dict[str, Form]:
+        """The form of each tensor of an upload (:meth:`upload`), by full name, as the server knows it before it arrives.
+
+        Args:
+            received: what the client was sent, by name.
+            round: 1-based.
+            examples: the most training samples that a client may have.
+            unused: tensors of the net that the client's data never reach.
+        """
+        space = self.context.space
+        found = {name: Form(space[name].shape) for name in self.aggregation.asked(self.shared_names, received, round)}
+        steps = sum(max(stretch.steps or 0, stretch.epochs * examples) for stretch in self.phases(round))
+        for half in self.halves:
+            found |= {
+                name: form for name, form in half.forms(received, steps).items() if tensor_of(name) not in self.private_names
+            }
+        return {name: form for name, form in found.items() if tensor_of(name) not in unused}
+
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
         """Why an upload with these statistics, by full name, must be rejected, in a few words; ``None``: it is valid.
 
@@ -169,7 +189,7 @@ class Method:
 
     def upload(self, turn: ClientTurn) -> Payload | None:
         """The upload, before transforms."""
-        names = [name for name in self.aggregation.asked(self.shared_names, turn) if name not in turn.unused]
+        names = [name for name in self.aggregation.asked(self.shared_names, turn.received, turn.round) if name not in turn.unused]
         tensors = {**turn.state(names), **self.statistics(turn)}
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 

@@ -16,7 +16,7 @@ from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.wire import STATISTIC, Payload
+from fedpriv.wire import STATISTIC, Form, Payload
 
 CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
 REFERENCE = "reference"
@@ -127,6 +127,18 @@ class MpFedcon(FedRep):
         if self.params.center_weighting == "counts":
             centers[COUNTS] = counts.cpu()[held].to(torch.int32)
         return {**super().statistics(turn), **centers}
+
+    def forms(
+        self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
+    ) -> dict[str, Form]:
+        last = self.context.classes - 1
+        found = {
+            CENTERS: Form(("classes", self.context.projection_dim)),
+            CLASSES: Form(("classes",), torch.int16, least=0, most=last, rising=True),
+        }
+        if self.params.center_weighting == "counts":
+            found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples)
+        return {**super().forms(received, round, examples, unused), **found}
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
         if CLASSES in statistics and CENTERS in statistics:

@@ -8,6 +8,7 @@ A tensor is corrected where the server sent both it and its variate c; the serve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from fedpriv.models.net import ROLES
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import received_parameters
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 VARIATE = "variate"
 _CORRECTION, _GRADIENT, _SUM, _TAKEN, _DECAY = (
@@ -103,12 +104,17 @@ class Scaffold(CrossEntropy):
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {statistic(VARIATE, name): new - self._own(turn, name) for name, new in self._renewed(turn).items()}
 
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        return {statistic(VARIATE, name): Form(self.context.space[name].shape) for name in self._correctable(received)}
+
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {_kept(name): new for name, new in self._renewed(turn).items()}
 
     def _corrected(self, turn: ClientTurn) -> list[str]:
-        received = received_parameters(turn, self.context.space)
-        return [name for name in received if statistic(VARIATE, name) in turn.received and name not in turn.unused]
+        return [name for name in self._correctable(turn.received) if name not in turn.unused]
+
+    def _correctable(self, received: Mapping[str, Tensor]) -> list[str]:
+        return [name for name in received_parameters(received, self.context.space) if statistic(VARIATE, name) in received]
 
     def _own(self, turn: ClientTurn, name: str) -> Tensor:
         """c_k of a tensor; zero before the client's first turn."""

@@ -37,6 +37,10 @@ class Transform(Protocol):
 
     Its effect on the change is public. Attackers know it if the class declares it: ``rescales = True`` (the change is multiplied
     by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+
+    A transform that changes names, dtypes or shapes of tensors defines ``expects(expected, linear)``: from the
+    :class:`~fedpriv.wire.expected.Expected` message before it, and the names of the net's fully connected layers in forward
+    order, the one after it.
     """
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...

@@ -11,6 +11,7 @@ The second may follow the first: ``encoder.fc.weight~values~int8``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.message import STATISTIC, Refused
+from fedpriv.wire.sealing import Sealed
 
 INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
-_CODES = re.compile(r"(.*)~int([2-8])")
 
 
 def base_name(name: str) -> str:
@@ -38,6 +39,9 @@ def is_model(name: str) -> bool:
 def codes_name(name: str, bits: int) -> str:
     """The name of the codes of a tensor."""
     return f"{name}~int{bits}"
+
+
+_CODES = re.compile(r"(.*)~int([2-8])")
 
 
 def coded(name: str) -> tuple[str, int] | None:
@@ -110,22 +114,72 @@ def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
 
     Args:
         received: the tensors that the sender had been sent, by name: the reference of the changes, and their shapes.
+
+    Raises:
+        Refused: a change that is none of a tensor in ``received``, or in none of the forms above.
     """
     if upload.kind != "delta":
         return Upload(upload)
-    tensors = upload.tensors()
-    for name in list(tensors):
-        if found := coded(name):
-            inner, bits = found
-            sparse = inner.endswith(VALUES)
-            shape = tensors[inner.removesuffix(VALUES) + INDICES].shape if sparse else received[inner].shape
-            tensors[inner] = unpack_codes(tensors.pop(name), bits, shape) * tensors.pop(inner + SCALE)
-    for name in [name for name in tensors if name.endswith(INDICES)]:
-        whole = name.removesuffix(INDICES)
-        change = torch.zeros(received[whole].numel())
-        change[tensors.pop(name).long()] = tensors.pop(whole + VALUES).float()
-        tensors[whole] = change.view(received[whole].shape)
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in upload.tensors().items():
+        whole, is_part, form = name.partition("~")
+        if is_part and is_model(name):
+            parts.setdefault(whole, {})[form] = tensor
+        else:
+            tensors[name] = tensor
+    for name in parts:
+        if name in tensors or name not in received:
+            raise Refused(f"{name} is sent {'whole and in parts' if name in tensors else 'as a change, from nothing'}")
+        tensors[name] = _change(name, parts[name], received[name].shape)
     for name, tensor in tensors.items():
         if is_model(name) and name in received:
+            if tensor.shape != received[name].shape:
+                raise Refused(f"{name} has shape {list(tensor.shape)}, not {list(received[name].shape)}")
             tensors[name] = received[name].cpu() + tensor.float()
     return Upload(upload, tensors)
+
+
+def _change(name: str, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
+    """The whole change of a tensor, from its parts by what follows its name and ``~``."""
+    if (indices := parts.pop("indices", None)) is None:
+        return _numbers(name, parts, "", shape)
+    if indices.dtype != torch.int32 or indices.dim() != 1:
+        raise Refused(f"{name}{INDICES} are {indices.dtype} of shape {list(indices.shape)}, not a list of int32")
+    if len(indices) and (indices[0] < 0 or indices[-1] >= shape.numel() or bool((indices[1:] <= indices[:-1]).any())):
+        raise Refused(f"{name}{INDICES} are not rising numbers of 0..{shape.numel() - 1}")
+    change = torch.zeros(shape.numel())
+    change[indices.long()] = _numbers(name, parts, "values", indices.shape)
+    return change.view(shape)
+
+
+def _numbers(name: str, parts: Mapping[str, Tensor], inner: str, shape: torch.Size) -> Tensor:
+    """Numbers of ``shape`` as float32: as they are, in the part ``inner``, or codes and a scale."""
+    if inner and parts.keys() == {inner}:
+        values = parts[inner]
+        if values.shape != shape or not values.is_floating_point():
+            raise Refused(f"{name}~{inner} are {values.dtype} of shape {list(values.shape)}, not floats of {list(shape)}")
+        return values.float()
+    scale_name = f"{inner}{SCALE}".removeprefix("~")
+    for bits in range(2, 9):
+        code_name = codes_name(inner, bits).removeprefix("~")
+        if parts.keys() == {code_name, scale_name}:
+            return _unscaled(f"{name}~{code_name}", parts[code_name], parts[scale_name], bits, shape)
+    listed = ", ".join(sorted(parts))[:64] or "nothing"
+    raise Refused(f"{name} is sent as {listed}{' with indices' if inner else ''}, which is no form of a change")
+
+
+def _unscaled(name: str, codes: Tensor, scale: Tensor, bits: int, shape: torch.Size) -> Tensor:
+    """``codes * scale`` as float32 of ``shape``."""
+    dtype, packed = (torch.int8, shape) if bits == 8 else (torch.uint8, torch.Size([math.ceil(shape.numel() * bits / 8)]))
+    if codes.dtype != dtype or codes.shape != packed:
+        raise Refused(f"{name} are {codes.dtype} of shape {list(codes.shape)}, not {dtype} of {list(packed)}")
+    filling = 8 * codes.numel() - shape.numel() * bits
+    if filling and int(codes[-1]) % 2**filling:
+        raise Refused(f"{name} hold more than {shape.numel()} codes")
+    if scale.shape != (1,) or not scale.is_floating_point() or not 0 <= float(scale) < math.inf:
+        raise Refused(f"{name} have a scale that is no number from 0 on")
+    whole, levels = unpack_codes(codes, bits, shape), 2 ** (bits - 1) - 1
+    if whole.numel() and float(whole.abs().max()) > levels:
+        raise Refused(f"{name} hold numbers beyond {levels}")
+    return whole * scale

@@ -86,7 +86,7 @@ class ShadowTurns:
         executor = in_this_process(federation, None, lambda text: None)
         clients = [fed.config.data.clients + number for number in numbers]
         for answer in executor.train(Instruction(self.round, clients, self.download)):
-            upload = answer.upload
-            yield (
-                None if upload is None else ShadowResult(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
-            )
+            if (upload := answer.upload) is None:
+                yield None
+            else:
+                yield ShadowResult(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
