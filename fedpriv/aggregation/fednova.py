@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
-from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import PROXIMAL, ClientTurn, params
@@ -108,9 +107,6 @@ class FedNova(Mean):
                 f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but a client has one weight"
             )
         return next(iter(reach.values()), 0.0)
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        return not_one_number(statistics, STEP_WEIGHT)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         if not all(STEP_WEIGHT in sent for sent in uploads.statistics):

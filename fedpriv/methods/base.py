@@ -134,14 +134,6 @@ class Method:
             }
         return {name: form for name, form in found.items() if tensor_of(name) not in unused}
 
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        """Why an upload with these statistics, by full name, must be rejected, in a few words; ``None``: it is valid.
-
-        It was checked before that statistics are finite, and that those of a tensor of the net have its shape. A rejected upload
-        is left out of the round. By default the aggregation's objection.
-        """
-        return self.aggregation.objection(statistics)
-
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 from fedpriv.errors import UnknownName, UsageError
 
 Record = dict[str, Any]
-"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``rejected``: the
+"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``refused``: the
 clients whose uploads were left out, with reasons, if any."""
 
 

@@ -112,10 +112,10 @@ def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulat
         row, memory, record = after = second.with_changed(2, **{name: tensor})
         assert same(after, without), name
         assert all(torch.isfinite(one).all() for one in (row, *memory.values()))
-        assert record["rejected"] == [{"client": 2, "reason": f"{name} is not finite"}]
-        told = {n: v for n, v in record["metrics"].items() if n not in ("participants", "rejected", "padding")}
+        assert record["refused"] == [{"client": 2, "reason": f"{name} is not finite"}]
+        told = {n: v for n, v in record["metrics"].items() if n not in ("participants", "refused", "padding")}
         assert told == {n: v for n, v in without[2]["metrics"].items() if n not in ("participants", "padding")}
-        assert record["metrics"]["rejected"] == 1
+        assert record["metrics"]["refused"] == 1
 
 
 @pytest.mark.parametrize("counts", [False, True], ids=["plain", "counts"])
@@ -126,20 +126,20 @@ def test_classes_that_do_not_exist_and_centres_that_do_not_fit(simulate: Simulat
     assert sent is not None
     classes, centers = sent.tensors()[CLASSES], sent.tensors()[CENTERS]
     bad: list[tuple[dict[str, Tensor], str]] = [
-        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), 10)}, "0..9"),
-        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), -1)}, "0..9"),
-        ({CLASSES: classes[:1].repeat(len(classes))}, "different"),
-        ({CLASSES: classes + 0.5}, "0..9"),
-        ({CLASSES: classes[None]}, "0..9"),
+        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([len(classes) - 1]), 10)}, "not 0 to 9"),
+        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), -1)}, "not 0 to 9"),
+        ({CLASSES: classes[:1].repeat(len(classes))}, "does not rise"),
+        ({CLASSES: classes + 0.5}, "is of torch.float32"),
+        ({CLASSES: classes[None]}, "shape"),
         ({CENTERS: centers[:, :-1].contiguous()}, "shape"),
         ({CENTERS: centers[:1]}, "shape"),
     ]
     if counts:
-        bad += [({COUNTS: torch.zeros_like(classes)}, "positive"), ({COUNTS: classes[:1]}, "positive")]
+        bad += [({COUNTS: torch.zeros(len(classes), dtype=torch.int32)}, "not 1 to"), ({COUNTS: classes[:1].int()}, "shape")]
     for tensors, reason in bad:
         after = second.with_changed(2, **tensors)
         assert same(after, without), tensors
-        assert reason in after[2]["rejected"][0]["reason"]
+        assert reason in after[2]["refused"][0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,12 @@ def test_classes_that_do_not_exist_and_centres_that_do_not_fit(simulate: Simulat
 )
 def test_another_shape_is_left_out(simulate: Simulate, method: str, options: dict[str, Any], name: str) -> None:
     second = SecondRound(simulate(method, play=False, **SIX, **options))
-    after = second.with_changed(2, **{name: torch.ones(3)})
+    upload = second.answers[2].upload
+    assert upload is not None
+    dtype = upload.tensors()[name].dtype
+    after = second.with_changed(2, **{name: torch.ones(3, dtype=dtype)})
     assert same(after, second.without(2))
-    assert after[2]["rejected"][0]["reason"].startswith(f"{name} has shape [3], not ")
+    assert after[2]["refused"][0]["reason"].startswith(f"{name} has shape [3], not ")
 
 
 def test_where_every_upload_is_left_out_the_server_stays_as_it_was(simulate: Simulate) -> None:
@@ -167,16 +170,16 @@ def test_where_every_upload_is_left_out_the_server_stays_as_it_was(simulate: Sim
     spoiled = [changed(answer, {CENTERS: torch.full((1, 16), math.nan)}) for answer in second.answers]
     after = second.of(spoiled)
     assert same(after, nothing) and "train_loss" not in after[2]["metrics"]
-    assert [one["client"] for one in after[2]["rejected"]] == list(range(6))
+    assert [one["client"] for one in after[2]["refused"]] == list(range(6))
 
 
 class Spoil:
     """A transform after which one client's centres are no numbers."""
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        if payload.client != 4 or payload.round != 2:
-            return payload
-        return payload.with_tensors({**payload.tensors, CENTERS: payload.tensors[CENTERS] * math.nan}, str(self))
+        spoils = payload.client == 4 and payload.round == 2
+        centers = payload.tensors[CENTERS] * (math.nan if spoils else 1.0)
+        return payload.with_tensors({**payload.tensors, CENTERS: centers}, str(self))
 
 
 def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) -> None:
@@ -191,9 +194,9 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
         one.start()
     records, others = list(run.rounds()), list(clean.rounds())
     reason = f"{CENTERS} is not finite"
-    assert warnings == [f"round 2: the upload of client 4 is left out: {reason}"]
-    assert [record.get("rejected") for record in records] == [None, [{"client": 4, "reason": reason}], None]
-    assert [record["metrics"].get("rejected") for record in records] == [None, 1, None]
+    assert warnings == [f"round 2: what client 4 sent is refused: {reason}"]
+    assert [record.get("refused") for record in records] == [None, [{"client": 4, "reason": reason}], None]
+    assert [record["metrics"].get("refused") for record in records] == [None, 1, None]
     assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
     assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))

@@ -368,7 +368,7 @@ def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
 
 def test_one_that_cannot_be_used_says_why() -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.0}
-    with pytest.raises(UsageError, match="executor vectorized: gradients of single samples"):
+    with pytest.raises(UsageError, match="executor vectorized: per-sample gradients"):
         build(load_config(None, {**SMALL, "method.name": "fedavg", "executor.name": "vectorized", **private}))
 
 
