@@ -172,6 +172,9 @@ class Learner(Protocol):
     def descend(self) -> None:
         """One step of the optimiser along ``grad``."""
 
+    def step(self, batch: Batch, loss: Loss) -> Tensor:
+        """:meth:`differentiate` and :meth:`descend`, at once for all clients that train together; the loss, detached."""
+
 
 class Batch(Protocol):
     """The samples of one step."""
