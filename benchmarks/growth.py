@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 from machine import facts, spread
 from trial import NEVER, begin, use_noise
 
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 PARTICIPANTS = (10, 20, 40, 80, 160)
 CLIENTS = 1000
@@ -53,7 +53,7 @@ def main() -> None:
                 plays = max(PARTICIPANTS) // number if repeat else 1  # as many turns for each
                 began = time.process_time()
                 for _ in range(min(plays, 4)):
-                    contender.play_round()
+                    contender.run_round()
                 if repeat:
                     seconds[number].append((time.process_time() - began) / (min(plays, 4) * number))
     ratios = {n: spread([a / b for a, b in zip(of, seconds[PARTICIPANTS[0]], strict=True)]) for n, of in seconds.items()}

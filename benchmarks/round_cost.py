@@ -6,7 +6,7 @@ work to do; it leaves out waiting for the disk, so the wall time is stored too.
 
 * ``floor``: for each client, copy the round's weights into one ``nn.Sequential``, make a ``torch.optim.SGD``, step. No
   aggregation, nothing sealed, nothing stored; the clients' tensors lie normalised in memory.
-* ``fedpriv``: ``Simulation.play_round()`` of FedAvg: sampling, sealing, the turns (from uint8 images), aggregation,
+* ``fedpriv``: ``Simulation.run_round()`` of FedAvg: sampling, sealing, the turns (from uint8 images), aggregation,
   checkpoint, record. Tracking is off, and no round is evaluated: the others evaluate nothing either. The executor is the
   vectorized one, which ``auto`` picks here, with groups of 10.
 * ``sequential``: the same with the sequential executor.
@@ -115,7 +115,7 @@ class Fedpriv:
 
     def participants(self, round: int) -> list[int]:
         """Who takes part, in the order of their turns."""
-        return sorted(self.simulation._participants(round))  # a function of the config, but not a public one
+        return sorted(self.simulation.participants(round))  # a function of the config, but not a public one
 
     def watch(self, direction: Direction, payload: Sealed) -> None:
         """A tap that keeps a round's uploads."""
@@ -123,7 +123,7 @@ class Fedpriv:
             self.uploads[payload.client] = payload
 
     def play(self, round: int) -> None:
-        record = self.simulation.play_round()
+        record = self.simulation.run_round()
         assert record["round"] == round and not any("accuracy" in name for name in record["metrics"])
 
 
@@ -359,9 +359,9 @@ def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | N
     participants, before = fedpriv.participants(1), fedpriv.row.clone()
     contenders, found = {"fedpriv": fedpriv, "sequential": sequential}, dict.fromkeys(("fedpriv", "sequential"), 0.0)
     for contender in contenders.values():
-        contender.federation.wire.taps.append(contender.watch)
+        contender.taps.append(contender.watch)
         contender.play(1)
-        contender.federation.wire.taps.remove(contender.watch)
+        contender.taps.remove(contender.watch)
     state = fedpriv_state(fedpriv.space, before)
     least_moved = float("inf")
     for client in participants:

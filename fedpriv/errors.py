@@ -16,6 +16,17 @@ class UsageError(FedprivError):
     exit_code = 2
 
 
+class ClientDiverged(FedprivError):
+    """A client's loss or weights are not finite."""
+
+    def __init__(self, client: int, round: int, lr: float) -> None:
+        self.client, self.round = client, round
+        super().__init__(
+            f"client {client} diverged in round {round}: its loss or its weights are not finite; "
+            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
+        )
+
+
 _SHOWN = 16  # names that an error lists
 
 

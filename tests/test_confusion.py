@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.evaluation.protocols import global_summary
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import play
 
 

@@ -7,6 +7,7 @@ The simulation uses these names: ``train``, ``split``, ``indices``, ``weights``,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -120,3 +121,34 @@ class FederatedData:
     def clients_share_the_server_test_set(self) -> bool:
         """Whether the clients' local test samples are those of the server's test set."""
         return self._test is self._server
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's part of the data."""
+
+    of: FederatedData
+    client: int
+
+    def train(self) -> Split:
+        """Its training tensors; of pairs, what it has of them."""
+        return self.of.train(self.client)
+
+    def size(self, which: Which) -> int:
+        """How many samples of a split it has."""
+        return len(self.of.indices(which, self.client))
+
+    def chunks(self, which: Which, size: int) -> Iterator[Split]:
+        """Its samples of a split, so many at a time."""
+        for part in torch.split(self.of.indices(which, self.client), size):
+            found = self.of.pick(which, part)
+            yield found._replace(inputs=without(found.inputs, self.lacking))
+
+    def weights(self, which: Which) -> Tensor | None:
+        """How much each sample counts in a test ``(n,)``; ``None``: all the same."""
+        return self.of.weights(which, self.client)
+
+    @property
+    def lacking(self) -> Modality | None:
+        """Of pairs, what it does not have of any of its samples."""
+        return self.of.lacking(self.client)

@@ -38,7 +38,7 @@ def gradient_norms(
     method, resident, space = federation.method, federation.resident, federation.resident.space
     payload = method.download(server, round)
     received = {} if payload is None else {name: tensor.to(resident.device) for name, tensor in payload.tensors.items()}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.layers}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.agreement.layers}
     for client in clients:
         private = method.first_private(client, federation.initial)
         space.pack(received, resident.row.copy_(federation.initial))

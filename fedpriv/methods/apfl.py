@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, params
 from fedpriv.objectives.apfl import ALPHA, PERSONAL, Mixed, mixed
 
 OWN = "apfl.own"
@@ -47,7 +47,7 @@ class Apfl(Method):
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {**super().keep(turn), **({OWN: turn.row} if self.params.test_with == "local" else {})}
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
-        shared = private[OWN] if self.params.test_with == "local" else server.row
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
+        shared = private[OWN] if self.params.test_with == "local" else row
         space = self.context.space
-        return space.unpack(mixed(space, shared.to(server.row), private[PERSONAL].to(server.row), float(private[ALPHA])))
+        return space.unpack(mixed(space, shared.to(row), private[PERSONAL].to(row), float(private[ALPHA])))

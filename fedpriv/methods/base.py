@@ -183,11 +183,11 @@ class Method:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
-        """The model that a client is tested with: the new server model and the client's own parts."""
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
+        """The model that a client is tested with: the server's ``(p,)`` and the client's own parts."""
         own = {name: private[name] for name in self.tested_names}
-        if self._unpacked is None or self._unpacked[0] is not server.row:  # every client uses the same server state
-            self._unpacked = server.row, self.context.space.unpack(server.row)
+        if self._unpacked is None or self._unpacked[0] is not row:  # every client uses the same server state
+            self._unpacked = row, self.context.space.unpack(row)
         return {**self._unpacked[1], **own}
 
     def adaptation(self, round: int) -> Sequence[Phase]:

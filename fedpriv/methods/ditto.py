@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.interfaces import Learner
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params, phase
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, params, phase
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
 
 PERSONAL = "ditto.personal"
@@ -71,5 +71,5 @@ class Ditto(Method):
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {**super().keep(turn), PERSONAL: turn.memo[PERSONAL]}
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
         return self.context.space.unpack(private[PERSONAL])

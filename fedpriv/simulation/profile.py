@@ -1,4 +1,4 @@
-"""The profile of a run's rounds: spans (:mod:`fedpriv.simulation.spans`) of wall-clock time, each second charged to one category.
+"""The profile of a run's rounds: spans (:mod:`fedpriv.spans`) of wall-clock time, each second charged to one category.
 
 A round lasts until the next one begins, its checkpoint and its record included; so it is longer than ``seconds`` of the record,
 which end before the checkpoint. Time in nested spans is charged to the innermost alone, so the categories and ``other`` add up
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedpriv.files import save_json, write_atomically
-from fedpriv.simulation.spans import CATEGORIES, OTHER, START, Spans
+from fedpriv.spans import CATEGORIES, OTHER, START, Spans
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,7 +5,7 @@ of the config; :func:`seal` makes it bytes. The server, the byte meter and the a
 object and nothing else. A tensor that a transform removed is absent: not in the bytes, not zero.
 """
 
-from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, Wire
+from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
 
@@ -19,9 +19,9 @@ __all__ = [
     "Tap",
     "Transform",
     "TransformContext",
-    "Wire",
     "seal",
     "statistic",
     "tensor_of",
+    "transform_and_seal",
     "unseal",
 ]

@@ -1,4 +1,4 @@
-"""From a client to the server and back: transforms of an upload, taps, the bytes counted."""
+"""Between the two halves: transforms of an upload, taps, the bytes counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Transform(Protocol):
 
 
 Tap = Callable[[Direction, Sealed], None]
-"""Sees every sealed payload, in both directions."""
+"""Sees every sealed message that crosses, in both directions."""
 
 
 class ByteMeter:
@@ -67,25 +67,12 @@ class ByteMeter:
         return counted
 
 
-class Wire:
-    """Carries payloads: transforms uploads, seals, shows every tap what crossed."""
+def transform_and_seal(payload: Payload, transforms: Sequence[Transform], contexts: Callable[[int], TransformContext]) -> Sealed:
+    """Client -> wire: the payload through the transforms, in order, as bytes.
 
-    def __init__(self, transforms: Sequence[Transform] = (), taps: Sequence[Tap] = ()) -> None:
-        self.transforms = tuple(transforms)
-        self.taps = list(taps)
-
-    def upload(self, payload: Payload, contexts: Callable[[int], TransformContext]) -> Sealed:
-        """Client -> server. ``contexts(i)`` makes the context of the i-th transform."""
-        for index, transform in enumerate(self.transforms):
-            payload = transform(payload, contexts(index))
-        return self.carry("up", seal(payload))
-
-    def download(self, payload: Payload | Sealed) -> Sealed:
-        """Server -> client; what is sent to several clients is sealed once and carried (and counted) each time."""
-        return self.carry("down", payload if isinstance(payload, Sealed) else seal(payload))
-
-    def carry(self, direction: Direction, sealed: Sealed) -> Sealed:
-        """Show what is sealed to every tap."""
-        for tap in self.taps:
-            tap(direction, sealed)
-        return sealed
+    Args:
+        contexts: makes the context of the i-th transform.
+    """
+    for index, transform in enumerate(transforms):
+        payload = transform(payload, contexts(index))
+    return seal(payload)

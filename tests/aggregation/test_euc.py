@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpriv.aggregation.euc import intervals
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.aggregation.rounds import doubles, merge, uploads
 
@@ -77,7 +77,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
         of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
 
     half.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
-    simulation.federation.wire.taps.append(tap)
+    simulation.taps.append(tap)
     for record in simulation.rounds():
         rounds[record["round"]]["after"] = simulation.server.row.clone()
         rounds[record["round"]]["waiting"] = record["metrics"]["euc/waiting"]

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from fedpriv.cli import main
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import computed, flags, play
 
 Simulate = Callable[..., Simulation]

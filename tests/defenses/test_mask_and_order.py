@@ -54,7 +54,7 @@ def test_it_is_refused_before_anything_is_written(method: str, mask: dict[str, A
 
 def test_the_nets_layers_are_counted_in_forward_order() -> None:
     federation = build(config("fedavg"))
-    assert federation.linear == ("encoder.fc1", "encoder.fc2", "encoder.fc3", "projector.fc1", "projector.fc2", "head")
+    assert federation.agreement.linear == ("encoder.fc1", "encoder.fc2", "encoder.fc3", "projector.fc1", "projector.fc2", "head")
 
 
 REFUSED = [

@@ -13,7 +13,7 @@ from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.server.sampling import participants
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, seal
 from fedpriv.wire.coding import Upload
 

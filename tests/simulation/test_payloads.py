@@ -29,7 +29,7 @@ Crossed = dict[tuple[int, int | None], Sealed]
 def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadStore, Crossed]:
     """What the run kept, and what a tap of our own saw cross: (round, client or ``None`` for the way down) -> message."""
     played, crossed = simulation(folder, method, **overrides), Crossed()
-    played.federation.wire.taps.append(lambda _, sealed: crossed.__setitem__((sealed.round, sealed.client), sealed))
+    played.taps.append(lambda _, sealed: crossed.__setitem__((sealed.round, sealed.client), sealed))
     played.start()
     for _ in played.rounds():
         pass

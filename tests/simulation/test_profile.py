@@ -12,7 +12,7 @@ from click.testing import Result
 
 from fedpriv.simulation import loop, run
 from fedpriv.simulation.profile import Profile
-from fedpriv.simulation.spans import CATEGORIES, END, OTHER, UNTIMED
+from fedpriv.spans import CATEGORIES, END, OTHER, UNTIMED
 from tests.simulation.small import SILENT, computed, config, flags
 
 Fedpriv = Callable[..., Result]

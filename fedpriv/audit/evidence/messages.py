@@ -114,7 +114,7 @@ class Evidence:
 
     def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
         """An upload as the server reads it, with what it knows of the upload's transforms."""
-        altered = alteration(sealed, received, self.federation.wire.transforms)
+        altered = alteration(sealed, received, self.federation.agreement.transforms)
         return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
     def truth(self, client: int) -> Truth:

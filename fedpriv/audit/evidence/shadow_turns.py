@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -11,9 +10,10 @@ from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.samples import Modality, lacking
+from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.build import in_this_process
 from fedpriv.simulation.setup import Federation
-from fedpriv.wire import Sealed, Wire
+from fedpriv.wire import Sealed
 from fedpriv.wire.coding import decoded
 
 DataOf = Callable[[int], Split]
@@ -41,7 +41,7 @@ class _Shadows:
         return self.lacks[client]
 
     def size(self, client: int) -> int:
-        """The same for all, so that they run in the order of the request."""
+        """The same for all, so that they run in the order of the instruction."""
         return 1
 
 
@@ -81,16 +81,10 @@ class ShadowTurns:
         """
         fed = self.federation
         shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
-        federation = replace(fed, data=shadows, wire=Wire(fed.wire.transforms), initial=self.initial)
+        federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
         # How clients are grouped does not change the results, so the warning that a group did not fit is dropped.
-        executor = in_this_process(federation, lambda client, rate, steps: None, lambda text: None)
-        waiting = deque(fed.config.data.clients + number for number in numbers)
-        for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):
-            while waiting.popleft() != result.client:
-                yield None
-            upload = result.upload
-            if upload is None:
-                yield None
-            else:
-                yield Played(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
-        yield from (None for _ in waiting)
+        executor = in_this_process(federation, None, lambda text: None)
+        clients = [fed.config.data.clients + number for number in numbers]
+        for answer in executor.train(Instruction(self.round, clients, self.download)):
+            upload = answer.upload
+            yield None if upload is None else Played(decoded(upload, self.received).tensors(), executor.model.clone(), upload)

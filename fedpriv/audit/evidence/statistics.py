@@ -95,7 +95,7 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
     By experiment, so that it holds of any transform: each is shown the message that the server would have, and what it leaves
     as it is counts.
     """
-    first = evidence.message(*evidence.messages()[0])
+    first, agreement = evidence.message(*evidence.messages()[0]), evidence.federation.agreement
     draw = generator(evidence.config.seed, "statistics under defences")
     before: dict[str, Tensor] = {}
     for name, tensor in first.uploaded.items():
@@ -103,12 +103,12 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
             tensor = first.received[name] + torch.randn(tensor.shape, generator=draw)  # a change that no clipping lets pass
         before[name] = tensor
     alters: set[str] = set()
-    for transform in evidence.federation.wire.transforms:
+    for transform in agreement.transforms:
         # What a mask drops is not in the message, and fewer digits hide nothing.
         if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
-        context = TransformContext(first.received, evidence.federation.layers, draw, evidence.federation.linear)
+        context = TransformContext(first.received, agreement.layers, draw, agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
     if not any(map(is_model, alters)):
@@ -152,7 +152,5 @@ def _said(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
 
 
 def _earlier_turns(evidence: Evidence, message: Message) -> Sequence[tuple[int, int]]:
-    federation = evidence.federation
-    everyone, client = federation.data.nonempty, message.client
-    rounds = range(1, message.round)
-    return [(r, client) for r in rounds if client in participants(federation.config, federation.method, everyone, r)]
+    agreement, client = evidence.federation.agreement, message.client
+    return [(r, client) for r in range(1, message.round) if client in participants(agreement, r)]

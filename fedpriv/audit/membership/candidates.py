@@ -79,8 +79,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
 
 def _trained(federation: Federation, round: int) -> set[int]:
     """The clients that had a turn up to the round (who takes part is a function of the config)."""
-    config, method, everyone = federation.config, federation.method, federation.data.nonempty
-    return {client for earlier in range(1, round + 1) for client in participants(config, method, everyone, earlier)}
+    return {client for earlier in range(1, round + 1) for client in participants(federation.agreement, earlier)}
 
 
 def _shuffled(positions: Tensor, draw: torch.Generator) -> Tensor:

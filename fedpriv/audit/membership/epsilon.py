@@ -65,7 +65,7 @@ def epsilon_bounds(
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":
             return None
-        planned = plans(federation.config, federation.method, federation.data, range(first, final + 1), clients)
+        planned = plans(federation.agreement, federation.data, range(first, final + 1), clients)
         return dearest((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return EpsilonBounds(

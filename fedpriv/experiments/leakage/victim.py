@@ -19,7 +19,7 @@ from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
 from fedpriv.seeding import generator
-from fedpriv.wire import Payload, TransformContext, Wire
+from fedpriv.wire import Payload, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
 Report = Callable[[str, float], None]
@@ -65,13 +65,13 @@ def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: 
     sent = [name for name in weights if not (hidden and name.startswith("top."))]
     known = {name: w for name, w in weights.items() if name in sent or cell.attacker.top != "unknown"}
     schedule = Schedule(spec.lr, spec.steps, spec.batch)
-    wire = Wire(build_transforms(cell.defence))
+    transforms = build_transforms(cell.defence)
     clients = zip(torch.split(dealt.images, spec.batch), torch.split(dealt.labels, spec.batch), strict=True)
     found = []
     for number, (mine, of_mine) in enumerate(clients):
         kind: Kind = "gradient" if spec.steps == 1 else "change"
         news = _change(net, weights, mine, of_mine, spec) if kind == "change" else _gradient(net, weights, mine, of_mine)
-        arrived, altered = carried({name: news[name] for name in sent}, kind, net, wire, (spec.seed, number), report)
+        arrived, altered = carried({name: news[name] for name in sent}, kind, net, transforms, (spec.seed, number), report)
         shape, threat = tuple(mine.shape[1:]), cell.attacker.threat
         message = Observation(arrived, kind, known, blank(net), shape, dealt.classes, threat, altered=altered)
         found.append(replace(message, num_examples=spec.batch, schedule=schedule))
@@ -79,7 +79,7 @@ def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: 
 
 
 def carried(
-    news: Mapping[str, Tensor], kind: Kind, net: nn.Module, wire: Wire, seed: tuple[int, int], report: Report
+    news: Mapping[str, Tensor], kind: Kind, net: nn.Module, transforms: Sequence[Transform], seed: tuple[int, int], report: Report
 ) -> tuple[dict[str, Tensor], Altered]:
     """A gradient, or a change of weights, as it arrives: transformed, sealed and decoded as a run's upload is; and what the
     attacker knows of the transforms."""
@@ -90,8 +90,8 @@ def carried(
         return TransformContext(zeros, tuple(news), generator(*seed, "leakage", index), linear, report)
 
     payload = Payload(news, round=1, client=seed[1], kind="gradient" if kind == "gradient" else "delta")
-    sealed = wire.upload(payload, context)
-    return decoded(sealed, zeros).tensors(), alteration(sealed, zeros, wire.transforms)
+    sealed = transform_and_seal(payload, transforms, context)
+    return decoded(sealed, zeros).tensors(), alteration(sealed, zeros, transforms)
 
 
 def _gradient(net: SplitNet, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
