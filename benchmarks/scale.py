@@ -8,8 +8,8 @@ images are dealt too (``test: disjoint``).
     fedrep         projector and head stay with the client, stored on disk at its turn: some clients have them
     fedrep-stored  all clients have them already (made up before the first round, 77 kB each)
 
-Memory: every number of clients in a fresh process, which plays rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
-of 10^6 bytes). Time: a fresh process plays rounds without evaluation of all numbers in turn; CPU time of a round over that of the
+Memory: every number of clients in a fresh process, which runs rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
+of 10^6 bytes). Time: a fresh process runs rounds without evaluation of all numbers in turn; CPU time of a round over that of the
 fewest clients in the same turn. Both are flat if the ratio is at most 1.1, of time the median's.
 """
 

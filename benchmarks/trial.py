@@ -1,4 +1,4 @@
-"""What benchmarks that play rounds share: the images, and a simulation that is ready to play.
+"""Common parts of benchmarks of rounds: the images, and a simulation that is ready to run.
 
 Nothing heavy is imported before it is used: a child process's peak of memory starts from its parent's.
 """

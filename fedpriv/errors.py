@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class FedprivError(Exception):
-    """Something failed that the user should hear about in one or two lines (exit code 1)."""
+    """A failure that is reported to the user in one or two lines (exit code 1)."""
 
     exit_code = 1
 
@@ -31,7 +31,7 @@ _SHOWN = 16  # names that an error lists
 
 
 class UnknownName(UsageError):
-    """A name that is not among the known ones; the message offers the nearest."""
+    """A name that is not known; the message suggests the nearest one."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.known = sorted(known)

@@ -58,7 +58,7 @@ class ClientStore:
         self._remember(path, owned)
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
-        """What is wrong with the first of these states (client -> round) that cannot be read; ``None``: all can."""
+        """The first of these states (client -> round) that cannot be read, in a line; ``None``: all can."""
         for client, round in states.items():
             try:
                 load_tensors(self._state_file(client, round))
@@ -100,7 +100,8 @@ class ClientStore:
             yield
         except OSError as error:
             raise FedprivError(
-                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: make room and resume"
+                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: "
+                "make room, then `fedpriv resume`"
             ) from None
 
     def _remember(self, path: Path, state: dict[str, Tensor]) -> None:

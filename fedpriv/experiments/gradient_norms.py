@@ -1,4 +1,4 @@
-"""Which layers the clients disagree in: the norm of the loss's gradient, tensor by tensor, before and after local training."""
+"""Gradient norms by tensor before and after local training, which show in which layers clients differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpriv.simulation.setup import Federation
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """L2 norms of one tensor's gradient, a value for each client: at the received model, and at what was made of it."""
+    """L2 norms of one tensor's gradient for each client: at the received model, and at the locally trained one."""
 
     before: tuple[float, ...]
     after: tuple[float, ...]
@@ -28,9 +28,9 @@ def gradient_norms(
     round: int,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> dict[str, GradientNorm]:
-    """Per tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
+    """For each tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
 
-    Each client trains as at its first turn: what it kept of earlier ones is not looked at.
+    Each client trains as in its first turn, without state of earlier ones.
 
     Args:
         reduction: over a client's samples; the sum grows with their number, which differs between clients.

@@ -1,4 +1,4 @@
-"""APFL (Deng et al. 2020): each client is tested with a mix of the global model and one of its own."""
+"""APFL (Deng et al. 2020): each client is tested with a mixture of the global model and its personal one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ OWN = "apfl.own"
 
 @params
 class ApflMethodParams:
-    """Options of APFL besides those of its step."""
+    """Options of APFL, without those of its step."""
 
     test_with: Literal["global", "local"] = Field(
         "global",
-        description="what a client's own model is mixed with for the test: the new global model, or its own last w",
+        description="model that is mixed with the personal one for the test: the new global model, or the client's last w",
     )
 
 
 @register("apfl")
 class Apfl(Method):
-    """A global model, and a personal one of each client that learns and is tested in a mix with it."""
+    """A global model, and a personal model per client, trained and tested in a mixture with it."""
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflMethodParams
     objective_class = Mixed
-    fixed_objective = "clients are tested with the mix that only its own objective trains"
+    fixed_objective = "clients are tested with a mixture that only its own objective trains"
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 
     def __init__(self, params: ApflMethodParams, context: Context, *halves: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
-from fedpriv.server.clients import Clients
+from fedpriv.server.clients import PrivateStates
 
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
@@ -55,11 +55,11 @@ class Checkpoints:
     Args:
         folder: made if missing.
         fingerprint: of the run's config; a checkpoint of another config is refused.
-        clients: those whose private states the checkpoints name.
+        states: the private states that checkpoints name.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, clients: Clients) -> None:
-        self.folder, self.fingerprint, self.clients = folder, fingerprint, clients
+    def __init__(self, folder: Path, fingerprint: str, states: PrivateStates) -> None:
+        self.folder, self.fingerprint, self.states = folder, fingerprint, states
         self._committed: list[Progress] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -73,7 +73,7 @@ class Checkpoints:
             old, after = self._committed.pop(0), self._committed[0].clients
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
-            self.clients.forget((client, round) for client, round in old.clients.items() if after.get(client) != round)
+            self.states.forget((client, round) for client, round in old.clients.items() if after.get(client) != round)
 
     def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
         """The newest checkpoint that is whole, its server state, and what was wrong with newer ones (one line each).
@@ -115,7 +115,7 @@ class Checkpoints:
             clients = dict(server.pop(_CLIENTS).T.tolist())
         else:  # as it was written before there was a table
             clients = {int(client): round for client, round in progress["clients"].items()}
-        if damaged := self.clients.damaged(clients):
+        if damaged := self.states.damaged(clients):
             raise Damaged(damaged)
         return Progress(**{**progress, "clients": clients}), server
 
@@ -125,7 +125,7 @@ class Checkpoints:
         for path in self.folder.iterdir():
             if path not in needed and re.match(r"(round|server)-", path.name):
                 path.unlink(missing_ok=True)
-        self.clients.keep_only({state for progress in self._committed for state in progress.clients.items()})
+        self.states.keep_only({state for progress in self._committed for state in progress.clients.items()})
 
     def _server_file(self, round: int) -> Path:
         return self.folder / f"server-{round:06d}.safetensors"

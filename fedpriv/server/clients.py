@@ -36,12 +36,25 @@ class Instruction:
         return replace(self, clients=clients, last={client: self.last[client] for client in clients if client in self.last})
 
 
-class Clients(ABC):
+class PrivateStates(Protocol):
+    """What clients keep between rounds, as the server may speak of it: by client and round."""
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states (client, round) that no checkpoint names any more."""
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove all states but these (client, round), such as those of a round that was killed."""
+
+
+class Clients(PrivateStates, ABC):
     """All clients of a run, as the server reaches them."""
 
     @abstractmethod
     def welcome(self, broadcast: Sealed) -> None:
-        """Carry the initial model to every client; again after a resume, since a client may have been started anew."""
+        """Carry the initial model to every client; again after a resume, as a client may have been restarted too."""
 
     @abstractmethod
     def train(self, instruction: Instruction) -> Iterator[Answer]:
@@ -51,23 +64,11 @@ class Clients(ABC):
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         """Have the clients score the server's model, with their own parts, on their own test samples."""
 
-    @abstractmethod
-    def damaged(self, states: Mapping[int, int]) -> str | None:
-        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
-
-    @abstractmethod
-    def forget(self, states: Iterable[tuple[int, int]]) -> None:
-        """Private states (client, round) that no checkpoint needs any more."""
-
-    @abstractmethod
-    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
-        """All private states (client, round) that checkpoints need; others are of a round that was killed."""
-
     def measured(self) -> Mapping[str, float]:
         """Numbers about how the round was run, for its record; reading them starts them afresh."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 (nothing is a sound default)
+    def close(self) -> None:
         """Release resources other than memory; by default there are none."""
 
 

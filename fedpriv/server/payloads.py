@@ -110,6 +110,10 @@ class PayloadStore:
         kept = _listed(self.clients(round))
         raise UsageError(f"{self.path.parent} kept no upload of client {client} in round {round}, but of clients {kept}")
 
+    def report(self, round: int, client: int) -> Sealed | None:
+        """What a client reported beside its upload in a round; ``None``: it was not kept."""
+        return self._read(round, f"{_REPORT}{client:04d}")
+
     def files(self) -> list[Path]:
         """All files, in no order."""
         return list(self.path.glob("round-*/*.safetensors"))
@@ -123,7 +127,7 @@ class PayloadStore:
         path = _file(self.path, round, name)
         try:
             sealed = unseal(path.read_bytes())
-            says = _file(self.path, sealed.round, _name("up" if name.startswith(_CLIENT) else "down", sealed))
+            says = _file(self.path, sealed.round, _name(_direction(name), sealed))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -133,6 +137,10 @@ class PayloadStore:
         if says != path:
             raise Damaged(f"{path} is damaged: by its facts it is {says.relative_to(self.path)}")
         return sealed
+
+
+def _direction(name: str) -> Direction:
+    return "up" if name.startswith(_CLIENT) else "report" if name.startswith(_REPORT) else "down"
 
 
 def _name(direction: Direction, payload: Sealed) -> str:

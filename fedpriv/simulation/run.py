@@ -17,12 +17,12 @@ import torch
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
-from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
+from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.profile import Profile

@@ -26,6 +26,10 @@ def tensor_of(name: str) -> str:
     return name.rpartition("/")[2] if name.startswith(STATISTIC) else name
 
 
+class Refused(ValueError):
+    """A message that cannot be what it should be; the reason in one line."""
+
+
 @dataclass(frozen=True)
 class Payload:
     """A draft of a message.

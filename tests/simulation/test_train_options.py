@@ -94,7 +94,7 @@ def test_steps_are_torchs_and_the_warm_up_is_transformers(
     turn = turn_of(simulation)
     assert turn.num_examples > 4 * 32, "the phases are longer than the warm-up"
     expected = by_hand(simulation, turn, make, warmup)
-    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=3e-6)
+    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_adamws_decay_is_not_adams(simulate: Simulate) -> None:
@@ -255,10 +255,10 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
     [
         ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
         ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
-        ("scaffold", {}, "scaffold has a step of its own"),
-        ("perfedavg", {}, "perfedavg has a step of its own"),
-        ("apfl", {}, "apfl has a step of its own"),
-        ("fedsiam-da", {}, "siamese has a step of its own"),
+        ("scaffold", {}, "scaffold has its own step"),
+        ("perfedavg", {}, "perfedavg has its own step"),
+        ("apfl", {}, "apfl has its own step"),
+        ("fedsiam-da", {}, "siamese has its own step"),
         ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
     ],
 )
@@ -278,7 +278,7 @@ def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, me
     rows, options = [], {"train.rounds": 2, "data.clients": 2, "train.participation": 1.0, "model.projection": 16}
     for precision in ("float32", "bfloat16"):
         simulation, sent = simulate(method, play=False, **options, **{"train.precision": precision}), list[Sealed]()
-        simulation.taps.append(lambda way, sealed, sent=sent: sent.append(sealed))
+        simulation.taps.append(lambda way, sealed, sent=sent: sent.append(sealed) if way != "report" else None)
         for _ in simulation.rounds():
             pass
         rows.append(simulation.server.row - simulation.federation.initial)

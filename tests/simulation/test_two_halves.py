@@ -1,4 +1,4 @@
-"""The halves of a run need nothing of each other but bytes: in two processes they end where ``fedpriv train`` ends, bit for bit."""
+"""The halves of a run need nothing of each other but bytes: in two processes they end where ``fedpriv train`` does."""
 
 from __future__ import annotations
 

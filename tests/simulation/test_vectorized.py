@@ -324,12 +324,12 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
     ("options", "why"),
     [
         ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net's convolutions are narrow"),
-        ({"model.name": "joined"}, "sequential: the net has no form for several clients at once (encoder: call function"),
+        ({"model.name": "joined"}, "sequential: the net cannot be stacked for several clients (encoder: call function"),
         ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
-        ({"model.name": "wide"}, "sequential: convolutions of 128 channels fill the processor by themselves"),
-        ({"model.name": "pixels"}, "sequential: the net has no form for several clients at once (encoder.1: dropout of pixels"),
+        ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
+        ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
         ({"train.participation": 0.09}, "sequential: one client a round"),
-        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: gradients of single samples"),
+        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: per-sample gradients"),
         ({"executor.name": "sequential"}, "sequential: as requested"),
         (
             {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
@@ -363,7 +363,7 @@ def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], mon
     options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
     with pytest.raises(UsageError, match=r"the executor is sequential \(as requested\); use --compile none"):
         build(load_config(None, {**options, "executor.name": "sequential"}))
-    with pytest.raises(UsageError, match="the net runs as requested, by way of torch"):
+    with pytest.raises(UsageError, match="the net runs as requested, by torch"):
         build(load_config(None, {**options, "executor.name": "vectorized", "model.name": "joined"}))
 
     torch._dynamo.reset()
@@ -379,7 +379,7 @@ def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], mon
 def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
     net, config = registry.build_model("pooled", (1, 8, 8), 10), load_config(None, {**SMALL, "method.name": "fedavg"})
     uneven = choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 10, 30, 10])  # two groups, whose largest have 1000 and 10
-    assert str(uneven) == "sequential: clients differ so much in size that 1.0 of them would train at a time"
+    assert str(uneven) == "sequential: clients differ so much in size that only 1.0 would train at a time on average"
     assert choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 800, 30, 20]).form is not None
 
 
@@ -403,7 +403,7 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
         StackedNet(net)
     net.head = nn.Linear(16, 10)
     net.head.forward = lambda x: x.new_zeros(len(x), 10)  # type: ignore[method-assign]
-    with pytest.raises(NotStackable, match="does more than its layers say"):
+    with pytest.raises(NotStackable, match="differs from its own"):
         StackedNet(net)
 
 

@@ -101,14 +101,17 @@ def serve(path: Path, folder: Path) -> None:
             self, server: ServerState, last: Mapping[int, int], round: int
         ) -> tuple[Mapping[str, float], list[float | None]]:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
-            reports = [Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))]
+            reports = [
+                Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))
+            ]
             accuracies = [report.accuracy for report in reports]
             return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
 
     facts, _ = pipe.receive()
-    agreement, _ = terms(config, facts["shape"], Declared(facts["classes"], facts["trainable"], facts["mean_samples"]))
+    agreement, _ = terms(config, facts.pop("shape"), Declared(**facts))
     clients = ByPipe()
-    server = Server(agreement, RunFolder.create(replace_run_dir(config, folder), folder.parent), clients, ByMessages(), print)
+    run_folder = RunFolder.create(config.model_copy(update={"run_dir": folder}), folder.parent)
+    server = Server(agreement, run_folder, clients, ByMessages(), print)
     server.start()
     for _ in server.rounds():
         pass
@@ -116,10 +119,6 @@ def serve(path: Path, folder: Path) -> None:
     assert process.wait(60) == 0
     foreign = [name for name in sys.modules if name.startswith(("fedpriv.client", "fedpriv.simulation", "fedpriv.data"))]
     assert not foreign, f"the server knows {foreign}"
-
-
-def replace_run_dir(config: RunConfig, folder: Path) -> RunConfig:
-    return config.model_copy(update={"run_dir": folder})
 
 
 def hold(path: Path, folder: Path) -> None:
@@ -141,7 +140,9 @@ def hold(path: Path, folder: Path) -> None:
     data = FederatedData(dataset, partition, CPU, train, test)
     mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
     declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
-    pipe.send({"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples})
+    pipe.send(
+        {"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples}
+    )
     agreement, net = terms(config, dataset.input_shape, declared)
     resident, store, initial = Resident(net, agreement.space, CPU), ClientStore(folder), agreement.initial
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
