@@ -26,7 +26,7 @@ class Outputs:
     """(B, C): the head's output on z."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Outputs:
-        """Each output, changed."""
+        """The outputs, each of them changed."""
         prediction = None if self.prediction is None else change(self.prediction)
         return Outputs(change(self.features), change(self.projection), prediction, change(self.logits))
 
