@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
-from fedpriv.interfaces import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
+from fedpriv.interfaces import ClientTurn, Context, Loss, NoParams, Phase, Private, params, phase
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
@@ -158,9 +158,10 @@ class Method:
         """The schedule of local training."""
         return [phase(*self.objective.reaches, epochs=self.train.local_epochs, steps=self.train.local_steps)]
 
-    def local_loss(self, step: Step) -> Tensor:
-        """The scalar that a client minimises."""
-        return self.objective.loss(step)
+    @property
+    def local_loss(self) -> Loss:
+        """The scalar that a client minimises; by default the objective's. A subclass may define a method ``local_loss(step)``."""
+        return self.objective.loss
 
     def begin(self, turn: ClientTurn) -> None:
         """Called before local training."""

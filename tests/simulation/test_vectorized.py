@@ -25,7 +25,7 @@ from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from fedpriv.simulation.vectorized import requests, stack
+from fedpriv.simulation.vectorized import requests, scheduler, stack
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.simulation.trial import in_float64, own_nets
 
@@ -223,6 +223,23 @@ def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], m
         played(executor, **{"method.name": "mpfedcon", "data.partition.name": "iid", **together})
         counted.append(len(calls))
     assert counted[0] < 0.4 * counted[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "meetings"), [({}, 1), ({"objective.name": "fedprox"}, 2), ({"train.clip_grad_norm": 1.0}, 2)]
+)
+def test_a_step_is_one_request_unless_there_is_something_between_gradient_and_update(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], meetings: int
+) -> None:
+    options = {"data.partition.name": "iid", "train.local_steps": 2, "executor.group_size": 4, **options}
+    simulation = played("vectorized", rounds=0, **{"method.name": "fedavg", **options})
+    asked: list[Any] = []
+    original = scheduler.Scheduler.submit
+    monkeypatch.setattr(
+        scheduler.Scheduler, "submit", lambda self, handler, content: asked.append(handler) or original(self, handler, content)
+    )
+    simulation.play_round()
+    assert len(asked) == meetings * 2 * simulation.progress.record["metrics"]["participants"]
 
 
 def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
