@@ -21,7 +21,7 @@ import torch
 
 # Where there is a GPU, autograd starts threads, and a process that has any cannot fork: there, from a fresh one.
 _CONTEXT: Any = multiprocessing.get_context("forkserver" if torch.cuda.is_available() else "fork")
-_CONTEXT.set_forkserver_preload(["pytest", "sklearn.datasets", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
+_CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
 
 Sabotage = Callable[[], None]
 """Called in the process before the command; must be picklable: a function of a module, or a ``functools.partial`` of one."""
