@@ -23,7 +23,7 @@ from fedpriv.wire import Payload, TransformContext, Wire
 from fedpriv.wire.coding import decoded
 
 Defence = dict[str, Any]
-ATTACK = Idlg(steps=30, restarts=0)
+ATTACK = Idlg(steps=15, restarts=0)
 
 
 def photograph() -> tuple[Tensor, Tensor]:

@@ -45,6 +45,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return replace
 
 
+@pytest.mark.slow
 def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     path, runs_dir = write_yaml(tmp_path / "paper", base=TINY, runs=RUNS), tmp_path / "runs"
     experiment = read(path)

@@ -186,6 +186,7 @@ def test_more_images_include_the_fewer() -> None:
         deal(dataset, cell(11).images)
 
 
+@pytest.mark.slow
 def test_cells_are_played_once(tmp_path: Path) -> None:
     new = {"images": {"n": 2}, "victim": {"masked": 0}, "attacker": {"name": "idlg-label"}}
     path = write_cells(tmp_path, cells={"done": {"attacker": HEAD_FREE}, "new": new})
