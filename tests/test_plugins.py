@@ -140,7 +140,7 @@ def test_a_broken_plugin_is_named_and_all_else_works(kind: str, source: str, why
         assert registry.all() == before
     assert len(told) == 1
     assert silent(lambda: registry.find(OURS[kind])) is before[OURS[kind]]
-    with pytest.raises((UsageError, KeyError), match=f"'broken' is not there.*{why}") as error:
+    with pytest.raises((UsageError, KeyError), match=f"'broken' is not available.*{why}") as error:
         silent(lambda: registry.find("broken"))
     assert not isinstance(error.value, UnknownName)
 
@@ -283,4 +283,4 @@ def test_a_new_plugin_is_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert CliRunner().invoke(main, ["new-plugin", "method", "lg-fedavg"]).exit_code == 0
     assert '[project.entry-points."fedpriv.methods"]\n"lg-fedavg" = "lg_fedavg"' in Path("lg-fedavg/pyproject.toml").read_text()
     again = CliRunner().invoke(main, ["new-plugin", "method", "lg-fedavg"])
-    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert again.exit_code == 2 and "exists already" in again.stderr

@@ -1,23 +1,23 @@
-"""The options of an attack, the fields of its dataclass, and values for them that come from outside."""
+"""The options of an attack, which are the fields of its dataclass, and the check of values that a user gives them."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from typing import Any
 
-_KINDS = {bool: "true or false", int: "a whole number from 0 on", float: "a number from 0 on", str: "a word"}
+_KINDS = {bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0", str: "a word"}
 
 
 def defaults_of(attack: Any) -> dict[str, Any]:
-    """The defaults of an attack or its class, by the option's name."""
+    """The defaults of an attack or its class, by option name."""
     return {field.name: field.default for field in fields(attack)}
 
 
 def like(default: Any, value: Any, option: str) -> Any:
-    """The value of an option, if it is of its default's kind: a number from 0 on, a flag, a word, or several of these.
+    """``value`` in the type of the option's default: a number of at least 0, a flag, a word, or several of these.
 
     Raises:
-        TypeError: it is not; the message says what would be.
+        TypeError: it does not fit; the message says what would.
     """
     if default is MISSING or (default is None and value is None):
         return value

@@ -51,10 +51,10 @@ def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_
     torch.set_num_threads(1)
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir)
-    told = console()
+    out = console()
     processes = min(len(folders), workers or os.cpu_count() or 1)
     asked = click.get_current_context().command_path + " " + " ".join(runs)
-    audited = report.audit(folders, chosen, asked, processes, lambda text: told.print(text, soft_wrap=True, markup=False))
+    audited = report.audit(folders, chosen, asked, processes, lambda text: out.print(text, soft_wrap=True, markup=False))
     places = [*([output] if output else []), *(folder / "audit" for folder in folders)]
     for place in places:
         report.write(audited, place)
@@ -63,10 +63,10 @@ def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_
             try:
                 sync(folder)
             except TrackingError as error:
-                told.print(f"{error}; `fedpriv sync {folder}` sends the report later", soft_wrap=True, markup=False)
+                out.print(f"{error}; `fedpriv sync {folder}` sends the report later", soft_wrap=True, markup=False)
     for run in audited.findings["runs"]:
-        told.print(f"\n[bold]{run['name']}[/]", soft_wrap=True)
+        out.print(f"\n[bold]{run['name']}[/]", soft_wrap=True)
         for sentence in run["verdict"]:
-            told.print(f"  {sentence}", soft_wrap=True, markup=False)
-    told.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True, markup=False)
+            out.print(f"  {sentence}", soft_wrap=True, markup=False)
+    out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True, markup=False)
     return audited.findings | {"report": str(places[0] / "audit.html")}

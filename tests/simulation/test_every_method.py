@@ -13,7 +13,7 @@ import torch
 from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
 from fedpriv.objectives import objectives
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
 from tests.marks import FEW, slow_but
 from tests.simulation.processes import Process, die_at
@@ -54,10 +54,10 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run of each method, in which every client trains in every round."""
     run = prepare(tmp_path_factory.mktemp("watched") / "run", request.param, **TINY, **{"train.rounds": 4})
     found = Watched(run, [], [], [])
-    run.federation.wire.taps.append(lambda way, sealed: (found.down if way == "down" else found.up).append(sealed))
+    run.taps.append(lambda way, sealed: (found.down if way == "down" else found.up).append(sealed))
     run.start()
     for _ in run.rounds():
-        own = [sum(tensor.nbytes for tensor in (run._stored(client) or {}).values()) for client in run.progress.clients]
+        own = [sum(tensor.nbytes for tensor in (run.stored(client) or {}).values()) for client in run.progress.clients]
         found.kept.append((sum(tensor.nbytes for tensor in run.server.memory.values()), max(own, default=0)))
     return found
 
@@ -73,7 +73,7 @@ def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Wat
     assert bool(sent) == bool(said), (sent, said)
     for sealed in up:  # no private tensor hides in a statistic of another name
         assert not any(name.endswith("/" + own) for name in sealed.schema for own in kind.private_names)
-    own = {n for c in simulation.progress.clients for n in simulation._stored(c) or {}} - set(kind.private_names)
+    own = {n for c in simulation.progress.clients for n in simulation.stored(c) or {}} - set(kind.private_names)
     declared = [part.keeps for part in (kind, *kind.halves) if part.keeps]
     assert bool(own) == bool(declared), (own, declared)
 
@@ -87,7 +87,7 @@ def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Si
     diverges = {"method.b" if method == "perfedavg" else "train.lr": 1e30, "train.local_epochs": 3, "train.on_nan": "drop"}
     simulation = simulate(method, play=False, **TINY, **diverges)
     before = simulation.server.row.clone()
-    record = simulation.play_round()
+    record = simulation.run_round()
     assert record["metrics"]["dropped"] == record["metrics"]["participants"] == 4
     assert torch.equal(simulation.server.row, before)
 
