@@ -124,7 +124,7 @@ def die_within(share: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, max(1e-4, share * (time.perf_counter() - began)))
         return record
 
-    _instead(Simulation, "play_round", 1, timed)
+    _instead(Simulation, "run_round", 1, timed)
 
 
 def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:
@@ -139,7 +139,7 @@ def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:
             time.sleep(0.005)
         return real(simulation)
 
-    _instead(Simulation, "play_round", number, waiting)
+    _instead(Simulation, "run_round", number, waiting)
 
 
 def limit_file_size(where: str, number: int, room: int) -> None:
