@@ -109,7 +109,9 @@ def test_tensors_are_copied_into_their_spans_of_a_row_and_nothing_else(dtype: to
 
 
 def test_transforms_run_in_the_configured_order_and_are_noted() -> None:
-    transforms = build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}])
+    transforms = build_transforms(
+        [{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}]
+    )
     sealed = transform_and_seal(draft(), transforms, context)
     assert sealed.transforms == ("cast(float16)", "mask(head, *.bias)")
     assert sealed.schema == {"encoder.fc.weight": ("F16", (3, 2)), "statistic.classes": ("I16", (2,))}

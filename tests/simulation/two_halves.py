@@ -101,7 +101,9 @@ def serve(path: Path, folder: Path) -> None:
             self, server: ServerState, last: Mapping[int, int], round: int
         ) -> tuple[Mapping[str, float], list[float | None]]:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
-            reports = [Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))]
+            reports = [
+                Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))
+            ]
             accuracies = [report.accuracy for report in reports]
             return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
 
@@ -141,7 +143,9 @@ def hold(path: Path, folder: Path) -> None:
     data = FederatedData(dataset, partition, CPU, train, test)
     mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
     declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
-    pipe.send({"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples})
+    pipe.send(
+        {"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples}
+    )
     agreement, net = terms(config, dataset.input_shape, declared)
     resident, store, initial = Resident(net, agreement.space, CPU), ClientStore(folder), agreement.initial
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
