@@ -21,6 +21,8 @@ from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT = statistic("step_weight")
 _VELOCITY = "fednova.velocity"
+_SHORTEST = 1e-3
+"""Of a step weight; a pull of less than one leaves it at 1 or more, and the server divides by it."""
 
 
 def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
@@ -86,7 +88,7 @@ class FedNova(Mean):
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         train = self.context.config.train
         longest = steps / (1 - train.momentum) if train.optimizer == "sgd" else steps
-        return {STEP_WEIGHT: Form((), torch.float64, least=0, most=longest)}
+        return {STEP_WEIGHT: Form((), torch.float64, least=_SHORTEST, most=longest, or_zero=True)}
 
     def _reach(self, turn: ClientTurn) -> float:
         """a_k over the phases that train shared roles.

@@ -23,6 +23,7 @@ class Form:
         shape: the sizes; a word is any size, the same wherever it stands in a message.
         dtype: ``None``: that of the net.
         least, most: the range of its numbers; ``None``: there is no bound.
+        or_zero: whether they may be zero too, below the least.
         rising: whether each number of a list must be greater than the one before.
     """
 
@@ -30,6 +31,7 @@ class Form:
     dtype: torch.dtype | None = None
     least: float | None = None
     most: float | None = None
+    or_zero: bool = False
     rising: bool = False
 
     @property
@@ -146,11 +148,12 @@ class Expected:
 
 def _check_numbers(name: str, tensor: Tensor, form: Form) -> None:
     """Refuse numbers that are out of a form's range or order."""
-    if not tensor.numel():
+    ranged = tensor[tensor != 0] if form.or_zero else tensor
+    if not ranged.numel():
         return
-    if (form.least is not None and tensor.min() < form.least) or (form.most is not None and tensor.max() > form.most):
+    if (form.least is not None and ranged.min() < form.least) or (form.most is not None and ranged.max() > form.most):
         right = f"{'any' if form.least is None else f'{form.least:g}'} to {'any' if form.most is None else f'{form.most:g}'}"
-        raise Refused(f"{name} holds {float(tensor.min()):g} to {float(tensor.max()):g}, not {right}")
+        raise Refused(f"{name} holds {float(ranged.min()):g} to {float(ranged.max()):g}, not {right}")
     if form.rising and bool((tensor[1:] <= tensor[:-1]).any()):
         raise Refused(f"{name} does not rise from one number to the next")
 
