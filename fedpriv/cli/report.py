@@ -6,12 +6,13 @@ import os
 from datetime import timedelta
 from statistics import mean
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedpriv.cli.terminal import styled, terminal
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -23,17 +24,25 @@ if TYPE_CHECKING:
 NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
 
 
+class Bold(NamedTuple):
+    """A value of the summary with its figure in bold."""
+
+    before: str
+    bold: str
+    after: str = ""
+
+
 class Reporter:
     """Progress on standard error (a live bar on a terminal, a line a round elsewhere), the summary on ``out``."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
-        self.err = Console(stderr=True, highlight=False)
+        self.err: Console = terminal(err=True)
         columns = (
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
         )
@@ -50,7 +59,7 @@ class Reporter:
         self._bar.stop()
 
     def warn(self, text: str) -> None:
-        self.err.print(f"[yellow]fedpriv:[/] {escape(text)}", soft_wrap=True)
+        self.err.print(styled(("fedpriv:", "yellow"), f" {text}"), soft_wrap=True)
 
     def on_start(self, federation: Federation, folder: RunFolder) -> None:
         config, data = federation.config, federation.data
@@ -58,9 +67,12 @@ class Reporter:
         model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
         partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
-            f"[bold]{config.called}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
-            f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
-            f"clients are run {escape(str(federation.choice))}",
+            styled(
+                (config.called, "bold"),
+                f" on {config.data.name}: {config.data.clients} clients of "
+                f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
+                f"clients are run {federation.choice}",
+            ),
             soft_wrap=True,
         )
         self._rounds = config.train.rounds
@@ -93,11 +105,11 @@ class Reporter:
 
     def conclude(self, outcome: Outcome) -> None:
         """The summary, or how to go on."""
-        path = escape(os.path.relpath(outcome.folder.path))
+        path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
             return
-        summary, protocols = outcome.summary, outcome.summary["protocols"]
+        summary, protocols, rows = outcome.summary, outcome.summary["protocols"], list[tuple[str, str | Bold]]()
         records = outcome.folder.records()
         rounds = (
             f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
@@ -105,13 +117,13 @@ class Reporter:
         what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
         if summary["accuracy"] is None:
             loss = records[-1]["metrics"].get("train_loss")
-            rows = [("accuracy", NO_ACCURACY.format(run=path))]
+            rows.append(("accuracy", NO_ACCURACY.format(run=path)))
             rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-            rows = [(f"{what} per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+            rows.append((f"{what} per client, {rounds}", Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
         for share, accuracy in summary.get("probe", {}).items():
-            rows.append((f"linear probe, {float(share):.0%} of the labels", f"[bold]{accuracy:.3f}[/]"))
+            rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:
             said = f"{protocols['global_test']:.3f} accuracy"
             if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
@@ -123,9 +135,9 @@ class Reporter:
         if snr := summary.get("snr_db"):
             rows.append(("signal to noise of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())))
         if summary["turns_dropped"]:
-            rows.append(("turns left out, since they diverged", f"[bold]{summary['turns_dropped']} of {summary['turns']}[/]"))
+            rows.append(("turns left out, since they diverged", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
         if summary["uploads_rejected"]:
-            rows.append(("uploads left out, since they cannot be merged", f"[bold]{summary['uploads_rejected']}[/]"))
+            rows.append(("uploads left out, since they cannot be merged", Bold("", f"{summary['uploads_rejected']}")))
         rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
@@ -135,12 +147,13 @@ class Reporter:
         if (kept := summary["payloads"])["files"]:
             said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
             rows.append(("sealed payloads kept", said))
-        rows += [("run folder", path), ("MLflow", escape(self._tracking(outcome)))]
+        rows += [("run folder", path), ("MLflow", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
-            self.out.print(f"{label:<{width}}  {text}", soft_wrap=True)
+            value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
+            self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
         other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
-        config, folder = outcome.folder.config(), escape(os.path.relpath(outcome.folder.path.parent))
+        config, folder = outcome.folder.config(), os.path.relpath(outcome.folder.path.parent)
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
         self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
         self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
@@ -150,18 +163,17 @@ class Reporter:
             self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
 
     @staticmethod
-    def _privacy(said: dict[str, Any] | None) -> list[tuple[str, str]]:
+    def _privacy(said: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
         if said is None:
             return []
         prv = f"{said['epsilon_prv']:.3g} by PRV" if said["epsilon_prv"] is not None else "too large for PRV"
-        epsilon = f"epsilon [bold]{said['epsilon']:.3g}[/] at delta {said['delta']:g}"
         how = f"{said['epsilon_rdp']:.3g} by RDP, {prv}; noise {said['noise']:.3g}, clip {said['clip']:g}"
         replaced = f"{said['epsilon_replace_one']:.3g} for one replaced by another"
         return [
-            (f"{said['level']}-level DP", f"{epsilon} ({how})"),
-            ("  neighbours", f"{escape(said['adjacency'])}; epsilon {replaced}"),
-            ("  holds if", escape(said["holds_if"])),
-            ("  not covered", escape("; ".join(said["not_covered"]))),
+            (f"{said['level']}-level DP", Bold("epsilon ", f"{said['epsilon']:.3g}", f" at delta {said['delta']:g} ({how})")),
+            ("  neighbours", f"{said['adjacency']}; epsilon {replaced}"),
+            ("  holds if", said["holds_if"]),
+            ("  not covered", "; ".join(said["not_covered"])),
         ]
 
     @staticmethod

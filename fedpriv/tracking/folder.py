@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import UnknownName, UsageError
+from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
 
 Record = dict[str, Any]
 """One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, where evaluated ``per_client``, and ``rejected``: which
@@ -20,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a JSON mapping")
@@ -43,11 +44,13 @@ def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
 
     What follows the last newline is a line still being written, or one that a kill has torn: it does not count yet.
     """
-    path = run_dir / "metrics.jsonl"
-    if not path.exists():
-        return [], 0
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = _complete_lines(run_dir)
     return [record for line in lines[skip:] if (record := _parse(line)) is not None], len(lines)
+
+
+def _complete_lines(run_dir: Path) -> list[bytes]:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def read_records(run_dir: Path) -> list[Record]:
@@ -60,7 +63,7 @@ def _parse(line: bytes) -> Record | None:
     # A killed run that is resumed may leave a torn line in the middle; it is no record of anything.
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and {"round", "time_ms", "metrics"} <= record.keys() else None
 
@@ -78,8 +81,39 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     """The folder of a run given as a path, a run id, or a prefix that only one folder's name under ``runs_dir`` has.
 
     Raises:
-        UsageError: a path that is no run folder, a prefix of several runs, no such run (with the nearest name).
+        UsageError: a path that is no run folder, a prefix of several runs, no such run (with the nearest name); or what
+            :func:`check_run` says of the folder.
     """
+    folder = _find_folder(run, runs_dir)
+    check_run(folder)
+    return folder
+
+
+def check_run(folder: Path) -> None:
+    """The door for run folders from elsewhere: links that lead out, and files of another form.
+
+    A torn line of ``metrics.jsonl`` is no record, and a file that is not there yet is fine.
+
+    Raises:
+        UsageError: in one line, the first thing wrong.
+    """
+    check_links(folder)
+    for name, form in (("run.json", Facts), ("summary.json", Summary), ("tracking.json", Cursor)):
+        if (path := folder / name).exists():
+            check_form(form, read_json(path), path)
+    for path in folder.glob("probe/*.json"):
+        check_form(Probe, read_json(path), path)
+    for number, line in enumerate(_complete_lines(folder), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        except RecursionError:
+            record = None
+        check_form(Line, record, f"{folder / 'metrics.jsonl'}, line {number}")
+
+
+def _find_folder(run: str, runs_dir: Path) -> Path:
     if (Path(run) / "config.yaml").is_file():  # the first file of a run: one killed at its very start has no other
         return Path(run)
     folders = sorted(path.parent for path in runs_dir.glob("*/config.yaml"))
@@ -87,7 +121,7 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     if run in names:
         return runs_dir / run
     for folder in folders:
-        if (folder / "run.json").is_file() and read_json(folder / "run.json").get("run_id") == run:
+        if _run_id(folder) == run:
             return folder
     matches = [folder for folder in folders if run and folder.name.startswith(run)]
     if len(matches) == 1:
@@ -100,3 +134,10 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     if not names:
         raise UsageError(f"no run {run!r}: there are no runs in {runs_dir}; `fedpriv train` makes one")
     raise UnknownName("run", run, names)
+
+
+def _run_id(folder: Path) -> Any:
+    try:
+        return read_run(folder).get("run_id")
+    except UsageError:  # another run's folder, and not the one that is sought
+        return None

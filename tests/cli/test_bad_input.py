@@ -23,7 +23,7 @@ def case(arguments: str, *words: str) -> object:
 NAMES = [
     case("--method mpfedcom", "unknown method", "'mpfedcom'", "did you mean 'mpfedcon'"),
     case("--method zzz", "unknown method", "fedavg", "in all"),
-    case("--method ''", "unknown method"),
+    case("--method ''", "method.name", "empty"),
     case("--model cnn11", "unknown model", "did you mean 'cnn10'"),
     case("--dataset digitz", "unknown data set", "did you mean 'digits'"),
     case("--dataset no/such/folder", "no file or folder", "no/such/folder"),
@@ -140,7 +140,7 @@ def test_it_is_refused_and_nothing_is_written(
     [
         (b"- a\n- b\n", ("must be a mapping", "list")),
         (b"42\n", ("must be a mapping", "int")),
-        (b"a: [1\nb: }", ("not YAML", "line 1")),
+        (b"a: [1\nb: }", ("is not YAML", "line 1")),
         (bytes(range(256)), ("not a text file",)),
         (b"seed: 1\0\n", ("not YAML",)),
         (b"trian: {rounds: 3}\n", ("'trian'", "did you mean 'train'")),

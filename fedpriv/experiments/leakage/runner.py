@@ -16,6 +16,7 @@ from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
 from fedpriv.plugins import load_inherited
+from fedpriv.processes import die_with_parent
 
 if TYPE_CHECKING:
     from fedpriv.experiments.leakage.victim import Dealt
@@ -65,7 +66,7 @@ def run_cells(
     given = _dealt({label: experiment.cells[label] for label in waiting}, data_dir)
     # One cell a process: its CPU seconds are its own, and what it leaves in memory goes with it.
     with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_one_thread, max_tasks_per_child=1
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),), max_tasks_per_child=1
     ) as pool:
         begun = {pool.submit(_play, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()}
         try:
@@ -97,9 +98,10 @@ def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[
     return {label: (cell, deal(datasets[cell.images.dataset], cell.images)) for label, cell in cells.items()}
 
 
-def _one_thread() -> None:
+def _begin(parent: int) -> None:
     import torch
 
+    die_with_parent(parent)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
