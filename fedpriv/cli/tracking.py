@@ -15,6 +15,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.outside.names import printable
 
 _PATH = FilePath()
 _runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=True, help="Where the runs are.")
@@ -188,7 +189,11 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         say("warning: accuracies on validation and on test data do not compare", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         say(f"warning: accuracies on different data sets ({', '.join(datasets)}) do not compare", err=True)
-    compare_curves({label: [read_records(folders[index]) for index in members] for label, members in groups.items()}, output)
+    curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
+    try:
+        compare_curves(curves, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
 
