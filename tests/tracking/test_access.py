@@ -162,9 +162,12 @@ def test_resume_refuses_a_foreign_store_and_takes_a_named_one(
     refused = call("resume", folder)
     assert refused.exit_code == 2 and f"--tracking-uri http://{listener.host}" in refused.stderr
     played: list[Path] = []
-    monkeypatch.setattr(
-        "fedpriv.simulation.run.resume", lambda path, *_: played.append(path) or (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+
+    def resume(path: Path, *_: object) -> None:
+        played.append(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedpriv.simulation.run.resume", resume)
     assert call("resume", folder, "--tracking-uri", f"http://me:{SECRET}@{listener.host}").exit_code == 130
     assert played == [folder]
     assert json.loads((folder / "run.json").read_text())["tracking"]["uri"] == f"http://me:***@{listener.host}"

@@ -114,7 +114,10 @@ class Evidence:
         """
         for round, client in self.messages():
             self.message(round, client)
-        self.folder.records()
+        try:
+            self.folder.records()
+        except ValueError:
+            raise Damaged(f"{self.folder.path}/metrics.jsonl is damaged") from None
 
     def message(self, round: int, client: int) -> Message:
         """One message.
