@@ -1,9 +1,9 @@
-"""Attacks on what crosses the wire. They know tensors and functions, and nothing of :mod:`fedpriv`.
+"""Attacks on messages of federated learning. They take tensors and nets, and import nothing of :mod:`fedpriv`.
 
-* :mod:`attacks.core`: what an attacker gets and gives back, and attacks by name.
-* :mod:`attacks.gradients`: what a gradient says in closed form, and how far a guess's is from it.
+* :mod:`attacks.core`: the input and the result of an attack, and the registry of attacks.
+* :mod:`attacks.gradients`: closed forms on gradients, and distances between them.
 * :mod:`attacks.optimise`: minimisers of many independent problems at once.
-* :mod:`attacks.image`, :mod:`attacks.text`, :mod:`attacks.inference`: the attacks, by what they find.
-* :mod:`attacks.scoring`: how good a find is, and what guesses score.
+* :mod:`attacks.image`, :mod:`attacks.text`, :mod:`attacks.inference`: the attacks, by what they recover.
+* :mod:`attacks.scoring`: scores of reconstructions, and of baselines without a message.
 * :mod:`attacks.lab`: reference victims, and the controls that are run with every attack.
 """

@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 from machine import facts, spread
 from trial import NEVER, begin, use_noise
 
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 PARTICIPANTS = (10, 20, 40, 80, 160)
 CLIENTS = 1000
@@ -50,12 +50,12 @@ def main() -> None:
         made = {number: simulation(number, 99, Path(folder) / str(number)) for number in PARTICIPANTS}
         for repeat in range(1 + options.repeats):  # the first warms up
             for number, contender in made.items():
-                plays = max(PARTICIPANTS) // number if repeat else 1  # as many turns for each
+                repetitions = max(PARTICIPANTS) // number if repeat else 1  # as many turns for each
                 began = time.process_time()
-                for _ in range(min(plays, 4)):
-                    contender.play_round()
+                for _ in range(min(repetitions, 4)):
+                    contender.run_round()
                 if repeat:
-                    seconds[number].append((time.process_time() - began) / (min(plays, 4) * number))
+                    seconds[number].append((time.process_time() - began) / (min(repetitions, 4) * number))
     ratios = {n: spread([a / b for a, b in zip(of, seconds[PARTICIPANTS[0]], strict=True)]) for n, of in seconds.items()}
     for number, ratio in ratios.items():
         each = f"{spread(seconds[number], 5)['median'] * 1e3:.2f} ms"

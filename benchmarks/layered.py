@@ -29,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 from machine import facts, spread
 from trial import NEVER, begin, find_or_noise
 
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 LIMIT = 1.6
 """MpFedcon's best over FedAvg's best."""
@@ -71,7 +71,7 @@ def main() -> None:
         for repeat in range(1 + options.repeats):  # the first warms up
             for who, contender in made.items():
                 began = time.process_time()
-                contender.play_round()
+                contender.run_round()
                 if repeat:
                     seconds[who].append(time.process_time() - began)
     ratios = {who: spread([a / b for a, b in zip(of, seconds["fedavg"], strict=True)]) for who, of in seconds.items()}

@@ -6,7 +6,7 @@ work to do; it leaves out waiting for the disk, so the wall time is stored too.
 
 * ``floor``: for each client, copy the round's weights into one ``nn.Sequential``, make a ``torch.optim.SGD``, step. No
   aggregation, nothing sealed, nothing stored; the clients' tensors lie normalised in memory.
-* ``fedpriv``: ``Simulation.play_round()`` of FedAvg: sampling, sealing, the turns (from uint8 images), aggregation,
+* ``fedpriv``: ``Simulation.run_round()`` of FedAvg: sampling, sealing, the turns (from uint8 images), aggregation,
   checkpoint, record. Tracking is off, and no round is evaluated: the others evaluate nothing either. The executor is the
   vectorized one, which ``auto`` picks here, with groups of 10.
 * ``sequential``: the same with the sequential executor.
@@ -115,15 +115,15 @@ class Fedpriv:
 
     def participants(self, round: int) -> list[int]:
         """Who takes part, in the order of their turns."""
-        return sorted(self.simulation._participants(round))  # a function of the config, but not a public one
+        return sorted(self.simulation.participants(round))  # a function of the config, but not a public one
 
     def watch(self, direction: Direction, payload: Sealed) -> None:
         """A tap that keeps a round's uploads."""
         if direction == "up" and payload.client is not None:
             self.uploads[payload.client] = payload
 
-    def play(self, round: int) -> None:
-        record = self.simulation.play_round()
+    def run(self, round: int) -> None:
+        record = self.simulation.run_round()
         assert record["round"] == round and not any("accuracy" in name for name in record["metrics"])
 
 
@@ -135,7 +135,7 @@ class Floor:
         self.net = plain_net(fedpriv)
         self.net.train()
 
-    def play(self, round: int, row: Tensor, participants: list[int]) -> None:
+    def run(self, round: int, row: Tensor, participants: list[int]) -> None:
         state = fedpriv_state(self.fedpriv.space, row)
         for client in participants:
             self.client(round, client, state)
@@ -218,7 +218,7 @@ class Pfl:
             central_num_iterations=last, evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0
         )
 
-    def play(self, round: int) -> None:
+    def run(self, round: int) -> None:
         """Go on to ``round``: the algorithm object remembers how many it did."""
         self.algorithm.run(self.params(round), self.backend, self.model, self.hyper, send_metrics_to_platform=False)
 
@@ -254,7 +254,7 @@ def config_of(work: Workload, rounds: int, data_dir: Path | None, executor: dict
         "data": {"name": "fashion_mnist", "dir": data_dir, "clients": work.clients, "partition": {"name": "iid"}},
         "model": {"name": "lenet5", "projection": None},
         "train": {
-            "rounds": rounds + 1,  # one more than is played: the last is always evaluated
+            "rounds": rounds + 1,  # one more than is run: the last is always evaluated
             "participation": work.participants / work.clients,
             "local_epochs": work.epochs,
             "batch_size": 32,
@@ -295,15 +295,15 @@ def measure(name: str, repeats: int, data_dir: Path | None, folder: Path) -> dic
         for i in range(work.rounds_per_repeat):
             round = 2 + repeat * work.rounds_per_repeat + i
             row, participants = fedpriv.row.clone(), fedpriv.participants(round)
-            plays: dict[str, Callable[[], None]] = {
-                "floor": lambda round=round, row=row, who=participants: floor.play(round, row, who),  # type: ignore[misc]
-                "fedpriv": lambda round=round: fedpriv.play(round),
-                "sequential": lambda round=round: sequential.play(round),
-                "pfl": lambda round=round: pfl.play(round),  # type: ignore[misc, union-attr]
+            contestants: dict[str, Callable[[], None]] = {
+                "floor": lambda round=round, row=row, who=participants: floor.run(round, row, who),  # type: ignore[misc]
+                "fedpriv": lambda round=round: fedpriv.run(round),
+                "sequential": lambda round=round: sequential.run(round),
+                "pfl": lambda round=round: pfl.run(round),  # type: ignore[misc, union-attr]
             }
             for who in orders[round % len(orders)]:
                 began, began_wall = time.process_time(), time.perf_counter()
-                plays[who]()
+                contestants[who]()
                 cpu[who][-1] += (time.process_time() - began) / work.rounds_per_repeat
                 wall[who][-1] += (time.perf_counter() - began_wall) / work.rounds_per_repeat
     ratios = {who: [a / b for a, b in zip(cpu[who], cpu["floor"], strict=True)] for who in contenders[1:]}
@@ -338,7 +338,7 @@ def two_cores(work: Workload, repeats: int, data_dir: Path | None, folder: Path)
     for round in range(1, rounds + 1):
         for number in (0, 1) if round % 2 else (1, 0):
             began = time.perf_counter()
-            contenders[number].play(round)
+            contenders[number].run(round)
             seconds[number].append(time.perf_counter() - began)
     same = torch.equal(contenders[0].row, contenders[1].row)
     for contender in contenders:
@@ -351,7 +351,7 @@ def two_cores(work: Workload, repeats: int, data_dir: Path | None, folder: Path)
 
 
 def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | None) -> dict[str, float]:
-    """Play round 1, which also warms up, and compare: every upload with the floor's weights, pfl's model with the server's.
+    """Run round 1, which also warms up, and compare: every upload with the floor's weights, pfl's model with the server's.
 
     Raises:
         SystemExit: they differ by more than :data:`TOLERANCE`, or a client hardly moves its weights.
@@ -359,9 +359,9 @@ def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | N
     participants, before = fedpriv.participants(1), fedpriv.row.clone()
     contenders, found = {"fedpriv": fedpriv, "sequential": sequential}, dict.fromkeys(("fedpriv", "sequential"), 0.0)
     for contender in contenders.values():
-        contender.federation.wire.taps.append(contender.watch)
-        contender.play(1)
-        contender.federation.wire.taps.remove(contender.watch)
+        contender.simulation.taps.append(contender.watch)
+        contender.run(1)
+        contender.simulation.taps.remove(contender.watch)
     state = fedpriv_state(fedpriv.space, before)
     least_moved = float("inf")
     for client in participants:
@@ -372,7 +372,7 @@ def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | N
             sent = fedpriv.space.pack(contender.uploads[client].tensors(), before.clone())
             found[who] = max(found[who], _difference(trained, fedpriv_state(fedpriv.space, sent)))
     if pfl is not None:
-        pfl.play(1)
+        pfl.run(1)
         found["pfl"] = _difference(pfl.parameters, fedpriv_state(sequential.space, sequential.row))
     if any(off > (TOGETHER if who == "fedpriv" else TOLERANCE) for who, off in found.items()) or least_moved < 20 * TOLERANCE:
         sys.exit(f"not the same steps: differences {found}, least movement of a client {least_moved:.2g}")

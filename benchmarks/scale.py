@@ -8,8 +8,8 @@ images are dealt too (``test: disjoint``).
     fedrep         projector and head stay with the client, stored on disk at its turn: some clients have them
     fedrep-stored  all clients have them already (made up before the first round, 77 kB each)
 
-Memory: every number of clients in a fresh process, which plays rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
-of 10^6 bytes). Time: a fresh process plays rounds without evaluation of all numbers in turn; CPU time of a round over that of the
+Memory: every number of clients in a fresh process, which runs rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
+of 10^6 bytes). Time: a fresh process runs rounds without evaluation of all numbers in turn; CPU time of a round over that of the
 fewest clients in the same turn. Both are flat if the ratio is at most 1.1, of time the median's.
 """
 
@@ -57,7 +57,7 @@ def begun(case: str, clients: int, data_dir: Path | None, folder: Path) -> Any:
     if case == "fedrep-stored":
         fill(simulation)
     for _ in range(WARM):
-        simulation.play_round()
+        simulation.run_round()
     return simulation
 
 
@@ -74,7 +74,7 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
         before, seconds = peak(), []
         for _ in range(3):
             start = time.process_time()
-            _, accuracies = simulation.scorer.score(simulation.server, simulation._private, WARM)
+            _, accuracies = simulation.scorer.score(simulation.server, simulation.progress.clients, WARM)
             seconds.append(time.process_time() - start)
             assert len(accuracies) == clients
     return {
@@ -94,7 +94,7 @@ def timed(case: str, counts: list[int], repeats: int, data_dir: Path | None) -> 
         for repeat in range(repeats):
             for clients in counts[:: 1 if repeat % 2 else -1]:
                 start = time.process_time()
-                record = made[clients].play_round()
+                record = made[clients].run_round()
                 cpu[clients].append(time.process_time() - start)
                 assert record["metrics"]["participants"] == PARTICIPANTS and not record["per_client"]
     ratios = {n: [one / least for one, least in zip(cpu[n], cpu[counts[0]], strict=True)] for n in counts}
@@ -110,7 +110,7 @@ def fill(simulation: Any) -> None:
     fsync, os.fsync = os.fsync, lambda fd: None
     federation = simulation.federation
     for client in range(federation.config.data.clients):
-        simulation.checkpoints.keep(client, 0, federation.method.first_private(client, federation.initial))
+        simulation.store.keep(client, 0, federation.method.first_private(client, federation.initial))
         simulation.progress.clients[client] = 0
     os.fsync = fsync
 

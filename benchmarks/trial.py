@@ -1,4 +1,4 @@
-"""What benchmarks that play rounds share: the images, and a simulation that is ready to play.
+"""Common parts of benchmarks of rounds: the images, and a simulation that is ready to run.
 
 Nothing heavy is imported before it is used: a child process's peak of memory starts from its parent's.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.simulation.loop import Simulation
+    from fedpriv.simulation.simulation import Simulation
 
 SHAPES = {"fashion_mnist": (60_000, 1, 28, 28), "cifar10": (50_000, 3, 32, 32)}
 """Training images by data set; each has 10,000 test images and ten classes."""
@@ -65,7 +65,7 @@ def begin(config: Mapping[str, Any], folder: Path) -> Simulation:
     from fedpriv.config import RunConfig, parse
     from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation import setup
-    from fedpriv.simulation.loop import Simulation
+    from fedpriv.simulation.simulation import Simulation
 
     federation = setup.build(parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark"))
     begun = Simulation(federation, RunFolder.create(federation.config, folder), print)

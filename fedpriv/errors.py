@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class FedprivError(Exception):
-    """Something failed that the user should hear about in one or two lines (exit code 1)."""
+    """A failure that is reported to the user in one or two lines (exit code 1)."""
 
     exit_code = 1
 
@@ -16,11 +16,22 @@ class UsageError(FedprivError):
     exit_code = 2
 
 
+class ClientDiverged(FedprivError):
+    """A client's loss or weights are not finite."""
+
+    def __init__(self, client: int, round: int, lr: float) -> None:
+        self.client, self.round = client, round
+        super().__init__(
+            f"client {client} diverged in round {round}: its loss or its weights are not finite; "
+            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
+        )
+
+
 _SHOWN = 16  # names that an error lists
 
 
 class UnknownName(UsageError):
-    """A name that is not among the known ones; the message offers the nearest."""
+    """A name that is not known; the message suggests the nearest one."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.known = sorted(known)

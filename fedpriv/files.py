@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writes, and tensors that know their own checksum."""
+"""Atomic writes, and tensor files with a checksum."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedpriv.errors import FedprivError
 
 
 class Damaged(FedprivError):
-    """A file that is not what was written."""
+    """A file is missing or damaged."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write so that ``path`` holds the old content or the new, whatever happens in between, a power cut included."""
+    """Write so that ``path`` holds either the old content or the new, even after a power cut."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -47,9 +47,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, torn or altered."""
+    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated or altered."""
     try:
-        data = path.read_bytes()  # not through a mapping of the file: for a few small tensors that takes twice as long
+        data = path.read_bytes()  # a memory-mapped read takes twice as long for a few small tensors
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         expected = header.get("__metadata__", {}).get("sha256")
@@ -64,7 +64,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        if tensors[name].numel():  # the bytes of nothing cannot be viewed
+        if tensors[name].numel():  # an empty buffer cannot be viewed
             digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -75,7 +75,7 @@ def save_json(path: Path, value: Any) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON mapping; :class:`Damaged` where it is missing, torn or something else."""
+    """Read a JSON mapping; :class:`Damaged` where it is missing, truncated or something else."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpriv.config import RunConfig
 from fedpriv.models.net import ROLES, Outputs
 from fedpriv.parameters import ParameterSpace
+from fedpriv.wire import Form
 
 ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
 """By optional role: the option that adds it to a net, for messages."""
@@ -41,8 +42,8 @@ class Phase:
 
     Attributes:
         epochs: passes over the client's data.
-        steps: exactly so many steps, in as many epochs as they take; ``None``: all steps of the epochs.
-        lr: another learning rate than ``train.lr``.
+        steps: the exact number of steps, in as many epochs as they take; ``None``: all steps of the epochs.
+        lr: a learning rate in place of ``train.lr``.
     """
 
     trains: frozenset[str]
@@ -52,7 +53,7 @@ class Phase:
 
 
 def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None = None) -> Phase:
-    """``phase("encoder", epochs=5)``; without roles: all of them."""
+    """A phase: ``phase("encoder", epochs=5)``; without roles, all of them are trained."""
     return Phase(frozenset(trains or ROLES), epochs, steps, lr)
 
 
@@ -66,8 +67,8 @@ class Trained:
 
 
 PROXIMAL = "proximal"
-"""The note (:attr:`ClientTurn.memo`) of an objective that pulls the model to where the turn started: the factor, a scalar. The
-other half may count with it (FedNova)."""
+"""The note (:attr:`ClientTurn.memo`) of an objective with a proximal term to the turn's start: its factor, a scalar. The other
+half may use it (FedNova)."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Context:
     Attributes:
         classes: number of classes C.
         projection_dim: width k of ``Outputs.projection``.
-        new_row: initial model row ``(p,)`` drawn for a label (e.g. a client id) instead of for the run.
-        generator: a fresh generator of the run for a purpose.
+        new_row: label (e.g. a client id) -> an initial model row ``(p,)`` drawn for it.
+        generator: purpose -> a fresh random generator of the run.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
         layers: the net's parameter names in forward order.
         mean_samples: number of training samples of a client, averaged over those that hold any.
@@ -103,10 +104,10 @@ class Step:
         labels: ``(B,)`` int64.
         outputs: the trained net's outputs on the batch, with gradient.
         parameters: the trained net's parameters by name, with gradient.
-        received: what the server sent this round, by name; constant.
+        received: the tensors that the server sent this round, by name; constant.
         trains: the roles that this phase trains.
-        teacher: the outputs, on the same (equally augmented) batch and without gradient, of a model frozen by name.
-        views: the outputs on every augmented view of the batch, ``outputs`` first; more than one where the objective asks for it.
+        teacher: name of a frozen model -> its outputs on the same augmented batch, without gradient.
+        views: the outputs on every augmented view of the batch, ``outputs`` first; as many as :attr:`Objective.views`.
         memo: the turn's :attr:`ClientTurn.memo`.
     """
 
@@ -128,22 +129,22 @@ class Learner(Protocol):
     """A model in training: its state and gradient as rows ``(p,)``, and its optimiser, fresh in each phase."""
 
     row: Tensor
-    """The model itself: writing it moves the model."""
+    """The model's row: writing to it changes the model."""
     grad: Tensor
-    """Of the last :meth:`backward`; only the trained roles' entries mean anything."""
+    """The gradient of the last :meth:`backward`; valid for the trained roles only."""
     lr: float
     """Of the next :meth:`descend`; it rises during a warm-up."""
     trains: frozenset[str]
     """The roles that it trains."""
 
     def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
-        """The gradient of a loss on a batch, in place of the one before; the loss, detached.
+        """Replace ``grad`` by the gradient of a loss on a batch; returns the loss, detached.
 
-        In ``train.accumulate`` parts: the loss must then be a mean over samples.
+        The batch is processed in ``train.accumulate`` parts; with several, the loss must be a mean over samples.
         """
 
     def backward(self, value: Tensor) -> None:
-        """The gradient of a scalar, in place of the one before."""
+        """Replace ``grad`` by the gradient of a scalar."""
 
     def descend(self) -> None:
         """One step of the optimiser along ``grad``."""
@@ -160,14 +161,14 @@ class Batch(Protocol):
         """Run the batch through a model in training mode, with gradient."""
 
     def forward_no_grad(self, learner: Learner) -> Outputs:
-        """Outputs in training mode without side effects: no gradient, and BatchNorm's running statistics stay as they were."""
+        """Outputs in training mode without gradient, and without updating BatchNorm's running statistics."""
 
     def split(self, parts: int) -> Sequence[Batch]:
-        """The samples in so many nearly equal parts."""
+        """The samples in ``parts`` parts of nearly equal size."""
 
 
 class ClientTurn(Protocol):
-    """One client's turn in one round, as a method sees it."""
+    """One client's turn in one round: what a method can see and do."""
 
     round: int
     client: int
@@ -180,11 +181,11 @@ class ClientTurn(Protocol):
     labels: Tensor
     """``(n_i,)`` labels of the training data, in order."""
     unused: frozenset[str]
-    """Tensors of the net that its data never reach: of a client without images, the image branch."""
+    """Tensors of the net on which its data have no effect: for a client without images, the image branch."""
     start: Tensor
-    """``(p,)`` the model at the start of the turn: what was received, and the client's own parts."""
+    """``(p,)`` the model at the start of the turn: the received tensors, and the client's private ones."""
     row: Tensor
-    """``(p,)`` the client's model; writing it moves the model."""
+    """``(p,)`` the client's model; writing to it changes the model."""
     memo: dict[str, Tensor]
     """Notes of an objective during the turn, such as a step size or a row; discarded after it."""
     steps: int
@@ -200,22 +201,22 @@ class ClientTurn(Protocol):
 
     @property
     def companion(self) -> Learner:
-        """Within a phase, a second model of the same net, for objectives that train two; its row begins as ``start``."""
+        """A second model of the same net within a phase, for objectives that train two; its initial row is ``start``."""
 
     def report(self, name: str, value: float) -> None:
         """Report a number; the round's record has its mean over the clients."""
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
-        """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may change what a step is."""
+        """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may replace the optimisation step."""
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
-        """Keep the present model (with ``state`` laid over it, or the row ``state``) as the constant teacher ``name``."""
+        """Keep the present model (updated by the tensors ``state``, or the row ``state``) as the constant teacher ``name``."""
 
     def embed(self) -> Outputs:
         """Outputs of the present model on all training data, in order, without augmentation, in evaluation mode."""
 
     def accuracy(self) -> float:
-        """Share in [0, 1] of the training data that the present model classifies right, in evaluation mode."""
+        """Accuracy in [0, 1] of the present model on the training data, in evaluation mode."""
 
     def gradient(self, reduction: str = "mean") -> Tensor:
         """``(p,)``: gradient of the cross-entropy (``mean`` or ``sum``) over all training data, in evaluation mode."""
@@ -253,9 +254,9 @@ class Part:
     writes: ClassVar[frozenset[str]] = frozenset()
     """Statistics that this half provides."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """Config keys, such as ``model.predictor``, and what they become where the config leaves them open (null)."""
+    """Values for config keys, such as ``model.predictor``, that the config leaves open (null)."""
     sends: ClassVar[str] = ""
-    """Tensors that it adds to the wire besides the model, in words, with size and direction; empty: none."""
+    """Tensors that it sends besides the model, in words, with size and direction; empty: none."""
     keeps: ClassVar[str] = ""
     """Private state that it adds to a client, in words; empty: none."""
     no_dp: ClassVar[str] = ""
@@ -269,6 +270,18 @@ class Part:
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        return {}
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        """The form of each of :meth:`statistics`, by full name, as the server knows it before they arrive.
+
+        An upload whose statistics are not of these forms is refused. Statistics of tensors that a client keeps to itself may be
+        among them: its method leaves them out.
+
+        Args:
+            received: what the client was sent, by name.
+            steps: the most SGD steps that it can take in its turn.
+        """
         return {}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:

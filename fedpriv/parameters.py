@@ -1,10 +1,10 @@
 """A net's state as one flat row: name -> shape, slice, role.
 
-Clients train on *views* of a row, the server merges rows, and what crosses the wire is the row's named views; so nothing
-is ever flattened or copied tensor by tensor.
+Clients train on *views* of a row, the server merges rows, and messages consist of a row's named views; so tensors are never
+flattened or copied one by one.
 
-The row holds the parameters and the floating-point buffers (BatchNorm's running statistics). Integer buffers (counters)
-stay in the net: they are neither sent nor averaged.
+The row holds the parameters and the floating-point buffers (BatchNorm's running statistics). Integer buffers (counters) stay in
+the net; they are neither sent nor averaged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS: tuple[Kind, ...] = ("weight", "bias", "buffer")
 
 @dataclass(frozen=True)
 class Entry:
-    """One named tensor and where it lies in the row.
+    """One named tensor and its position in the row.
 
     ``kind`` is ``weight`` (two or more dimensions), ``bias`` (biases and the scales of norms: no weight decay by default)
     or ``buffer`` (not trained).
@@ -51,8 +51,8 @@ class ParameterSpace:
     def of(cls, net: nn.Module) -> ParameterSpace:
         """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
 
-        Parameters that need no gradient are constants that all parties have, such as a pretrained encoder under LoRA: they are
-        neither trained nor sent and no part of it. Nor are buffers that a net computes for itself (not persistent).
+        Parameters without gradient are constants known to all parties, such as a pretrained encoder under LoRA. They are neither
+        trained nor sent, and not part of the space; nor are buffers that are not persistent.
         """
         found: list[tuple[str, Kind, str, Tensor]] = []
         stored = net.state_dict(keep_vars=True)
@@ -82,7 +82,7 @@ class ParameterSpace:
         return tuple(self._by_name)
 
     def select(self, roles: Iterable[str], buffers: bool = True) -> tuple[str, ...]:
-        """The names of the entries of ``roles``, in row order; without buffers if so asked."""
+        """The names of the entries of ``roles``, in row order, with or without buffers."""
         wanted = frozenset(roles)
         return tuple(e.name for e in self.entries if e.role in wanted and (buffers or e.kind != "buffer"))
 
@@ -146,7 +146,7 @@ class ParameterSpace:
             return torch.cat([state[entry.name].reshape(-1) for entry in self.entries]).clone()
 
     def bind(self, net: nn.Module, row: Tensor, grad: Tensor | None = None) -> None:
-        """Make the net's state (and, given ``grad`` ``(p,)``, its gradients) views of the rows: writing a row moves the net."""
+        """Make the net's state (and, given ``grad`` ``(p,)``, its gradients) views of the rows."""
         parameters, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         for entry in self.entries:
             view = self.view(row, entry.name)

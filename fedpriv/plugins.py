@@ -1,4 +1,4 @@
-"""Plug-ins that are single files: ``--plugin my.py`` imports one, so that what it registers is found by name."""
+"""Plug-ins that are single files: ``--plugin my.py`` imports a file, whose decorators register plug-ins by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpriv.errors import FedprivError, UsageError
 
 VARIABLE = "FEDPRIV_PLUGINS"
-"""Environment variable with the files that are loaded, as PATH has folders; processes that are started inherit it."""
+"""Environment variable with the loaded files, separated as in PATH; child processes inherit it."""
 
 _loaded: dict[str, Path] = {}
 
@@ -20,49 +20,45 @@ _loaded: dict[str, Path] = {}
 def load_plugins(files: Iterable[Path], of: str = "") -> None:
     """Import files, each once.
 
-    A run remembers its files. One that is gone from there may be given with ``--plugin`` from elsewhere: it is known by its name.
+    A run stores the paths of its files. A file that has moved may be loaded from elsewhere with ``--plugin`` before; it is
+    recognised by its name.
 
     Args:
-        of: what names them, for messages, such as ``runs/a/config.yaml``.
+        of: the source of the paths, for messages, such as ``runs/a/config.yaml``.
 
     Raises:
-        UsageError: there is no such file, or its name is that of another module.
+        UsageError: there is no such file, or another module has its name.
         FedprivError: it cannot be imported.
     """
     for file in (Path(file).expanduser().absolute() for file in files):
         if not file.is_file() and file.stem in _loaded:
             continue
-        said = f"plug-in {file}" + (of and f" (of {of})")
+        called = f"plug-in {file}" + (of and f" (of {of})")
         if file.suffix != ".py" or not file.stem.isidentifier():
-            raise UsageError(f"{said}: not the name of a Python module, such as my_method.py")
+            raise UsageError(f"{called}: not the name of a Python module, such as my_method.py")
         if not file.is_file():
-            raise UsageError(f"{said}: there is no such file; if it has moved, name it with --plugin")
-        _load(file.resolve(), said)
-
-
-def loaded_plugins() -> tuple[Path, ...]:
-    """The files that were loaded."""
-    return tuple(_loaded.values())
+            raise UsageError(f"{called}: there is no such file; if it has moved, give its new path with --plugin")
+        _load(file.resolve(), called)
 
 
 def load_inherited() -> None:
-    """In a process that was started: load what the one that started it had loaded."""
+    """In a child process: load the plug-ins of the parent process."""
     load_plugins(Path(file) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file)
 
 
-def _load(file: Path, said: str) -> None:
-    """Import by the file's own name, from its folder, so that a process that is started can import it, too."""
+def _load(file: Path, called: str) -> None:
+    """Import a file by its own name, from its folder, so that child processes can import it, too."""
     if _loaded.get(file.stem) == file:
         return
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     found = find_spec(file.stem)
     if found is None or found.origin is None or Path(found.origin).resolve() != file:
-        raise UsageError(f"{said}: there is another module {file.stem} ({found and found.origin}); give the file another name")
+        raise UsageError(f"{called}: there is another module {file.stem} ({found and found.origin}); give the file another name")
     try:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
         first_line, *_ = str(error).splitlines() or [""]
-        raise FedprivError(f"{said} cannot be imported: {type(error).__name__}: {first_line}") from error
+        raise FedprivError(f"{called} cannot be imported: {type(error).__name__}: {first_line}") from error
     _loaded[file.stem] = file
     os.environ[VARIABLE] = os.pathsep.join(map(str, _loaded.values()))

@@ -1,4 +1,4 @@
-"""Things of fedpriv by name: :class:`attacks.core.by_name.Registry`, with the errors of the command line."""
+"""Registries of fedpriv: :class:`attacks.core.by_name.Registry` with the errors of the command line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Registry(by_name.Registry[T], Generic[T]):
     """The things of one kind by name; :meth:`find` raises UnknownName, or UsageError where a plug-in could not be imported."""
 
     def unknown(self, name: str, where: str = "") -> FedprivError:
-        """As :meth:`attacks.core.by_name.Registry.unknown`; ``where`` the name was given."""
+        """As :meth:`attacks.core.by_name.Registry.unknown`; ``where``: the place of the name, for the message."""
         what = self.kind + (where and f" in {where}")
         if name in self.missing:
-            return UsageError(f"{what}: {name!r} is not there: {self.missing[name]}")
+            return UsageError(f"{what}: {name!r} is not available: {self.missing[name]}")
         return UnknownName(what, name, self._known)
 
 

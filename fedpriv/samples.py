@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """Samples that are an image and a text each; ``None`` for what their holder does not have of any of them."""
+    """Image-text pairs; ``None`` for a modality that the client lacks."""
 
     image: Tensor | None
     text: Tensor | None
@@ -24,33 +24,33 @@ Modality = Literal["image", "text"]
 
 
 def each(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same samples with every tensor that is there changed."""
+    """Apply ``change`` to every tensor."""
     if isinstance(inputs, Tensor):
         return change(inputs)
     return Pairs(*(None if part is None else change(part) for part in inputs))
 
 
 def tensors(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors that are there, by name; :func:`of_tensors` is the way back. For ``torch.func``, which takes no ``None``."""
+    """The tensors by name, without missing ones, for ``torch.func``; :func:`of_tensors` is the inverse."""
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: part for name, part in inputs._asdict().items() if part is not None}
 
 
 def of_tensors(parts: Mapping[str, Tensor]) -> Inputs:
-    """What :func:`tensors` took apart."""
+    """The inverse of :func:`tensors`."""
     return parts[""] if "" in parts else Pairs(parts.get("image"), parts.get("text"))
 
 
 def lacking(inputs: Inputs) -> Modality | None:
-    """The modality that pairs lack."""
+    """The modality that pairs lack; ``None`` if none."""
     if isinstance(inputs, Tensor):
         return None
     return "image" if inputs.image is None else "text" if inputs.text is None else None
 
 
 def without(inputs: Inputs, modality: Modality | None) -> Inputs:
-    """Pairs without their images or without their texts; anything else, and without ``None``, as it is."""
+    """Pairs without that modality; other inputs, and all inputs for ``None``, are unchanged."""
     return inputs if modality is None or isinstance(inputs, Tensor) else inputs._replace(**{modality: None})
 
 
@@ -59,18 +59,13 @@ def size(inputs: Inputs) -> int:
     return len(_any(inputs))
 
 
-def device_of(inputs: Inputs) -> torch.device:
-    """The device of the samples."""
-    return _any(inputs).device
-
-
 def take(inputs: Inputs, index: Tensor) -> Inputs:
-    """The samples at positions ``(m,)``; whole samples are copied, which indexing entry by entry would take longer for."""
+    """The samples at positions ``(m,)``, by ``index_select``, which is faster than indexing."""
     return each(inputs, lambda part: part.index_select(0, index))
 
 
 def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
-    """Consecutive parts of so many samples each (the last may be smaller), or of these sizes."""
+    """Consecutive parts of ``sizes`` samples each (the last may be smaller), or of the given sizes; as ``torch.split``."""
     if isinstance(inputs, Tensor):
         return list(torch.split(inputs, cast(int, sizes)))
     count = size(inputs)
@@ -83,7 +78,7 @@ def in_chunks(inputs: Inputs, size: int, encode: Callable[[Inputs], Tensor], len
     """The outputs ``(n, d)`` of ``encode`` for n samples, ``size`` at a time.
 
     Args:
-        lengths: ``(n,)``, of texts: those of like length go together, so that little is padding.
+        lengths: of texts ``(n,)``, which are then batched by length, to reduce padding.
     """
     if lengths is None:
         return torch.cat([encode(chunk) for chunk in split(inputs, size)])
@@ -93,7 +88,7 @@ def in_chunks(inputs: Inputs, size: int, encode: Callable[[Inputs], Tensor], len
 
 
 def join(parts: Sequence[Inputs]) -> Inputs:
-    """Samples of several parts, which hold the same kinds of tensors, one after the other."""
+    """Concatenate parts, which have the same modalities."""
     if isinstance(parts[0], Tensor):
         return torch.cat(cast(list[Tensor], list(parts)))
     columns = zip(*cast(Sequence[Pairs], parts), strict=True)
@@ -103,5 +98,5 @@ def join(parts: Sequence[Inputs]) -> Inputs:
 def _any(inputs: Inputs) -> Tensor:
     part = inputs if isinstance(inputs, Tensor) else next((part for part in inputs if part is not None), None)
     if part is None:
-        raise ValueError("samples without an image and without a text")
+        raise ValueError("samples have neither images nor texts")
     return part

@@ -1,7 +1,7 @@
 """Every random draw comes from a generator derived from (run seed, labels such as round, client and purpose).
 
-So a draw depends on nothing that happened before it: not on the executor, not on the order of the clients, and not on
-whether the run was killed and resumed in between.
+So a draw does not depend on earlier ones: not on the executor, not on the order of the clients, and not on whether the run was
+interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Gener
 
 @contextmanager
 def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
-    """Seed torch's global generator inside the block (layer initialisation, dropout) and restore it after."""
+    """Seed torch's global generator within a block (layer initialisation, dropout), and restore it afterwards."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
             torch.manual_seed(derive(seed, *labels))
             yield
         return
-    before = torch.get_rng_state()  # what fork_rng does, but for the looks at devices that are not there: a tenth of its time
+    before = torch.get_rng_state()  # as fork_rng, but in a tenth of its time, as it does not check for other devices
     torch.default_generator.manual_seed(derive(seed, *labels))
     try:
         yield

@@ -15,8 +15,8 @@ import pytest
 
 from fedpriv.config import load_config
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 
 SMALL = {
     "data.name": "digits",

@@ -21,11 +21,11 @@ LAYERS = (
     "experiments",
     "audit",
     "simulation",
-    "confusion",
     "plots",
     "tracking",
     "evaluation",
     "server client",
+    "agreement",
     "privacy",
     "defenses methods",
     "aggregation",
@@ -33,7 +33,7 @@ LAYERS = (
     "interfaces",
     "models data",
     "config parameters wire registry plugins files hub processes",
-    "errors samples seeding outside",
+    "errors samples seeding spans outside",
 )
 """Of fedpriv, from top to bottom. A room imports from the lines below its own; rooms on one line know nothing of each other."""
 ONLY_ERRORS = ("config", "parameters", "wire")

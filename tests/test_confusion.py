@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.evaluation.protocols import global_summary
-from fedpriv.simulation.loop import Simulation
+from fedpriv.plots.confusion import confusion_report, draw_confusion
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import play
 
 

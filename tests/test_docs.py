@@ -15,7 +15,7 @@ import torch
 from fedpriv.aggregation import registry as aggregations
 from fedpriv.cli import main
 from fedpriv.methods import registry
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 
 ROOT = Path(__file__).parent.parent
@@ -70,11 +70,11 @@ def test_the_aggregation_of_contributing(
     simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "momentum-example", **mask})
     method, space = simulation.federation.method, simulation.federation.resident.space
     velocity, sent = torch.zeros(space.size), list[Upload]()
-    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(Upload(sealed)) if way == "up" else None)
+    simulation.taps.append(lambda way, sealed: sent.append(Upload(sealed)) if way == "up" else None)
     for _ in range(3):
         before = simulation.server.row.clone()
         sent.clear()
-        simulation.play_round()
+        simulation.run_round()
         names = set.intersection(*(set(upload.shapes) for upload in sent)) & set(space.names)
         assert names == {name for name in method.shared_names if not mask or not name.startswith("head.")}
         total = sum(upload.sealed.num_examples or 0 for upload in sent)

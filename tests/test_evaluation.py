@@ -19,7 +19,7 @@ from fedpriv.evaluation.protocols import (
     scored_last,
     worst_tenth,
 )
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 
 def record(

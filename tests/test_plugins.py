@@ -140,7 +140,7 @@ def test_a_broken_plugin_is_named_and_all_else_works(kind: str, source: str, why
         assert registry.all() == before
     assert len(told) == 1
     assert silent(lambda: registry.find(OURS[kind])) is before[OURS[kind]]
-    with pytest.raises((UsageError, KeyError), match=f"'broken' is not there.*{why}") as error:
+    with pytest.raises((UsageError, KeyError), match=f"'broken' is not available.*{why}") as error:
         silent(lambda: registry.find("broken"))
     assert not isinstance(error.value, UnknownName)
 
@@ -278,4 +278,4 @@ def test_a_new_plugin_comes_with_a_test_that_passes(tmp_path: Path, monkeypatch:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
     again = CliRunner().invoke(main, ["new-plugin", "method", "lg-fedavg"])
-    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert again.exit_code == 2 and "exists already" in again.stderr

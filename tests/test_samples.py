@@ -8,7 +8,6 @@ import torch
 from fedpriv.samples import (
     Inputs,
     Pairs,
-    device_of,
     each,
     join,
     lacking,
@@ -34,7 +33,7 @@ def same(one: Inputs, other: Inputs) -> bool:
 @kinds
 def test_taken_apart_and_put_together(inputs: Inputs) -> None:
     assert same(of_tensors(tensors(inputs)), inputs)
-    assert size(inputs) == 7 and device_of(inputs) == torch.device("cpu")
+    assert size(inputs) == 7
 
 
 @kinds
@@ -70,5 +69,5 @@ def test_without() -> None:
 
 
 def test_nothing_at_all_is_an_error() -> None:
-    with pytest.raises(ValueError, match="without an image and without a text"):
+    with pytest.raises(ValueError, match="neither images nor texts"):
         size(Pairs(None, None))

@@ -11,7 +11,8 @@ import torch
 
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.wire import ByteMeter, Payload, Sealed, TransformContext, Wire, seal, unseal
+from fedpriv.wire import ByteMeter, Payload, TransformContext, seal, transform_and_seal, unseal
+from fedpriv.wire.report import Report
 
 
 def draft(**facts: object) -> Payload:
@@ -108,41 +109,43 @@ def test_tensors_are_copied_into_their_spans_of_a_row_and_nothing_else(dtype: to
 
 
 def test_transforms_run_in_the_configured_order_and_are_noted() -> None:
-    wire = Wire(
-        build_transforms([{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}])
+    transforms = build_transforms(
+        [{"name": "cast", "dtype": "float16"}, {"name": "mask", "roles": ["head"], "names": ["*.bias"]}]
     )
-    sealed = wire.upload(draft(), context)
+    sealed = transform_and_seal(draft(), transforms, context)
     assert sealed.transforms == ("cast(float16)", "mask(head, *.bias)")
     assert sealed.schema == {"encoder.fc.weight": ("F16", (3, 2)), "statistic.classes": ("I16", (2,))}
 
 
 def test_a_masked_tensor_is_absent_from_the_bytes() -> None:
-    masked = Wire(build_transforms([{"name": "mask", "roles": ["head"]}])).upload(draft(), context)
+    masked = transform_and_seal(draft(), build_transforms([{"name": "mask", "roles": ["head"]}]), context)
     assert b"head.weight" not in masked.data
     assert masked.nbytes < seal(draft()).nbytes - 2 * 3 * 4
 
 
-def test_taps_see_what_is_carried_and_the_meter_counts_each_carriage() -> None:
-    seen: list[tuple[str, Sealed]] = []
-    meter = ByteMeter()
-    wire = Wire(taps=[lambda direction, sealed: seen.append((direction, sealed)), meter])
-    down = seal(draft())
-    wire.download(down)
-    wire.download(down)
-    up = wire.upload(draft(), context)
-    assert [d for d, _ in seen] == ["down", "down", "up"]
-    assert seen[0][1] is down
-    assert meter.read() == (up.nbytes, 2 * down.nbytes)
+def test_the_meter_counts_each_message_that_crosses_reports_among_those_that_go_up() -> None:
+    meter, message, report = ByteMeter(), seal(draft()), Report(1, 2, 3, 0.5).seal()
+    for direction, sealed in (("down", message), ("down", message), ("up", message), ("report", report)):
+        meter(direction, sealed)  # type: ignore[arg-type]
+    assert meter.read() == (message.nbytes + report.nbytes, 2 * message.nbytes)
     assert meter.read() == (0, 0)
+
+
+def test_a_report_says_what_was_put_in_to_the_last_bit() -> None:
+    said = Report(7, 3, 41, 1 / 3, None, True, False, [(0.1, 12), (0.2, 3)], {"snr_db/encoder.fc1": -2.5e-300})
+    assert Report.of(unseal(said.seal().data)) == said
+    assert Report.of(Report(1, 0, 5, diverged=True).seal()) == Report(1, 0, 5, diverged=True, spent=[])
+    with pytest.raises(ValueError, match="not a report"):
+        Report.of(seal(draft()))
 
 
 def test_a_pattern_that_masks_nothing_is_an_error() -> None:
     """It would pass for a defence; one that fits a layer which is not sent anyway is fine."""
     with pytest.raises(UsageError, match=r"'haed\.\*' matches no tensor"):
-        Wire(build_transforms([{"name": "mask", "names": ["head.*", "haed.*"]}])).upload(draft(), context)
+        transform_and_seal(draft(), build_transforms([{"name": "mask", "names": ["head.*", "haed.*"]}]), context)
     shared = Payload({"encoder.fc.bias": torch.randn(3)}, round=1)
     layers = TransformContext({}, ("encoder.fc.bias", "head.weight"), torch.Generator())
-    sealed = Wire(build_transforms([{"name": "mask", "names": ["head.*"]}])).upload(shared, lambda _: layers)
+    sealed = transform_and_seal(shared, build_transforms([{"name": "mask", "names": ["head.*"]}]), lambda _: layers)
     assert set(sealed.tensors()) == set(shared.tensors)
 
 

@@ -1,8 +1,7 @@
 """The known effect of a message's transforms on the gradient, from the message and the transforms' options.
 
-An attacker that trusts the length of a clipped gradient, takes missing entries for zeros, or noise for signal, fails for trivial
-reasons and not because of the protection. So every attacker knows which transforms were applied, and compares gradients
-accordingly.
+An attacker that ignores clipping, pruning or noise fails for trivial reasons, not because the defence protects. So every attacker
+knows which transforms were applied, and compares gradients accordingly.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Altered:
     Attributes:
         rescaled: all of it was multiplied by a positive factor that the attacker does not know (norm clipping).
         variance: by name, of the error of an entry: noise that was added, and rounding. Tensors without error are not named.
-        kept: by name, which entries were sent (bool, the tensor's shape); all of those that are not named.
+        kept: by name, which entries were sent (bool, the tensor's shape). Of a tensor that is not named, all were sent.
     """
 
     rescaled: bool = False

@@ -1,4 +1,4 @@
-"""Things of one kind by name: ours register themselves, other packages' come through an entry-point group."""
+"""A registry of things of one kind by name: built-in ones register themselves, those of plug-ins come as entry points."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 class PluginWarning(UserWarning):
-    """A thing of a plug-in was left out; the message says which and why. Everything else works."""
+    """Something of a plug-in was left out; the message says what and why. Everything else works."""
 
 
 class Registry(Generic[T]):
-    """The things of one kind. A name belongs to what had it first: ours, then plug-ins in the order of their names.
+    """The things of one kind. A name belongs to the first that registers it: built-in ones, then plug-ins in order of name.
 
     Args:
         kind: what one is called in messages, such as ``method``.
-        group: the entry-point group of other packages. An entry point names a module, which registers what it holds when it is
-            imported, or the thing itself.
-        built_in: the modules that register ours; a package stands for every module in it. They are imported when a name is
-            first asked for, or when a plug-in registers.
-        is_one: whether an object of a plug-in is a thing of this kind, so that nothing breaks that lists them.
-        looks: what such a thing looks like, for messages.
+        group: the entry-point group of other packages. An entry point names the thing itself, or a module that registers its
+            things when it is imported.
+        built_in: the modules that register the built-in things; a package stands for every module in it. They are imported at
+            the first lookup, or when a plug-in registers.
+        is_one: whether an object of a plug-in is of this kind; others are refused, so that listings do not break.
+        looks: what such a thing is, for messages.
     """
 
     def __init__(self, kind: str, group: str, built_in: Sequence[str], is_one: Callable[[Any], bool], looks: str) -> None:
         self.kind, self.group, self.built_in, self.is_one, self.looks = kind, group, built_in, is_one, looks
         self.missing: dict[str, str] = {}
-        """Entry point -> why what it names is not there."""
+        """Name of an entry point -> why it could not be loaded."""
         self._known: dict[str, T] = {}
         self._also: dict[str, str] = {}
         self._origins: dict[str, tuple[str, str]] = {}
@@ -47,8 +47,8 @@ class Registry(Generic[T]):
         self._is_complete = False
 
     def register(self, name: str, *also: str) -> Callable[[Class], Class]:
-        """Class decorator: make a class known by ``name``; it is found by other names, ``also``, but listed and stored under
-        that one. Its docstring's first line is its title."""
+        """Class decorator: register a class as ``name``. It is also found by the aliases ``also``, but listed and stored under
+        ``name``. Its docstring's first line is its title."""
 
         def add(one: Class) -> Class:
             self.add(name, one, one, *also)  # type: ignore[arg-type]
@@ -57,14 +57,14 @@ class Registry(Generic[T]):
         return add
 
     def add(self, name: str, thing: T, origin: Any, *also: str) -> None:
-        """Make ``thing`` known by ``name``. A name is never taken from what has it: a plug-in's second is left out with a
-        :class:`PluginWarning`, and so is what is no thing of this kind.
+        """Register ``thing`` as ``name``. A plug-in's thing whose name is taken, or which is not of this kind, is left out with
+        a :class:`PluginWarning`.
 
         Args:
             origin: the class or function that defines it, or the name of its module.
 
         Raises:
-            ValueError: two of ours have one name.
+            ValueError: two built-in things have the same name.
         """
         where = (origin, "") if isinstance(origin, str) else (origin.__module__, origin.__qualname__)
         module, _ = where
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         for wanted in (name, *also):
             main = self._also.get(wanted, wanted)
             owner = self._origins[main] if main in self._known else where
-            if owner != where:  # the same definition, imported anew, is not another
+            if owner != where:  # the same definition may be imported twice
                 clash = f"two {self.kind}s are named {wanted!r}: one of {owner[0]}, one of {module}"
                 if self._is_ours(module):
                     raise ValueError(clash)
@@ -90,7 +90,7 @@ class Registry(Generic[T]):
         return None
 
     def all(self) -> dict[str, T]:
-        """All by name, sorted; ours and those of plug-ins that can be imported."""
+        """All by name, sorted: built-in ones and those of plug-ins that can be imported."""
         self._load_built_in()
         for point in sorted(installed(self.group), key=lambda point: (point.name, point.value)):
             if point not in self._asked:
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
         return dict(sorted(self._known.items()))
 
     def find(self, name: str) -> T:
-        """The thing of that name; :meth:`unknown` is raised where there is none."""
+        """The thing of that name; raises :meth:`unknown` where there is none."""
         known = self.all()
         name = self._also.get(name, name)
         if name not in known:
@@ -107,9 +107,9 @@ class Registry(Generic[T]):
         return known[name]
 
     def unknown(self, name: str) -> Exception:
-        """What is wrong with a name that is not known: its plug-in is missing, or the nearest name was meant."""
+        """The error for an unknown name: its plug-in could not be loaded, or a hint at the nearest name."""
         if name in self.missing:
-            return KeyError(f"{self.kind} {name!r} is not there: {self.missing[name]}")
+            return KeyError(f"{self.kind} {name!r} is not available: {self.missing[name]}")
         return KeyError(f"unknown {self.kind} {name!r}; {nearest(name, self._known)}")
 
     def _is_ours(self, module: str) -> bool:
@@ -124,11 +124,11 @@ class Registry(Generic[T]):
         self._is_complete = True
 
     def _load(self, point: EntryPoint) -> None:
-        """Import what an entry point names, and add it if that has not done so itself."""
+        """Import what an entry point names, and register it unless the import has done so."""
         called = f"the plug-in {point.name!r} ({point.value}{f' of {point.dist.name}' if point.dist else ''})"
         try:
             thing = point.load()
-        except (Exception, SystemExit) as error:  # another package's fault must not take ours away
+        except (Exception, SystemExit) as error:  # a broken package must not break the others
             first_line, *_ = str(error).splitlines() or [""]
             return self._miss(point.name, f"{called} cannot be imported: {type(error).__name__}: {first_line}")
         if isinstance(thing, ModuleType) or self._has_met(thing):
@@ -137,7 +137,7 @@ class Registry(Generic[T]):
         return self.add(declared if isinstance(declared, str) else point.name, thing, point.value.partition(":")[0].strip())
 
     def _has_met(self, thing: Any) -> bool:
-        """Whether the import of a thing registered or refused it, or what its decorator made of it."""
+        """Whether the import of a thing already registered or refused it, or what its decorator returned."""
         where = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
         return any(thing is one for one in (*self._known.values(), *self._refused)) or where in self._origins.values()
 

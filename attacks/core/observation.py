@@ -18,7 +18,7 @@ Top = Literal["unknown", "initial", "current"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a client turned its data into what it sent: plain SGD with heavy-ball momentum and L2 penalty on the weights.
+    """A client's local training: plain SGD with heavy-ball momentum and an L2 penalty on the weights.
 
     Attributes:
         steps: number of SGD steps; 1 with ``kind="gradient"``.
@@ -66,10 +66,10 @@ class ThreatModel:
             "schedule": ("knows the client's schedule", "does not know the client's schedule"),
         }
         named = {f.name for f in fields(self)} - {"top"}
-        said = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
+        rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
-        given = "is given the means and standard deviations by which images, where there are any, are normalised"
-        return [sees, given, tops[self.top], *said]
+        given = "is given the means and standard deviations by which images are normalised"
+        return [sees, given, tops[self.top], *rest]
 
 
 class SplitNet(nn.Module):
@@ -94,10 +94,10 @@ Architecture = TypeVar("Architecture", bound=nn.Module)
 
 @torch.no_grad()
 def blank(net: Architecture) -> Architecture:
-    """A copy of the net whose parameters, and buffers that are part of its state, are NaN: its architecture and nothing else.
+    """A copy of the net with NaN in all parameters and state buffers: only the architecture is left.
 
-    What an attacker is granted stands in :attr:`Observation.weights`. An attack that uses a value it was not granted gets NaN
-    images, so neither its success nor its failure can rest on forbidden knowledge.
+    The values that the attacker knows are in :attr:`Observation.weights`. An attack that uses any other value gets NaN images, so
+    it can neither succeed nor fail by knowledge that it does not have.
     """
     found = copy.deepcopy(net)
     state = found.state_dict(keep_vars=True)
@@ -107,21 +107,21 @@ def blank(net: Architecture) -> Architecture:
 
 
 def state_names(net: nn.Module) -> list[str]:
-    """Names of all that the net's outputs depend on besides the input: its parameters, and buffers such as running means."""
+    """Names of the net's parameters and of its floating-point buffers, such as running means."""
     return [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
 
 
 @dataclass(frozen=True)
 class TextFacts:
-    """An attacker's knowledge of a text encoder: the architecture and the tokeniser are public.
+    """What an attacker knows of a text encoder, whose architecture and tokeniser are public.
 
-    ``net`` gets token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks what is ``pad`` itself.
+    ``net`` takes token ids ``(B, L)`` int64, padded at the end with ``pad``, and masks the padding itself.
 
     Attributes:
-        words: name, among the parameters of ``net``, of the weight ``(V, d)`` of the word embedding.
-        positions: the same of the position embedding ``(length, d)``; ``None`` where there is none.
-        special: ids that every sentence has, the one that opens it first and the one that closes it last; scores leave them out.
-        length: most tokens that the encoder takes.
+        words: parameter name of the word embedding's weight ``(V, d)``.
+        positions: parameter name of the position embedding ``(length, d)``; ``None`` where there is none.
+        special: ids that every sentence has: first the opening one, last the closing one. Scores leave them out.
+        length: the largest number of tokens that the encoder takes.
     """
 
     words: str
@@ -137,18 +137,19 @@ class Observation:
 
     Attributes:
         shared: by parameter name of ``net`` (``body.…``, ``top.…``): the gradient of the mean loss over the client's samples, or
-            the change of the weights (after minus before). What was masked is absent.
-        weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model goes.
-        net: the architecture, of which :func:`blank` left no parameter.
-        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the longest that is sent through.
+            the change of the weights (after minus before). Masked tensors are absent.
+        weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model
+            allows.
+        net: the architecture, with NaN for every parameter (:func:`blank`).
+        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the maximum number of tokens.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
         num_examples: samples that the payload stands for; ``None`` where the attacker does not know.
         schedule: ``None`` where the attacker does not know.
         labels: ``(n,)``; ``None`` unless the threat model gives them.
-        statistics: what else crossed the wire (class centres, counts), by name.
-        text: of nets that read text; ``None`` for images.
-        loss: what the client minimised, where that is not the mean cross-entropy of its samples' labels (and what a method adds).
-        altered: what the message's transforms did to ``shared``; every attack takes it into account.
+        statistics: what else was sent (class centres, counts), by name.
+        text: set for nets that read text; ``None`` for images.
+        loss: what the client minimised, where that is not a cross-entropy on labels, with or without further terms.
+        altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
     """
 
     shared: Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""The options of an attack, the fields of its dataclass, their ranges, and values for them that come from outside."""
+"""The options of an attack, which are the fields of its dataclass, their ranges, and the check of values that a user gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ranged(default: Any, least: int = 0, most: int = MOST) -> Any:
 
 
 def defaults_of(attack: Any) -> dict[str, Any]:
-    """The defaults of an attack or its class, by the option's name."""
+    """The defaults of an attack or its class, by option name."""
     return {field.name: field.default for field in fields(attack)}
 
 
@@ -46,6 +46,6 @@ def _like(option: Field[Any], default: Any, value: Any) -> Any:
         least, most = option.metadata.get("least", 0 if default == 0 else 1), option.metadata.get("most", MOST)
     in_range = type(value) is kind and (kind not in (int, float) or (least <= value <= most and value < float("inf")))
     if not in_range:
-        of_range = f" from {least} to {most}" if kind is int else " from 0 on" if kind is float else ""
+        of_range = f" from {least} to {most}" if kind is int else ", at least 0" if kind is float else ""
         raise TypeError(f"{option.name} must be {_KINDS.get(kind, f'a {kind.__name__}')}{of_range}, not {value!r}")
     return value

@@ -12,22 +12,22 @@ from attacks.core.observation import Observation
 
 
 class Inapplicable(Exception):
-    """An attack that cannot be mounted on what was observed; the message says why and what can."""
+    """An attack cannot be mounted on an observation; the message says why, and which attack can be."""
 
 
 def require_labels(observation: Observation) -> None:
-    """For attacks that build the gradient of a cross-entropy on labels.
+    """Check that the client minimised a cross-entropy on labels.
 
     Raises:
         Inapplicable: the client minimised something else.
     """
     if observation.loss is not None:
-        raise Inapplicable(f"it is made for a cross-entropy on labels, and the client minimised {observation.loss}")
+        raise Inapplicable(f"the attack needs a cross-entropy on labels, and the client minimised {observation.loss}")
 
 
 @contextmanager
 def differentiating_twice() -> Iterator[None]:
-    """A second derivative is tried out in the block.
+    """A block in which a second derivative is computed as a test.
 
     Raises:
         Inapplicable: an operation of the net has none; it is named.
@@ -40,16 +40,16 @@ def differentiating_twice() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Images made from ``N`` observations of ``B`` samples each (``n = N * B``, those of an observation together).
+    """Images reconstructed from ``N`` observations of ``B`` samples each (``n = N * B``, observation by observation).
 
     Attributes:
-        raw: the images as the optimiser left them, pixels in [0, 1] where it is right ``(n, C, H, W)``; may be anything.
+        raw: the images as the optimiser left them ``(n, C, H, W)``; pixels may lie outside [0, 1] or be NaN.
         labels: the attack's guess ``(n,)``; -1 where it makes none.
-        loss: the attacker's own loss at the end, per observation ``(N,)``: comparable between restarts, not between attacks.
-        curve: that loss after every outer step of the restart that was kept ``(steps, N)``; NaN after it stopped.
-        iterations: outer steps (L-BFGS) or steps (Adam) that were used in all restarts together ``(N,)``.
+        loss: the attack's final loss per observation ``(N,)``: comparable between restarts, not between attacks.
+        curve: that loss after every outer step of the start that was kept ``(steps, N)``; NaN after it stopped.
+        iterations: outer steps (L-BFGS) or steps (Adam) of all starts together ``(N,)``.
         restart: which start was kept, from 0 ``(N,)``.
-        cpu_seconds: for all of it.
+        cpu_seconds: of the whole attack.
     """
 
     raw: Tensor
@@ -62,5 +62,5 @@ class Reconstruction:
 
     @property
     def images(self) -> Tensor:
-        """Clipped to [0, 1] ``(n, C, H, W)``; what is not a number becomes grey."""
+        """The images clipped to [0, 1] ``(n, C, H, W)``; NaN becomes grey."""
         return self.raw.nan_to_num(nan=0.5).clamp(0, 1)

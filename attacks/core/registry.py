@@ -21,7 +21,7 @@ BUILT_IN = (
 class ImageAttack(Protocol):
     """A frozen dataclass whose fields are the attack's options; its docstring's first line says what it does.
 
-    What else its class may say of it is in :class:`attacks.lab.setting.Declared`.
+    What else its class may declare is in :class:`attacks.lab.setting.Declared`.
     """
 
     name: ClassVar[str]
@@ -32,7 +32,7 @@ class ImageAttack(Protocol):
         """Reconstruct the images of independent observations together.
 
         Raises:
-            Inapplicable: it cannot be mounted on them.
+            Inapplicable: the attack cannot be mounted on them.
         """
 
 

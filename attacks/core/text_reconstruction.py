@@ -9,17 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TextReconstruction:
-    """Made from ``N`` observations of ``B`` sentences each (``n = N * B``, those of an observation together, in no known order).
+    """Text reconstructed from ``N`` observations of ``B`` sentences each (``n = N * B``, observation by observation; the order
+    within one is not known).
 
     Attributes:
-        ids: token ids ``(n, L)``, padded at the end with ``pad``, the special ones included; ``None`` where the attack tells
-            which tokens an observation holds, and not in which order.
-        counts: how often each observation holds each token ``(N, V)``; special ones included, padding not.
+        ids: token ids ``(n, L)``, padded at the end with ``pad``, special tokens included; ``None`` where the attack finds the
+            tokens of an observation but not their order.
+        counts: how often each observation holds each token ``(N, V)``; special tokens included, padding not.
         labels: the attack's guess ``(n,)``; -1 where it makes none.
-        loss: the attacker's own loss at the end, per observation ``(N,)``: comparable within an attack only; NaN where it
-            minimises none.
-        notes: for people, what to know of each observation's result, ``N`` sentences.
-        cpu_seconds: for all of it.
+        loss: the attack's final loss per observation ``(N,)``, comparable within an attack only; NaN where it minimises none.
+        notes: a sentence on each observation's result, ``N`` of them.
+        cpu_seconds: of the whole attack.
     """
 
     ids: Tensor | None
@@ -31,7 +31,7 @@ class TextReconstruction:
 
 
 def counts_of(ids: Tensor, words: int, pad: int) -> Tensor:
-    """How often each of ``words`` ids is in ``(B, L)``, padding left out ``(V,)``."""
+    """How often each of the ``words`` ids occurs in ``(B, L)`` without padding: ``(V,)``."""
     counts = ids.flatten().bincount(minlength=words)
     counts[pad] = 0
     return counts

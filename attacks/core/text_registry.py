@@ -18,10 +18,10 @@ class TextAttack(Protocol):
     name: ClassVar[str]
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """Reconstruct the text of independent observations of as many sentences each.
+        """Reconstruct the text of independent observations, which hold the same number of sentences each.
 
         Raises:
-            Inapplicable: it cannot be mounted on them.
+            Inapplicable: the attack cannot be mounted on them.
         """
 
 

@@ -1,1 +1,1 @@
-"""Gradients: read as those of one step, in closed form for linear layers, and matched by a guess's."""
+"""Gradients: closed forms for linear layers, weight changes as gradients of one step, and gradient matching."""

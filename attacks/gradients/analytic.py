@@ -1,7 +1,7 @@
-"""The input of a shared linear layer, read off its gradient without any optimisation.
+"""The input of a shared linear layer in closed form from its gradient, without any optimisation.
 
 For ``a = W x + b`` and any loss: ``dL/db = dL/da`` and ``dL/dW = dL/da x^T`` for one sample, so every row of ``dL/dW`` over its
-entry of ``dL/db`` is ``x``, whatever stands above the layer (Phong et al. 2018, section 3). For a batch a row gives the mean of
+entry of ``dL/db`` is ``x``, whatever layers follow (Phong et al. 2018, section 3). For a batch a row gives the mean of
 the inputs, weighted by that neuron's ``dL/da``; a neuron that only one sample activates gives that sample. A weight change of
 many local steps has the same rows once :mod:`attacks.gradients.multistep` has undone the weight decay.
 """
@@ -19,17 +19,17 @@ from attacks.gradients.linear import LayerInput, SharedLinear, fed_by_one, layer
 from attacks.gradients.multistep import as_gradient
 
 CERTAIN = 3.0
-"""Standard deviations of its error above which a bias gradient is divided by."""
+"""A bias gradient is used as a divisor only above so many standard deviations of its error."""
 
 
 @dataclass(frozen=True)
 class AnalyticOptions:
     """
     Attributes:
-        same: two candidates nearer than this share of their size are one.
+        same: two candidates nearer than this share of their norm count as one.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate plausible.
-        weakest: neurons with less than this share of the largest bias gradient are left out (rounding drowns their ratio).
+        weakest: neurons with less than this share of the largest bias gradient are left out (rounding dominates their ratio).
         undo_decay: whether the weight decay of a change is undone first.
     """
 
@@ -47,8 +47,8 @@ class Candidates:
     Attributes:
         layer: its name.
         is_image: whether ``values`` are images in [0, 1] ``(m, C, H, W)``, not clipped; else the layer's inputs ``(m, in)``.
-        neurons: ``(m,)`` the neuron with the largest bias gradient of those that gave it; -1 for all together.
-        support: ``(m,)`` how many neurons gave it. Two or more hardly happen by chance: each weights a mixture its own way.
+        neurons: ``(m,)`` of the neurons that gave the candidate, the one with the largest bias gradient; -1 for all together.
+        support: ``(m,)`` how many neurons gave the candidate. Two or more rarely agree by chance, as their mixtures differ.
         in_range: ``(m,)`` share of entries that a true input could have.
         strength: ``(m,)`` bias gradient of that neuron, as a share of the largest.
         plausible: ``(m,)`` whether the attacker would show it.
@@ -85,11 +85,11 @@ def row_ratios(observation: Observation, options: AnalyticOptions | None = None)
 
 
 def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
-    """For a message of one sample: the least-squares input over all rows together, which noise on the rows hurts least.
+    """For a message of one sample: the least-squares input over all rows together, which is the most robust to noise.
 
     Returns:
-        per layer the one candidate and the share of the weight gradient's square that a single sample leaves unexplained: about 0
-        for one sample without noise, so that the attacker sees whether the assumption holds.
+        per layer the one candidate, and the share of the weight gradient's squared norm that it leaves unexplained: about 0 for
+        one sample without noise, so that the attacker sees whether the assumption holds.
     """
     observation = as_gradient(observation, undo_decay)
     fed = layer_inputs(observation)
@@ -126,7 +126,7 @@ def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tens
     bias, weight = layer.bias.double().cpu(), layer.weight.double().cpu()
     strength = bias.abs() / bias.abs().max().clamp(min=1e-300)
     order = strength.argsort(descending=True)
-    # Below a few standard deviations of its error a bias gradient says nothing: not even its sign.
+    # Below a few standard deviations of its error not even the sign of a bias gradient is known.
     order = order[(strength[order] > weakest) & (bias[order].abs() > CERTAIN * layer.error)]
     return weight[order] / bias[order, None], order, strength[order]
 

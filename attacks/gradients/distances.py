@@ -1,6 +1,6 @@
-"""How far the gradient of a guess is from the one that was seen, given what the message's transforms did to that one.
+"""Distances between the gradient of a guess and the observed one, given what the message's transforms did to the latter.
 
-Gradients are tensors by parameter name; a result is ``()``.
+Gradients are tensors by parameter name; a distance is ``()``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attacks.gradients.variables import smooth_variation
 Gradient = Mapping[str, Tensor]
 
 LEAST_SHARE = 1e-12
-"""A layer's squared norm counts as at least this share of the whole: one that is zero has no scale of its own."""
+"""A layer's squared norm counts as at least this share of the whole, since one that is zero has no scale."""
 
 NEIGHBOURS = 0.07
 """Mean absolute difference of neighbouring pixels in [0, 1] of a small photograph."""
@@ -28,8 +28,8 @@ class Seen:
 
     Attributes:
         tensors: by name; zero where an entry was not sent.
-        rescaled: its length says nothing: the guess is brought to the same.
-        kept: 1 for the entries that were sent, by name; all of those that are not named. Only these are compared.
+        rescaled: its norm carries no information (clipping): guesses are scaled to the same norm.
+        kept: 1 for the entries that were sent, by name; only these are compared. Of a tensor that is not named, all were sent.
         variance: expected error of an entry ``()``, by name: of all tensors, or of none where the gradient is exact.
     """
 
@@ -40,24 +40,24 @@ class Seen:
 
 
 Distance = Callable[[Gradient, Seen], Tensor]
-"""(gradient of the guess, seen) -> how far."""
+"""(gradient of the guess, observed one) -> distance."""
 
 
 def squared(guess: Gradient, seen: Seen) -> Tensor:
-    """Sum of squared differences, as DLG and iDLG have it."""
+    """Sum of squared differences, the loss of DLG and iDLG."""
     made = comparable(guess, seen)
     return sum_of((made[name] - there).square().sum() for name, there in seen.tensors.items())
 
 
 def relative(guess: Gradient, seen: Seen) -> Tensor:
-    """:func:`squared` as a share of the squared norm of what was seen: 1 for a guess of zero."""
+    """:func:`squared` as a share of the observed gradient's squared norm: 1 for a guess of zero."""
     return squared(guess, seen) / sum_of(tensor.square().sum() for tensor in seen.tensors.values()).clamp_min(1e-30)
 
 
 def standardised(guess: Gradient, seen: Seen) -> Tensor:
-    """:func:`relative` with every tensor in units of its expected error: where there are errors, the likeliest guess is nearest.
+    """:func:`relative` with every tensor in units of its expected error.
 
-    It is the negative logarithm of the Gaussian likelihood, up to a factor; :func:`unlikeliness` is that of a prior.
+    Up to a factor the negative logarithm of a Gaussian likelihood; :func:`unlikeliness` is that of a prior.
     """
     made = comparable(guess, seen)
     missed = ((made[name] - there).square().sum() / seen.variance[name] for name, there in seen.tensors.items())
@@ -65,7 +65,7 @@ def standardised(guess: Gradient, seen: Seen) -> Tensor:
 
 
 def per_layer(guess: Gradient, seen: Seen) -> Tensor:
-    """Mean over the tensors of squared difference over squared norm: no layer drowns another. 1 for a guess of zero."""
+    """Mean over the tensors of squared difference over squared norm, so that every layer counts alike. 1 for a guess of zero."""
     made = comparable(guess, seen)
     norms = {name: tensor.square().sum() for name, tensor in seen.tensors.items()}
     least = LEAST_SHARE * sum_of(norms.values())
@@ -82,24 +82,34 @@ def cosine(guess: Gradient, seen: Seen) -> Tensor:
 
 
 def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
-    """The guess without what was not sent of it, and in the length that was seen where that says nothing."""
+    """The guess on the entries that were sent, scaled to the observed norm where that was clipped."""
     made = {name: guess[name] * seen.kept[name] if name in seen.kept else guess[name] for name in seen.tensors}
     if not seen.rescaled:
         return made
-    # The length, not the factor of least squares: that one is negative for half of the starts, and leads them astray.
+    # Not the factor of least squares: it is negative for half of the starts, which then diverge from the solution.
     factor = (_square(seen.tensors, seen) / _square(made, seen).clamp_min(1e-30)).sqrt()
     return {name: factor * tensor for name, tensor in made.items()}
 
 
+def misfit(exact: Distance, guess: Gradient, images: Tensor, seen: Seen) -> Tensor:
+    """The loss of gradient matching: ``exact`` where the gradient is exact, else the negative log posterior of the images.
+
+    Args:
+        guess: gradient of ``images``.
+        images: ``(..., C, H, W)`` in [0, 1].
+    """
+    if not seen.variance:
+        return exact(guess, seen)
+    return standardised(guess, seen) + unlikeliness(images, seen)
+
+
 def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
-    """What is added to :func:`standardised`: how unlike photographs the images ``(..., C, H, W)`` in [0, 1] are.
+    """Negative log prior of images ``(..., C, H, W)`` in [0, 1], in the units of :func:`standardised`.
 
     With Gaussian errors of variance ``v`` and neighbouring pixels that differ by a Laplace variable, the most probable image
     minimises ``sum residual^2 / (2 v) + sum |differences| / NEIGHBOURS``: maximum a posteriori, with total variation as the
-    negative logarithm of the prior (Rudin, Osher & Fatemi 1992). Zero where the gradient is exact.
+    negative logarithm of the prior (Rudin, Osher & Fatemi 1992).
     """
-    if not seen.variance:
-        return images.new_zeros(())
     weight = 2 / _square(seen.tensors, seen).clamp_min(1e-30) * images.numel() / NEIGHBOURS
     return weight * smooth_variation(images)
 

@@ -1,4 +1,4 @@
-"""The linear layers of a message: their gradients, and what they are fed. Several attacks start from these."""
+"""The linear layers of a message: their gradients and their inputs. Several attacks start from these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SharedLinear:
     Attributes:
         weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` where absent or masked.
         kept: ``(out, in)`` which entries of the weight were sent (1) or not (0); ``None``: all.
-        error: standard deviation of what noise and rounding did to an entry of the bias.
+        error: standard deviation of the error (noise, rounding) of an entry of the bias.
     """
 
     name: str
@@ -36,7 +36,7 @@ class LayerInput:
 
     Attributes:
         is_image: the layer's input is the flattened image itself.
-        lowest: 0 where no input is ever below (after ReLU or sigmoid), else minus infinity.
+        lowest: 0 where no input is negative (after ReLU or sigmoid), else minus infinity.
     """
 
     is_image: bool
@@ -44,7 +44,7 @@ class LayerInput:
 
 
 def shared_linears(observation: Observation) -> list[SharedLinear]:
-    """All of them, in the order of the net's modules (first layer first)."""
+    """All linear layers whose weight was shared, in the order of the net's modules (first layer first)."""
     found = []
     for name, module in observation.net.named_modules():
         weight = observation.shared.get(f"{name}.weight")
@@ -56,7 +56,7 @@ def shared_linears(observation: Observation) -> list[SharedLinear]:
 
 
 def output_layer(observation: Observation) -> SharedLinear:
-    """The layer that makes the logits.
+    """The layer whose outputs are the logits.
 
     Raises:
         Inapplicable: if its weight was not shared.
@@ -64,15 +64,17 @@ def output_layer(observation: Observation) -> SharedLinear:
     names = [name for name, module in observation.net.named_modules() if isinstance(module, nn.Linear)]
     layers = [layer for layer in shared_linears(observation) if layer.name == names[-1]] if names else []
     if not layers or len(layers[0].weight) != observation.classes:
-        raise Inapplicable("the layer that makes the logits was not shared: the rules that read its gradient do not apply")
+        raise Inapplicable(
+            "the last layer, whose outputs are the logits, was not shared: the rules for its gradient do not apply"
+        )
     return layers[0]
 
 
 def fed_by_one(layer: SharedLinear) -> Tensor:
-    """The layer's input ``(in,)``, if there was one sample: the least squares of its weight by its bias gradient over all rows.
+    """The layer's input ``(in,)`` if there was one sample, by least squares of its weight gradient on its bias gradient.
 
-    Of rows and entries that were sent; an input none of whose entries was sent is small beside the others, and 0 here. Noise on
-    the bias gradient makes its square too large by a known amount, which is taken off.
+    Only entries that were sent are used; an input none of whose entries was sent is small, and 0 here. Noise on the bias gradient
+    makes its square too large by a known amount, which is subtracted.
     """
     assert layer.bias is not None
     bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
@@ -96,9 +98,9 @@ def known_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @torch.no_grad()
 def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
-    """The kind of each linear layer's input, by name, found by passing random images through the net.
+    """The kind of each linear layer's input, by name.
 
-    By experiment and not by reading the architecture, so that any net will do.
+    Found by passing random images through the net, so that it works for any architecture.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
@@ -132,5 +134,5 @@ def to_picture(observation: Observation, x: Tensor) -> Tensor:
 
 
 def from_picture(observation: Observation, image: Tensor) -> Tensor:
-    """Images in [0, 1] ``(…, C, H, W)`` -> what the net is fed."""
+    """Images in [0, 1] ``(…, C, H, W)`` -> the net's inputs: the client's normalisation."""
     return (image - per_channel(observation, observation.mean, image)) / per_channel(observation, observation.std, image)

@@ -1,4 +1,4 @@
-"""A client's local training as the attacker plays it: differentiable in the data, the labels and the start."""
+"""A client's local training as the attacker simulates it: differentiable in the data, the labels and the initial weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gradient matching for many reconstructions at once: the distance and its gradient with respect to the unknowns.
 
-Per-reconstruction gradients come from ``vmap(grad(...))``: measured on CPU for the LeNet of DLG, 32 images at once cost a fifth
-of one at a time, and less than weight gradients written out with ``unfold`` and products.
+Per-reconstruction gradients come from ``vmap(grad(...))``. On CPU, for the LeNet of DLG, 32 images at once cost a fifth of one at
+a time, and less than with weight gradients written out by ``unfold`` and products.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.func import functional_call, grad, vmap
 
 from attacks.core.observation import Observation, SplitNet, state_names
 from attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
-from attacks.gradients.distances import Distance, Seen, standardised, unlikeliness
+from attacks.gradients.distances import Distance, Seen, misfit
 from attacks.gradients.multistep import as_gradient, decay_left_in
 from attacks.gradients.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
 """The variables of reconstructions, by name, each ``(N, ...)``; within ``vmap`` without the first dimension."""
 FEW = 1e-4
-"""Of a pruned gradient the expected error, as a share of the mean square of an entry: its entries are exact, but too few to do
-without a prior."""
+"""Expected error of a pruned gradient's entry, as a share of their mean square. The entries are exact, but too few to do without
+a prior."""
 SPARED = 1e-8
-"""The same of a tensor that is exact beside others that are not: it must not outweigh them altogether."""
+"""The same for a tensor that is exact while others are not, so that it does not outweigh them altogether."""
 Loss = Callable[[Mapping[str, Tensor], Data], Tensor]
 """(unknowns, data) of one reconstruction -> its loss ``()``."""
 
@@ -61,16 +61,16 @@ class Case:
     """Observations that are attacked together: same net, same tensors shared, same number of samples.
 
     Attributes:
-        net: architecture, in evaluation mode, without parameters that mean anything.
+        net: the architecture in evaluation mode; its parameters are NaN.
         seen: the gradients, by name ``(N, ...)``.
         weights: what is known of the parameters: ``(...)`` where all observations agree.
         stacked: those of ``weights`` that differ, ``(N, ...)``.
         samples: ``B`` per observation.
         labels: ``(N, B)`` where the threat model gives them.
-        rescaled: whether the gradients were clipped, so that their length says nothing.
-        kept: which entries were sent, by name ``(N, ...)``; all of those that are not named.
+        rescaled: whether the gradients were clipped, so that their norm carries no information.
+        kept: which entries were sent, by name ``(N, ...)``. Of a tensor that is not named, all were sent.
         variance: expected error of an entry, by name ``(N,)``; empty where the gradients are exact.
-        decay: what weight decay added before they were clipped, by name ``(N, ...)``.
+        decay: what weight decay added before clipping, by name ``(N, ...)``.
     """
 
     net: SplitNet
@@ -100,7 +100,7 @@ class Case:
         return all(f"top.{name}" in self.weights | self.stacked for name in state_names(self.net.top))
 
     def of_body(self) -> Case:
-        """The same without what was seen and is known of ``top``."""
+        """The case without the gradients and weights of ``top``."""
 
         def body(group: Data) -> Data:
             return {name: tensor for name, tensor in group.items() if name.startswith("body.")}
@@ -112,19 +112,14 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Whether the gradients are those that were computed, but for a common factor."""
+        """Whether the gradients are exact up to a common factor."""
         return not self.variance
 
     def distance(self, exact: Distance, guess: Data, unknown: Tensor, data: Data) -> Tensor:
-        """How far the gradient ``guess`` of the images ``unknown`` is from the one that was seen of a reconstruction.
-
-        By ``exact`` where gradients are exact; where they have errors, how unlikely the images are.
-        """
+        """:func:`misfit` of a reconstruction's gradient ``guess``, whose unknown images are ``unknown``."""
         seen, decay = self._seen(data, list(guess)), under("decay:", data)
         made = {name: tensor + decay[name] if name in decay else tensor for name, tensor in guess.items()}
-        if self.exact:
-            return exact(made, seen)
-        return standardised(made, seen) + unlikeliness(self.pixels.image(unknown), seen)
+        return misfit(exact, made, self.pixels.image(unknown), seen)
 
     def data(self) -> Data:
         """The inputs of the losses below, for every reconstruction."""
@@ -138,7 +133,7 @@ class Case:
         return Seen({name: of["seen"][name] for name in names}, self.rescaled, of["kept"], of["variance"])
 
     def expected(self) -> float:
-        """The distance at the truth, of the observation with the largest errors: what no guess explains."""
+        """The distance at the true images, due to errors alone; of the observation with the largest errors."""
         if self.exact:
             return 0.0
         entries = sum((self.kept.get(n, torch.ones_like(t)).flatten(1).sum(1) for n, t in self.seen.items()), torch.zeros(self.n))
@@ -146,10 +141,10 @@ class Case:
         return float((entries / squares.clamp_min(1e-30)).max())
 
     def deviation(self, name: str) -> Tensor:
-        """About how far each entry of what was seen may lie from what was computed ``(N, ...)``."""
+        """Approximate standard deviation of each observed entry's error ``(N, ...)``."""
         seen, ones = self.seen[name], [1] * (self.seen[name].ndim - 1)
         each = self.variance[name].view(-1, *ones).expand_as(seen)
-        if name in self.kept:  # what was not sent is smaller than all that was
+        if name in self.kept:  # pruned entries are smaller than all that were sent
             sent = [self.seen[n].abs().masked_fill(mask == 0, torch.inf).flatten(1).amin(1) for n, mask in self.kept.items()]
             least = torch.stack(sent).amin(0).view(-1, *ones)
             each = torch.where(self.kept[name] == 0, least.square() / 3, each)
@@ -161,19 +156,19 @@ class Case:
 
 
 def under(prefix: str, data: Mapping[str, Tensor]) -> Data:
-    """The entries whose names begin with ``prefix``, without it."""
+    """The entries whose names begin with ``prefix``, by names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in data.items() if name.startswith(prefix)}
 
 
 def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool = False) -> Case:
-    """Put observations together.
+    """Combine observations into a case.
 
     Args:
         bounded: whether images are kept in [0, 1] (:class:`Pixels`).
-        scale_free: whether the distance does not mind a factor, as the cosine; otherwise a weight change needs a known schedule.
+        scale_free: whether the distance ignores a factor, as the cosine does; otherwise a weight change needs a known schedule.
 
     Raises:
-        Inapplicable: nothing was shared, they do not belong together, or no label had to do with them.
+        Inapplicable: nothing was shared, the observations differ in kind, or the client's loss used no labels.
     """
     first = observations[0]
     require_labels(first)
@@ -181,7 +176,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
         raise Inapplicable("no layer is shared: there is no gradient to match")
     if not scale_free and any(o.kind == "change" and o.schedule is None and not o.altered.rescaled for o in observations):
         raise Inapplicable("a change of the weights is a gradient only up to a factor where the schedule is not known")
-    samples = first.num_examples or 1  # who does not know tries one
+    samples = first.num_examples or 1  # an attacker who does not know assumes one
     alike = all(
         (o.num_examples or 1) == samples
         and o.shared.keys() == first.shared.keys()
@@ -228,7 +223,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
 
 
 def seen_alone(observation: Observation, names: Sequence[str]) -> Seen:
-    """What one observation shows of the parameters ``names``, for attacks that work on one after another."""
+    """The observed gradients of the parameters ``names``, for attacks that take one observation at a time."""
     altered = observation.altered
     seen = {name: observation.shared[name] for name in names}
     seen = {name: tensor * altered.kept[name].to(tensor) if name in altered.kept else tensor for name, tensor in seen.items()}
@@ -238,7 +233,7 @@ def seen_alone(observation: Observation, names: Sequence[str]) -> Seen:
 
 
 def _errors(observations: Sequence[Observation], seen: Data) -> Data:
-    """Expected error of an entry, by name ``(N,)``; nothing where all are exact and were sent."""
+    """Expected error of an entry, by name ``(N,)``; empty where all entries are exact and were sent."""
     if all(not o.altered.variance and not o.altered.kept for o in observations):
         return {}
     squares = torch.stack([tensor.flatten(1).square().mean(1) for tensor in seen.values()]).amax(0)
@@ -261,7 +256,7 @@ def gradient_by_labels(net: nn.Module, weights: Data, shared: Sequence[str], inp
 def gradient_by_signal(
     net: nn.Module, at: nn.Module, weights: Data, shared: Sequence[str], inputs: Tensor, signal: Tensor
 ) -> Data:
-    """The same where not a loss but its gradient ``signal`` ``(B, ...)`` at the output of the module ``at`` is given."""
+    """The same, given the loss's gradient ``signal`` ``(B, ...)`` at the output of the module ``at`` instead of labels."""
 
     def product(some: Data) -> Tensor:
         outputs: list[Tensor] = []
@@ -276,7 +271,7 @@ def gradient_by_signal(
 
 
 def _twice_differentiable(observation: Observation) -> None:
-    """One second derivative by plain autograd, which is stricter than ``torch.func``: that passes over a missing one.
+    """Compute one second derivative by plain autograd; ``torch.func`` silently skips operations that have none.
 
     Raises:
         Inapplicable: an operation of the net has none; it is named.
@@ -287,5 +282,5 @@ def _twice_differentiable(observation: Observation) -> None:
     with differentiating_twice():
         outputs = net.float()(inputs)
         first = torch.autograd.grad(outputs.square().sum(), list(net.parameters()), create_graph=True, allow_unused=True)
-        # All the way back, and not to the inputs alone: a missing derivative may hang on a branch that does not lead there.
+        # Back to all parameters, not to the inputs alone: a missing derivative may lie on a branch that does not lead there.
         torch.stack([g.square().sum() for g in first if g is not None]).sum().backward()  # type: ignore[no-untyped-call]

@@ -4,8 +4,8 @@ SGD with heavy-ball momentum ``m`` and L2 penalty ``d`` is linear in the gradien
 
     v_k = m v_{k-1} + g_k + d W_{k-1},    W_k = W_{k-1} - lr v_k,    v_0 = 0
 
-so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k`` with numbers that only the schedule decides. Adding the known
-``shrink W_0`` back is therefore exact for whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0`` with
+so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k`` with coefficients that depend on the schedule alone. Subtracting the
+known ``shrink W_0`` is therefore exact whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0`` with
 ``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``, which is ``2 lr K d W_0`` for m = 0.5 and large K.
 """
 
@@ -29,7 +29,7 @@ class Response(NamedTuple):
 
 
 def response(schedule: Schedule, weight_decay: float) -> Response:
-    """Exact for every K; computed by running the recurrence on the coefficients.
+    """The coefficients of a change after ``schedule.steps`` steps: exact, by running the recurrence on them.
 
     ``gain`` is also the sum of the weights ``c_k`` of the gradients, so that dividing by it gives their weighted mean.
     """
@@ -43,23 +43,16 @@ def response(schedule: Schedule, weight_decay: float) -> Response:
 
 
 def noise_gain(schedule: Schedule) -> float:
-    """Variance in the change that independent noise of variance 1 on every step's gradient causes: ``sum_k c_k^2``.
+    """Variance of the change caused by independent noise of variance 1 on every step's gradient: ``sum_k c_k^2``.
 
-    Without weight decay, which moves the ``c_k`` by a share of about ``lr K d``.
+    Weight decay, which changes the ``c_k`` by a share of about ``lr K d``, is ignored.
     """
     m = schedule.momentum
     return sum((schedule.lr * (1 - m ** (schedule.steps - k)) / (1 - m)) ** 2 for k in range(schedule.steps))
 
 
-def first_order(schedule: Schedule, weight_decay: float) -> Response:
-    """The same while the weights stay about where they were: the formula of this module's head."""
-    m, steps = schedule.momentum, schedule.steps
-    gain = schedule.lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
-    return Response(-gain * weight_decay, gain)
-
-
 def is_bias(tensor: Tensor) -> bool:
-    """Whether the weight decay of biases and norm scales applies: a tensor of one dimension."""
+    """Whether the weight decay of biases applies: to tensors of one dimension, so also to the scales of norms."""
     return tensor.ndim <= 1
 
 
@@ -68,15 +61,15 @@ def mean_gradient(
 ) -> dict[str, Tensor]:
     """Weighted mean of the K gradients, by name; the gradient itself where it was constant.
 
-    Exact but for one thing: with weight decay the weights ``c_k`` of weights and biases differ by a share of about
-    ``lr K d / (1 - m)``, which the row ratio inherits (1e-4 for the project's default).
+    Not exact in one point: with weight decay the ``c_k`` of weights and biases differ by a share of about ``lr K d / (1 - m)``,
+    and so do row ratios (1e-4 for the project's defaults).
 
     Args:
-        weights: those before the first step; needed where weight decay is not zero.
+        weights: the weights before the first step; needed where weight decay is not zero.
         undo_decay: ``False`` leaves the penalty in, for comparison.
 
     Raises:
-        Inapplicable: if a weight is needed that the attacker does not know.
+        Inapplicable: weights are needed that the attacker does not know.
     """
     gradients = {}
     for name, tensor in change.items():
@@ -91,11 +84,11 @@ def mean_gradient(
 
 
 def as_gradient(observation: Observation, undo_decay: bool = True) -> Observation:
-    """The same message as if it were one gradient, for attacks that want one.
+    """The message with its weight change converted to a gradient.
 
-    Without a known schedule the change is only negated: right up to a factor (and to the weight decay), which is all that
-    ratios, signs and cosines need. Of a change that was clipped the weight decay stays in: by how much it shrank with the rest
-    is not known, and undoing all of it would do more harm (:func:`decay_left_in` tells what it is).
+    Without a known schedule the change is only negated: right up to a factor and the weight decay, which is enough for ratios,
+    signs and cosines. In a clipped change the weight decay is left in (:func:`decay_left_in`): it shrank by an unknown factor,
+    and undoing all of it would do more harm.
     """
     if observation.kind == "gradient":
         return observation
@@ -109,7 +102,7 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
 
 
 def decay_left_in(observation: Observation) -> dict[str, Tensor]:
-    """What weight decay adds to the mean gradient of a clipped change, by name, before it was clipped; nothing of others."""
+    """What weight decay added to the mean gradient before a change was clipped, by name; empty for other messages."""
     schedule = observation.schedule
     if observation.kind == "gradient" or schedule is None or not observation.altered.rescaled:
         return {}

@@ -1,4 +1,4 @@
-"""The signal behind the last shared convolution in closed form: its weight gradient is linear in it (variable projection)."""
+"""The signal back-propagated to the last shared convolution, in closed form: the weight gradient is linear in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from attacks.gradients.matching import Data
 
 RIDGE = 1e-9
-"""Added to the normal equations, as a share of their mean diagonal: keeps them solvable where features are alike."""
+"""Ridge on the normal equations, as a share of their mean diagonal: keeps them solvable where features are nearly equal."""
 
 
 def determined(layer: nn.Module, places: int) -> bool:
@@ -21,10 +21,10 @@ def determined(layer: nn.Module, places: int) -> bool:
 
 
 def convolution_signal(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The ``s`` ``(1, O, H, W)`` at the layer's output that explains its gradients best, given its inputs ``(1, C, H', W')``.
+    """The signal ``s`` ``(1, O, H, W)`` at the layer's output that fits its gradients best, given its inputs ``(1, C, H', W')``.
 
-    Each output channel by itself: ``weight[o] = sum_p s[o, p] patch[p]`` and ``bias[o] = sum_p s[o, p]``, least squares, in
-    float64 since the normal equations square the condition.
+    Least squares for each output channel: ``weight[o] = sum_p s[o, p] patch[p]`` and ``bias[o] = sum_p s[o, p]``; in float64,
+    since the normal equations square the condition number.
     """
     padding = (int(layer.padding[0]), int(layer.padding[1]))
     patches = F.unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)[0].double()  # (K, P)

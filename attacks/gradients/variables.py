@@ -1,4 +1,4 @@
-"""The unknowns of an attack in one row ``(p,)``, and how a row becomes images."""
+"""The unknowns of an attack as one row ``(p,)``, and the images that a row stands for."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pixels:
-    """From the unknown to the image: itself, as published, or through a sigmoid, which keeps the image in [0, 1].
+    """The map from an unknown to an image: a sigmoid, which keeps the image in [0, 1], or none, as published.
 
-    The unbounded unknown is what the net gets, ``(image - mean) / std``.
+    Without the sigmoid the unknown is the net's input, ``(image - mean) / std``.
     """
 
     mean: Tensor
@@ -42,7 +42,7 @@ class Pixels:
     bounded: bool
 
     def image(self, unknown: Tensor) -> Tensor:
-        """``(..., C, H, W)`` -> pixels in [0, 1] where the attack is right."""
+        """``(..., C, H, W)`` -> the image; without the sigmoid, pixels may lie outside [0, 1]."""
         return unknown.sigmoid() if self.bounded else unknown * self.std + self.mean
 
     def input(self, unknown: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 def smooth_variation(images: Tensor, smooth: float = 1e-2) -> Tensor:
-    """:func:`total_variation` summed per pixel, rounded at zero so that L-BFGS can follow it ``(..., C, H, W) -> ()``."""
+    """:func:`total_variation` summed per pixel, smooth at zero so that L-BFGS can follow it ``(..., C, H, W) -> ()``."""
     across = images[..., :, 1:] - images[..., :, :-1]
     down = images[..., 1:, :] - images[..., :-1, :]
     lengths = [(difference.square() + smooth**2).sqrt().mean() for difference in (across, down)]

@@ -1,8 +1,8 @@
-"""Class centres on the wire: the label set in clear, and images that a centre lets one draw.
+"""Class centres in a message: they list the client's classes, and can be inverted to images.
 
 A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label set:
-that is a finding about the protocol, not an attack. The centre of a class with one sample is that sample's projection under
-weights that the client has just uploaded; with more samples it is their mean.
+that is a finding about the protocol, not an attack. The centre of a class with one sample is that sample's projection under the
+weights that the client uploads with it; with more samples it is their mean.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LabelSet:
     """
     Attributes:
         present: ``(C,)`` bool.
-        counts: ``(C,)`` samples of each class, where they crossed the wire.
+        counts: ``(C,)`` samples of each class, where they were sent.
         centers: ``(m, k)`` of the present classes, in ascending order of the class.
     """
 
@@ -41,20 +41,20 @@ class LabelSet:
 
 
 def read_label_set(observation: Observation) -> LabelSet:
-    """The client's labels, read and not inferred.
+    """The client's label set, which the message states.
 
-    A dense table ``(C, k)`` without a list of classes gives them away as well: the rows of absent classes are zero.
+    A dense table ``(C, k)`` without a list of classes states it as well: the rows of absent classes are zero.
 
     Raises:
-        Inapplicable: if no centres crossed the wire.
+        Inapplicable: no centres were sent.
     """
     sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
     if CENTERS not in sent:
-        raise Inapplicable("no class centres crossed the wire")
+        raise Inapplicable("no class centres were sent")
     centers = sent[CENTERS].cpu()
     if CLASSES not in sent:
         if len(centers) != observation.classes:
-            raise Inapplicable("the centres crossed the wire without saying whose they are")
+            raise Inapplicable("the centres were sent without their classes")
         present = (centers != 0).any(dim=1)
         return LabelSet(present, None, centers[present])
     classes = sent[CLASSES].long().cpu()
@@ -68,9 +68,9 @@ def read_label_set(observation: Observation) -> LabelSet:
 
 
 def uploaded_body(observation: Observation) -> Embed:
-    """The net's body with the weights that the client has just uploaded, under which it computed its centres.
+    """The net's body in evaluation mode with the uploaded weights, with which the client computed its centres.
 
-    In evaluation mode. For a gradient it is the body as it was sent to the client.
+    For a gradient, the body as it was sent to the client.
     """
     net, weights = known_net(observation)
     if observation.kind == "change":
@@ -100,7 +100,7 @@ class CenterOptions:
     Attributes:
         distance: ``cosine``; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
         tv: weight of the total variation.
-        restarts: further starts per centre, all in one batch; the one with the smallest objective is given back.
+        restarts: further starts per centre, all in one batch; the one with the smallest objective is returned.
     """
 
     distance: Literal["cosine", "relative"] = "cosine"
@@ -125,10 +125,10 @@ class Inverted:
 def invert_centers(
     observation: Observation, embed: Embed, centers: Tensor, options: CenterOptions | None = None, seed: int = 0
 ) -> Inverted:
-    """For each centre ``(m, k)`` an image whose embedding is it.
+    """For each centre ``(m, k)`` an image with that embedding, by Adam with a cosine schedule.
 
-    All centres and restarts are one batch: ``embed`` must treat samples independently (evaluation mode). Starts are grey with a
-    little noise; a sigmoid keeps pixels in [0, 1]; Adam with a cosine schedule.
+    All centres and restarts are one batch, so ``embed`` must treat samples independently (evaluation mode). Starts are grey with
+    a little noise; a sigmoid keeps pixels in [0, 1].
     """
     options = options or CenterOptions()
     variation = torch.vmap(total_variation)
@@ -142,7 +142,7 @@ def invert_centers(
     for _ in range(options.steps):
         images = raw.sigmoid()
         away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
-        # A sum, so that the rows stay independent of how many there are.
+        # A sum, so that a row's gradient does not depend on the number of rows.
         (raw.grad,) = torch.autograd.grad((away + options.tv * variation(images)).sum(), raw)
         optimiser.step()
         rate.step()

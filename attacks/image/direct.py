@@ -1,4 +1,4 @@
-"""The attacks of this package that are not gradient matching, by name, in the form of the registry."""
+"""The image attacks other than gradient matching, as the registry needs them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Analytic(AnalyticOptions):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.core.registry.ImageAttack`.
 
-        The loss is what one sample leaves unexplained of the layer's gradient; for a batch, the share of pixels that no image
-        could have. Where there are fewer candidates than samples the rest is grey.
+        The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
+        the range of images. Where there are fewer candidates than samples, the rest is grey.
         """
         return _together(observations, self._one)
 
     def _one(self, observation: Observation) -> _One:
         found = row_ratios(observation, self)[0]
         if not found.is_image:
-            raise Inapplicable(f"{found.layer!r} is fed features, not the image: analytic-features goes on from there")
+            raise Inapplicable(f"the input of {found.layer!r} is features, not the image; analytic-features inverts those")
         if observation.num_examples == 1:
             one, loss = single_sample(observation, self.undo_decay)[0]
             return _One(one.values, torch.tensor([-1]), [loss], (loss,))
@@ -61,7 +61,7 @@ class Analytic(AnalyticOptions):
 @register("analytic-features")
 @dataclass(frozen=True)
 class AnalyticFeatures(InversionOptions):
-    """For one sample: features read off the first shared linear layer, then the image that has them and sends back as much."""
+    """For one sample: features read off the first shared linear layer, then an image with these features and gradients."""
 
     control: ClassVar = Setting(layers=2, masked=1, images=2)
     usual: ClassVar = {"adam": 300, "lbfgs": 20}
@@ -116,7 +116,7 @@ def _first(found: Candidates, n: int) -> Tensor:
 
 
 def _together(observations: Sequence[Observation], attack: Callable[[Observation], _One]) -> Reconstruction:
-    """One after the other: none of these attacks gains from a batch of messages."""
+    """Attack one message after the other, as none of these attacks gains from a batch of messages."""
     start = time.process_time()
     ones = [attack(observation) for observation in observations]
     steps = max(len(one.curve) for one in ones)

@@ -1,4 +1,4 @@
-"""Deep Leakage from Gradients (Zhu et al. 2019) and improved DLG (Zhao et al. 2020): as published, and safe."""
+"""Deep Leakage from Gradients (Zhu et al. 2019) and improved DLG (Zhao et al. 2020): as published, and in a robust form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
 from attacks.optimise.search import Best, Found, lbfgs, search
 
 FAILED = 3.0
-"""Times the distance at the truth above which a start has failed where the gradient has errors."""
+"""Where the gradient has errors, a start has failed above so many times the distance at the true images."""
 
 
 @register("dlg-published")
@@ -30,7 +30,7 @@ FAILED = 3.0
 class PublishedDlg:
     """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
 
-    # A third of these runs diverges, so that four images say no more than that the attack can succeed.
+    # A third of these runs diverges, so four images can only show that the attack can succeed.
     control: ClassVar = Setting(least=0.25)
     usual: ClassVar = None
     head: ClassVar = "shared"
@@ -59,14 +59,14 @@ class PublishedIdlg:
 @register("dlg")
 @dataclass(frozen=True)
 class Dlg:
-    """DLG made safe: strong-Wolfe line search, image kept in [0, 1], stop when done, restart what failed by its own loss.
+    """Robust DLG: strong-Wolfe line search, image kept in [0, 1], early stop, restart of starts that failed by their own loss.
 
     Attributes:
         steps: outer steps per start.
-        restarts: at most so many further starts for what failed.
-        enough: done: the share of the gradient's squared norm that is unexplained.
-        failed: an end above this is a failure.
-        give_up: (outer step, share): a start above it then has failed and is replaced by a new one; not in the last restart.
+        restarts: at most so many further starts for images that failed.
+        enough: unexplained share of the gradient's squared norm at which a start is done.
+        failed: a start that ends above this share has failed.
+        give_up: (outer step, share): a start above this share at this step is replaced by a new one; not in the last restart.
         normalised: every tensor counts alike (:func:`attacks.gradients.distances.per_layer`), instead of every entry.
     """
 
@@ -90,7 +90,7 @@ class Dlg:
 @register("idlg")
 @dataclass(frozen=True)
 class Idlg(Dlg):
-    """iDLG made safe: the label by the sign rule, then as the safe DLG."""
+    """Robust iDLG: the label by the sign rule, then as robust DLG."""
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.core.registry.ImageAttack`."""
@@ -98,10 +98,10 @@ class Idlg(Dlg):
 
 
 def sign_rule(case: Case) -> Tensor:
-    """iDLG's labels ``(N, B)``: for one sample only the true class has a negative gradient at its output.
+    """iDLG's labels ``(N, B)``: for one sample only the true class has a negative gradient at its logit.
 
-    The gradient of the last bias is that of the outputs; without a bias the row sums of the last weight serve, as published,
-    if the features are not negative. For ``B`` samples the ``B`` least entries: right if all labels differ.
+    The gradient of the logits is that of the last bias. Without a bias it is the row sums of the last weight, as published, which
+    needs features that are not negative. For ``B`` samples the ``B`` least entries: right if all labels differ.
 
     Raises:
         Inapplicable: the last layer's gradient is not shared, or there are more samples than classes.
@@ -119,13 +119,13 @@ def sign_rule(case: Case) -> Tensor:
 
 
 def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_top: bool = False) -> Objective:
-    """Unknown images, and soft labels unless given ``(N, B)``; through the net with known weights.
+    """The objective with unknown images, and unknown soft labels unless given ``(N, B)``, for a net with known weights.
 
     Raises:
         Inapplicable: the weights of a layer are not known.
     """
     if not case.knows_top():
-        raise Inapplicable("layers are hidden, and their weights are not known: head-free needs none of them")
+        raise Inapplicable("hidden layers have unknown weights; head-free does without them")
     if not known_top and not case.shared_top():
         raise Inapplicable("layers are hidden; known-head matches the gradient of the others")
     shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
@@ -160,7 +160,7 @@ def normal(size: int) -> Callable[[torch.Generator], Tensor]:
 
 
 def as_published(observations: Sequence[Observation]) -> list[Observation]:
-    """The messages taken for undefended gradients, as the published attacks take them."""
+    """The messages as if they were undefended gradients, which is what the published attacks assume."""
     return [replace(one, altered=UNALTERED) for one in observations]
 
 

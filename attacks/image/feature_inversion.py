@@ -1,8 +1,8 @@
 """Image reconstruction from the input of a linear layer: only the pixels are still unknown.
 
 For one sample the weight-by-bias quotient gives the features ``h`` that the first shared linear layer is fed, and its bias
-gradient gives the signal ``dL/dh = W^T dL/db`` that goes back into the layers before. So the image must have the features ``h``
-*and* send back, through the known layers, the gradients that were seen. Whatever lies above plays no part: masked heads do not
+gradient gives the signal ``dL/dh = W^T dL/db`` that is propagated back into the layers before. So the image must have the
+features ``h`` *and* reproduce the observed gradients of those layers. The layers above do not matter: masking the head does not
 help.
 """
 
@@ -19,7 +19,7 @@ from attacks.core.observation import Observation
 from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable
 from attacks.gradients.analytic import leaky_layers
-from attacks.gradients.distances import per_layer, standardised, unlikeliness
+from attacks.gradients.distances import misfit, per_layer
 from attacks.gradients.linear import fed_by_one, from_picture, known_net, weight_dtype
 from attacks.gradients.matching import seen_alone
 from attacks.gradients.multistep import as_gradient
@@ -32,9 +32,9 @@ class InversionOptions:
     Attributes:
         adam: steps of Adam with a cosine schedule, then
         lbfgs: outer L-BFGS steps with strong-Wolfe line search (20 inner ones each).
-        features, gradients: weights of the two residuals; each is a share of the squared norm.
+        features, gradients: weights of the two residuals, each a share of the squared norm.
         tv: weight of the total variation, in Adam only.
-        restarts: further starts; the one with the smallest loss is given back.
+        restarts: further starts; the one with the smallest loss is returned.
     """
 
     adam: int = ranged(1000)
@@ -47,7 +47,7 @@ class InversionOptions:
 
 
 def fed_to(observation: Observation, layer: str) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """The map (weights, normalised images ``(B, C, H, W)``) -> what ``layer`` is fed ``(B, in)``."""
+    """The map (weights, normalised images ``(B, C, H, W)``) -> the input of ``layer`` ``(B, in)``."""
     net, _ = known_net(observation)
     seen: list[Tensor] = []
 
@@ -70,10 +70,10 @@ def invert_features(
     """The image of a message of one sample, from its first shared linear layer with a bias and the layers before.
 
     Returns:
-        the image in [0, 1] ``(1, C, H, W)``, the loss without total variation, and the loss along the way.
+        the image in [0, 1] ``(1, C, H, W)``, the loss without total variation, and the loss after every step.
 
     Raises:
-        Inapplicable: if there is no such layer, or the layers before it are not known.
+        Inapplicable: there is no such layer, or the layers before it are not known.
     """
     options = options or InversionOptions()
     observation = as_gradient(observation)
@@ -104,7 +104,7 @@ def _before(observation: Observation, layer: str) -> list[str]:
     fed = fed_to(observation, layer)({**observation.weights, **weights}, x).sum()
     if not bool(fed.isfinite()):
         raise Inapplicable(f"the weights of a layer before {layer!r} are not known")
-    if not fed.requires_grad:  # the layer is fed the image
+    if not fed.requires_grad:  # the layer's input is the image
         return []
     slopes = torch.autograd.grad(fed, list(weights.values()), allow_unused=True)
     return [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
@@ -126,15 +126,14 @@ def _solve(
     raw = 0.5 * torch.randn(1, *observation.input_shape, generator=drawn, dtype=wanted.dtype)
     raw = raw.to(wanted.device).requires_grad_()
     curve: list[float] = []
-    distance = standardised if seen is not None and seen.variance else per_layer
 
     def residual() -> Tensor:
-        h = features({**weights, **lower}, from_picture(observation, raw.sigmoid()))
+        image = raw.sigmoid()
+        h = features({**weights, **lower}, from_picture(observation, image))
         missed: Tensor = options.features * (h - wanted).square().sum() / wanted.square().sum()
         if seen is not None and options.gradients:
             sent = torch.autograd.grad((h * signal).sum(), list(lower.values()), create_graph=True)
-            missed = missed + options.gradients * distance(dict(zip(lower, sent, strict=True)), seen)
-            missed = missed + options.gradients * unlikeliness(raw.sigmoid(), seen)
+            missed = missed + options.gradients * misfit(per_layer, dict(zip(lower, sent, strict=True)), image, seen)
         return missed
 
     adam = torch.optim.Adam([raw], lr=options.lr)

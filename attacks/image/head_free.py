@@ -1,4 +1,4 @@
-"""The head-free attack: hidden layers act on one sample through a single vector, dL/dh."""
+"""The head-free attack: hidden layers influence a sample's gradient only through one vector, dL/dh."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from attacks.optimise.search import Found, adam, lbfgs, search
 @register("head-free")
 @dataclass(frozen=True)
 class HeadFree:
-    """No head at all: optimises the image alone; dL/dh per sample follows from the last shared layer, or is optimised too.
+    """Needs no head: optimises the image; dL/dh of each sample follows from the last shared layer, or is optimised too.
 
-    For one sample the gradient of the last shared linear layer's bias *is* the back-propagated signal at its output, whatever
-    hidden layers made it. The weight gradient of a convolution is linear in that signal, so that for a given image least squares
-    give it. In both cases the image is matched as in the safe iDLG. Otherwise the signal is a second unknown, and Adam on the
-    per-layer residual comes before L-BFGS.
+    For one sample the bias gradient of the last shared linear layer *is* the back-propagated signal at its output, whatever the
+    hidden layers are. The weight gradient of a convolution is linear in that signal, so least squares give it for a given image.
+    In both cases the image is matched as in robust iDLG. Otherwise the signal is a second unknown, and Adam on the per-layer
+    residual precedes L-BFGS.
 
     Attributes:
         adam_steps, lr: of the first phase where the signal is unknown.
         steps: outer steps of L-BFGS.
         failed, enough: as of :class:`attacks.image.dlg.Dlg`.
-        closed_form: ``False`` makes the signal an unknown in any case, to see what the closed forms are worth.
+        closed_form: ``False`` makes the signal an unknown in any case, for comparison with the closed forms.
     """
 
     control: ClassVar = Setting(masked=1)
@@ -76,16 +76,16 @@ class HeadFree:
 def adam_then_lbfgs(
     objective: Objective, x: Tensor, lr: float, adam_steps: int, options: LbfgsOptions, steps: int, enough: float
 ) -> Found:
-    """Adam gets near from anywhere, L-BFGS gets exact; the curves follow each other."""
+    """Adam to get near the solution from any start, then L-BFGS for precision; their curves are concatenated."""
     first = adam(objective, x, lr, adam_steps, milestones=(0.5, 0.8), enough=enough)
     second = lbfgs(objective, first.x, options, steps, enough, scale=SAFE_SCALE)
     return Found(second.x, second.loss, torch.cat([first.curve, second.curve]), first.iterations + second.iterations)
 
 
 def signal_matching(case: Case, closed_form: bool = True) -> Objective:
-    """Unknown images, and unknown signals unless a bias gradient gives them.
+    """The objective with unknown images, and unknown signals unless a bias gradient gives them.
 
-    Where the bias gradient has noise, was rounded or not sent in full, it is where the search for the signal begins.
+    Where the bias gradient is noisy, rounded or pruned, it is the start of the search for the signal.
 
     Raises:
         Inapplicable: nothing of the body is shared, or its weights are not known.
@@ -141,17 +141,17 @@ def signal_matching(case: Case, closed_form: bool = True) -> Objective:
 
 
 def _scale(guess: Callable[[Mapping[str, Tensor], Data], Data], layout: Layout, data: Data, names: list[str]) -> Tensor:
-    """How large dL/dh is, per observation ``(N,)``: such that a random one makes gradients as large as those seen."""
+    """The size of dL/dh per observation ``(N,)``: such that a random one gives gradients as large as the observed ones."""
     n = len(data["scale"])
     rows = torch.randn(n, layout.size, generator=torch.Generator().manual_seed(0), dtype=data["scale"].dtype)
     made = torch.func.vmap(lambda row, data: guess(layout.unpack(row), data))(rows, data)
-    last = [name for name in names if made[name].ndim > 2][-1]  # the layer next to the signal says most about it
+    last = [name for name in names if made[name].ndim > 2][-1]  # the layer next to the signal
     scale: Tensor = data[f"seen:{last}"].flatten(1).norm(dim=1) / made[last].flatten(1).norm(dim=1).clamp_min(1e-30)
     return scale
 
 
 def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
-    """The body's layers with parameters in the order of their calls, the number of features, and places per channel of each."""
+    """The body's layers with parameters in call order, the number of features, and the positions per channel of each layer."""
     called: list[nn.Module] = []
     places: list[int] = []
 
@@ -173,7 +173,7 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
 
 
 def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[nn.Module, str]) -> tuple[nn.Module | None, str]:
-    """At which layer's output the signal is known, and by what: a linear layer's bias, the last layer's weights, or nothing."""
+    """The layer at whose output the signal is known, and from what: a linear layer's bias, a convolution's weight, or nothing."""
     once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
     for layer, _ in reversed(once):
         if isinstance(layer, nn.Linear) and f"{of[layer]}.bias" in case.seen:

@@ -1,4 +1,4 @@
-"""Attackers that replace the hidden layers: by weights they know, by weights of their own, or by unknowns to optimise."""
+"""Attacks that replace the hidden layers: by known weights, by random ones, or by unknowns to optimise."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal,
 from attacks.image.head_free import adam_then_lbfgs, layer_calls
 from attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from attacks.lab.setting import Setting
-from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
 from attacks.optimise.search import lbfgs, search
 
 
 @register("known-head")
 @dataclass(frozen=True)
 class KnownHead(Dlg):
-    """Matches the shared layers through known weights of the hidden ones: as broadcast this round, or stale ones of round 0.
+    """Gradient matching on the shared layers with known weights of the hidden ones: of this round's broadcast, or of round 0.
 
-    The safe DLG, without the gradient of the hidden layers; image and soft labels are the unknowns.
+    Robust DLG without the gradient of the hidden layers; image and soft labels are the unknowns.
     """
 
     control: ClassVar = Setting(masked=1, threat=ThreatModel(top="initial"))
@@ -42,12 +42,12 @@ class KnownHead(Dlg):
 @register("random-head")
 @dataclass(frozen=True)
 class RandomHead:
-    """The naive attacker of MpFedcon's paper: DLG on the shared layers through a head of its own, drawn at random and wrong.
+    """The naive attacker of MpFedcon's paper: DLG on the shared layers through a random head, which is wrong.
 
     Attributes:
-        assumed: linear layers that it takes the head to have (``at`` in the paper), widths as in the reference nets.
-        steps: its loss hardly moves after some 20 of them.
-        published: unbounded image and no line search, as in the paper, where it drifts off; otherwise the safe settings.
+        assumed: number of linear layers that it assumes for the head (``at`` in the paper), widths as in the reference nets.
+        steps: the loss hardly changes after some 20 of them.
+        published: unbounded image and no line search, as in the paper, where the image diverges; otherwise as robust DLG.
     """
 
     control: ClassVar = Setting(masked=1, least=0)
@@ -63,7 +63,7 @@ class RandomHead:
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
-        how = LbfgsOptions() if self.published else LbfgsOptions(history=100, line_search=True)
+        how = PUBLISHED if self.published else STRONG_WOLFE
         draw = normal(objective.layout.size)
         best = search(
             objective,
@@ -79,10 +79,10 @@ class RandomHead:
 @register("joint-head")
 @dataclass(frozen=True)
 class JointHead:
-    """Optimises a head together with image and soft labels: the hidden architecture, or ``assumed`` linear layers.
+    """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
 
-    Every start moves all weights of the head (100,000 for two linear layers). Three times the steps and a second start recovered
-    no more: 0 of 20 images either way.
+    Every start optimises all weights of the head (100,000 for two linear layers). Three times the steps and a second start did
+    not recover more: 0 of 20 images either way.
     """
 
     control: ClassVar = Setting(masked=1, least=0)
@@ -102,7 +102,7 @@ class JointHead:
         if self.assumed is not None:
             case = with_own_top(case, self.assumed, seed)
         objective = joint_matching(case)
-        how = LbfgsOptions(history=100, line_search=True)
+        how = STRONG_WOLFE
 
         def start(generator: torch.Generator) -> Tensor:
             drawn: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ class JointHead:
 
 
 def with_own_top(case: Case, assumed: int, seed: int) -> Case:
-    """The case with ``assumed`` linear layers of the attacker's own as ``top``, U(-0.5, 0.5), and none that was seen.
+    """The case with ``top`` replaced by ``assumed`` linear layers with random weights, U(-0.5, 0.5).
 
     Raises:
         Inapplicable: nothing but ``top`` was shared, or no such head is defined.
@@ -143,7 +143,7 @@ def with_own_top(case: Case, assumed: int, seed: int) -> Case:
 
 
 def joint_matching(case: Case) -> Objective:
-    """Unknown images, soft labels (unless given) and all weights of ``top``.
+    """The objective with unknown images, soft labels (unless given) and all weights of ``top``.
 
     Raises:
         Inapplicable: none of the layers before the head is shared.
@@ -160,7 +160,7 @@ def joint_matching(case: Case) -> Objective:
     if not names:
         raise Inapplicable("none of the layers before the head is shared")
     if buffers := [name for name in state_names(case.net.top) if f"top.{name}" not in shapes]:
-        raise Inapplicable(f"hidden layers that keep statistics ({buffers[0]}) are no unknowns of this attack")
+        raise Inapplicable(f"this attack cannot optimise hidden layers with buffers ({buffers[0]})")
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)

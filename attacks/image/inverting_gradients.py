@@ -24,13 +24,13 @@ from attacks.optimise.search import adam, search
 @register("inverting-gradients")
 @dataclass(frozen=True)
 class InvertingGradients:
-    """Cosine distance plus total variation, signed Adam; labels by sign or count. Does not mind the gradient's length.
+    """Cosine distance plus total variation, signed Adam; labels by sign or count. Independent of the gradient's norm.
 
     Attributes:
         steps: 24,000 in the paper for its largest nets; its code has 4,800 for one image.
         lr: falls to a tenth at 3/8, 5/8 and 7/8 of the steps, as in the authors' code.
-        total_variation: its weight; 1e-1 in the authors' demonstration of CIFAR-10, less for images this easy.
-        restarts: whole further runs of every image, the one with the least loss is kept.
+        total_variation: its weight; 1e-1 in the authors' demonstration on CIFAR-10.
+        restarts: further full runs of every image; the one with the least loss is kept.
     """
 
     control: ClassVar = Setting(net="perceptron")
@@ -54,13 +54,13 @@ class InvertingGradients:
             lambda o, x, last: adam(o, x, self.lr, self.steps, signed=True, milestones=milestones),
             seed,
             self.restarts,
-            failed=-1.0,  # total variation is never done
+            failed=-1.0,  # with total variation the loss never reaches 0, so all restarts run
         )
         return reconstruction(case, objective.layout, best, labels)
 
 
 def with_total_variation(objective: Objective, case: Case, weight: float) -> Objective:
-    """The objective plus ``weight`` times the total variation of the image that the net gets."""
+    """The objective plus ``weight`` times the total variation of the net's input."""
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         return objective.loss(unknown, data) + weight * total_variation(case.pixels.input(unknown["image"]))

@@ -1,8 +1,8 @@
 """Unrolled local training: dummy data whose simulated local run changes the weights as the client's did.
 
-The simulation is differentiable, so the dummy images are found by matching the change, as gradient matching finds them for one
-step (Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging"). Cost and memory grow with the
-number of steps: for small K. The order of the samples over the batches is the attacker's guess (consecutive, the same in every
+The simulation is differentiable, so the dummy images are found by matching the change, as in gradient matching for one step
+(Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging"). Cost and memory grow with the
+number of steps, so it is for few of them. The order of the samples over the batches is a guess (consecutive, the same in every
 epoch), which is right where one batch holds all samples.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from attacks.core.observation import Observation, state_names
 from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable, require_labels
-from attacks.gradients.distances import per_layer, standardised, unlikeliness
+from attacks.gradients.distances import misfit, per_layer
 from attacks.gradients.linear import known_net, to_picture, weight_dtype
 from attacks.gradients.local_run import Loss, local_run
 from attacks.gradients.matching import seen_alone
@@ -29,7 +29,7 @@ class UnrolledOptions:
     """
     Attributes:
         iterations: outer L-BFGS steps.
-        restarts: further starts; the one with the smallest matching loss is given back.
+        restarts: further starts; the one with the smallest matching loss is returned.
         tv: weight of the total variation of the images.
         train_top: whether the client's run trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
@@ -50,9 +50,9 @@ class Recovered:
     Attributes:
         images: ``(n, C, H, W)`` in [0, 1].
         labels: ``(n, C)`` label probabilities, given or found.
-        loss: matching loss of the start that was chosen: mean over tensors of the unexplained share of the change's square.
+        loss: matching loss of the best start: mean over tensors of the unexplained share of the change's squared norm.
         losses: of every start.
-        curve: of the start that was chosen, after every outer step.
+        curve: of the best start, after every outer step.
     """
 
     images: Tensor
@@ -67,11 +67,11 @@ def unroll(
 ) -> Recovered:
     """Dummy images (and labels, and hidden weights) whose local run changes the shared weights as observed.
 
-    Labels are those of the observation, or found along; hidden weights that the attacker does not know are found along too,
-    starting from values of its own.
+    Labels that the observation does not give and hidden weights that the attacker does not know are further unknowns, with random
+    starts.
 
     Raises:
-        Inapplicable: if the schedule or the number of samples is not known, or labels had no part in it.
+        Inapplicable: the schedule or the number of samples is not known, or the client's loss used no labels.
     """
     options = options or UnrolledOptions()
     require_labels(observation)
@@ -114,10 +114,9 @@ def _one_start(
     free += [weight.requires_grad_() for weight in hidden.values()]
     start |= hidden
     if unknown := [name for name in state_names(net) if name not in start]:
-        raise Inapplicable(f"hidden layers that keep statistics ({unknown[0]}) are no unknowns of this attack")
+        raise Inapplicable(f"this attack cannot optimise hidden layers with buffers ({unknown[0]})")
     sent = observation.shared
     seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
-    distance = standardised if seen.variance else per_layer
     trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
     mean, std = (
         to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
@@ -130,7 +129,7 @@ def _one_start(
     def objective() -> Tensor:
         images = raw.sigmoid()
         simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = distance(simulated, seen) + unlikeliness(images, seen)
+        matching = misfit(per_layer, simulated, images, seen)
         return matching + options.tv * total_variation(images) if options.tv else matching
 
     optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")

@@ -1,1 +1,1 @@
-"""Attacks that name labels or members instead of reconstructing samples, and what they say of epsilon."""
+"""Inference of labels and of membership, and lower bounds on epsilon from membership inference."""

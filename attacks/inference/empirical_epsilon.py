@@ -1,7 +1,7 @@
-"""Empirical epsilon: a lower bound from an attack's success, at some confidence. The accountant gives the upper bound.
+"""Empirical epsilon: a lower bound from an attack's success at a given confidence. The accountant gives the upper bound.
 
-Thresholds are chosen on one random half of the samples and counted on the other, so that looking for the best one does not
-spoil the confidence.
+Thresholds are chosen on one random half of the samples and evaluated on the other, so that the choice does not invalidate the
+confidence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 CONFIDENCE = 0.95
-_TRIED = 64  # thresholds, at most
-_MOST = 50.0  # epsilon that no number of samples in memory could show
+_TRIED = 64  # largest number of thresholds
+_MOST = 50.0  # an epsilon that no feasible number of samples can show
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LowerBound:
 
     Attributes:
         epsilon: 0 where the attack shows nothing.
-        counted: samples that the bound was counted on.
+        counted: number of samples behind the bound.
     """
 
     epsilon: float
@@ -64,11 +64,11 @@ def epsilon_from_rates(
 def epsilon_from_one_run(
     scores: Array, members: Mask, delta: float = 0.0, confidence: float = CONFIDENCE, seed: int = 0
 ) -> LowerBound:
-    """From many samples of a single training, which need not be independent (Steinke, Nasr & Jagielski, NeurIPS 2023, thm. 5.2).
+    """From many samples of one training run, which need not be independent (Steinke, Nasr & Jagielski, NeurIPS 2023, thm. 5.2).
 
-    Samples that score above one threshold are guessed to be members, those below another to be non-members, and for the rest no
-    guess is made; epsilon bounds how many of these guesses can be right. A sample must have been as likely to be a member as not,
-    so equally many of both are taken (by ``seed``), and neighbours differ in whether one sample is used.
+    Samples that score above one threshold are guessed to be members, those below another to be non-members, the rest is not
+    guessed; epsilon bounds how many of these guesses can be right. A sample must have been a member with probability 1/2, so
+    equally many members and non-members are drawn (by ``seed``). Neighbouring data sets differ in whether one sample is used.
 
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.
@@ -79,13 +79,13 @@ def epsilon_from_one_run(
     alpha = 1 - confidence
 
     def guesses(part: Mask) -> tuple[Array, Array]:
-        """(right, made) for every pair of lower and upper threshold ``(T, T)``."""
+        """(right guesses, guesses) for every pair of lower and upper threshold ``(T, T)``."""
         above, inside = scores[part][:, None] >= thresholds, members[part][:, None]
         yes, no = (above & inside).sum(0), (~above & ~inside).sum(0)
         return no[:, None] + yes, (~above).sum(0)[:, None] + above.sum(0)
 
     right, made = guesses(search)
-    ordered = np.triu(np.ones_like(right, dtype=np.bool_))  # a lower threshold above the upper one would guess twice
+    ordered = np.triu(np.ones_like(right, dtype=np.bool_))  # the lower threshold must not exceed the upper one
     lower, upper = np.unravel_index(np.where(ordered, _low_share(right, made, alpha), -1).argmax(), right.shape)
     right, made = guesses(count)
     size, v, r = int(count.sum()), int(right[lower, upper]), int(made[lower, upper])
@@ -93,12 +93,12 @@ def epsilon_from_one_run(
 
 
 def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon at which so many right guesses, of so many, are rarer than ``1 - confidence``; 0 if there is none."""
+    """The largest epsilon that ``right`` of ``guesses`` refute: they are less likely than ``1 - confidence``; 0 if none."""
     steps = np.arange(1, right + 1)
 
     def surprise(epsilon: float) -> float:
         share = 1 / (1 + math.exp(-epsilon))
-        # What delta adds: it may turn i wrong guesses into right ones with a probability of at most 2 m delta / i.
+        # The effect of delta: with probability at most 2 m delta / i, i more guesses are right.
         missed = np.cumsum(binom.pmf(right - steps, guesses, share)) / steps
         return float(binom.sf(right - 1, guesses, share) + 2 * samples * delta * missed.max(initial=0.0))
 
@@ -107,7 +107,7 @@ def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confid
 
 
 def _halves(members: Mask, inside: int, outside: int, seed: int) -> tuple[Mask, Mask]:
-    """Two disjoint random halves, each with half of so many members and non-members."""
+    """Two disjoint random halves of ``inside`` members and ``outside`` non-members."""
     draw = np.random.default_rng(seed)
     first, second = np.zeros((2, len(members)), dtype=np.bool_)
     for group, size in ((members, inside), (~members, outside)):
@@ -122,7 +122,7 @@ def _thresholds(scores: Array) -> Array:
 
 
 def _low(trials: Mask, alpha: float) -> Array:
-    """The lower Clopper-Pearson bound of each column's share ``(n, T) -> (T,)``."""
+    """The lower Clopper-Pearson bound on each column's rate ``(n, T) -> (T,)``."""
     return _low_share(trials.sum(0), np.full(trials.shape[1], len(trials)), alpha)
 
 

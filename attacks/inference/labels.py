@@ -1,9 +1,9 @@
-"""Which labels a client trained on, read off the gradient of the layer that makes the logits.
+"""The labels that a client trained on, from the gradient of the last layer, whose outputs are the logits.
 
 With mean cross-entropy over n samples the bias gradient of that layer is ``mean_i p_i - counts / n`` and the weight gradient
-``mean_i (p_i - y_i) h_i^T``: all rules below are ways of reading these two. They take weight changes too, as
-:mod:`attacks.gradients.multistep` reads them. Where the layer is hidden they raise ``Inapplicable``; then there is
-:mod:`attacks.inference.shadow`.
+``mean_i (p_i - y_i) h_i^T``; all rules below follow from these two. They also take weight changes, converted by
+:mod:`attacks.gradients.multistep`. Where the layer is hidden they raise ``Inapplicable``; :mod:`attacks.inference.shadow` does
+without it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def idlg_label(observation: Observation) -> int:
 
 
 def bias_label(observation: Observation) -> int:
-    """The same from the bias gradient ``p - y``, whatever the sign of the features."""
+    """Label of the one sample from the bias gradient ``p - y``; features may have any sign."""
     return int(_bias(observation).argmin())
 
 
 def surely_present(observation: Observation) -> Tensor:
-    """``(C,)``: classes whose bias gradient is negative. Each is certainly in the batch; others may be too, where the model is
-    already confident. (The bias gradient of an absent class is a mean of probabilities.)"""
+    """``(C,)``: classes whose bias gradient is negative. Each is certainly in the batch, since the bias gradient of an absent
+    class is a mean of probabilities. Others may be in it too, where the model is already confident."""
     return _bias(observation) < 0
 
 
 def bias_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
-    """``(C,)`` counts ``n (mean p - dL/db)``, rounded to n (Geng et al. 2021, "Towards general deep leakage", section on batch
-    labels). Exact where the mean prediction is known.
+    """``(C,)`` counts ``n (mean p - dL/db)``, rounded to sum to n (Geng et al. 2021, "Towards general deep leakage", section on
+    batch labels). Exact where the mean prediction is known.
 
     Args:
         mean_probability: ``(C,)`` the attacker's estimate of the mean prediction over the batch; default
@@ -54,11 +54,11 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
 def embedding_counts(observation: Observation) -> Tensor:
     """``(C,)`` counts from class-wise embeddings (Ma et al. 2023, "Instance-wise batch label restoration via gradients").
 
-    Row c of weight over bias gradient is about the mean feature of class c; the known layer says what it predicts for each; the
-    counts then solve the linear system ``dL/db = (P^T - I) counts / n``, here with counts that are not negative and sum to n.
+    Row c of weight over bias gradient is about the mean feature of class c, and the layer's weights give the prediction P for it.
+    The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, here with counts that are not negative and sum to n.
 
     Raises:
-        Inapplicable: also if the attacker does not know the layer's weights.
+        Inapplicable: the attacker does not know the layer's weights, or the layer was not shared.
     """
     layer = output_layer(as_gradient(observation))
     bias, rows = _bias(observation).double().cpu(), layer.weight.double().cpu()
@@ -67,11 +67,11 @@ def embedding_counts(observation: Observation) -> Tensor:
         bias, rows = bias / factor, rows / factor
     known = [observation.weights.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
     if known[0] is None or known[1] is None:
-        raise Inapplicable("class-wise embeddings need the weights of the layer that makes the logits")
+        raise Inapplicable("class-wise embeddings need the weights of the last layer")
     weight, offset = (k.double().cpu() for k in known if k is not None)
     embeddings = rows / torch.where(bias.abs() < 1e-12, 1e-12, bias)[:, None]
     predicted = (embeddings @ weight.T + offset).softmax(dim=1).nan_to_num(1 / len(bias))
-    # The rows of P^T - I sum to zero, so that only the last equation fixes the total. It is known exactly and weighs more.
+    # The columns of P^T - I sum to zero, so only the last equation fixes the total. It is known exactly and weighs more.
     system = torch.cat(
         [predicted.T - torch.eye(len(bias), dtype=torch.float64), 10 * torch.ones(1, len(bias), dtype=torch.float64)]
     )
@@ -80,10 +80,10 @@ def embedding_counts(observation: Observation) -> Tensor:
 
 
 def clipped_to(observation: Observation, bias: Tensor, probability: Tensor) -> float:
-    """By what factor clipping made the bias gradient ``(C,)`` shorter, given the mean prediction ``(C,)``; 1 without clipping.
+    """The factor by which clipping scaled the bias gradient ``(C,)``, given the mean prediction ``(C,)``; 1 without clipping.
 
-    ``bias_c = factor (p_c - counts_c / n)``, so that an absent class shows the factor, and every other class less. Where no class
-    is absent the rarest counts as absent.
+    ``bias_c = factor (p_c - counts_c / n)``, so ``bias_c / p_c`` is the factor for an absent class and less for every other
+    class. Where no class is absent, the rarest counts as absent.
     """
     if not observation.altered.rescaled:
         return 1.0
@@ -107,8 +107,8 @@ def batch_labels(observation: Observation) -> Tensor:
 
 @torch.no_grad()
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
-    """``(C,)`` mean prediction of the client's model, guessed without its data: on random images where the weights are known
-    (Geng et al.'s dummy data), else uniform."""
+    """``(C,)`` estimate of the mean prediction of the client's model without its data: on random images where the weights are
+    known (Geng et al.'s dummy data), else uniform."""
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     if any(name not in weights for name in state_names(net)):
@@ -119,7 +119,7 @@ def guessed_probability(observation: Observation, images: int = 256, seed: int =
 
 
 def to_counts(shares: Tensor, n: int) -> Tensor:
-    """Shares ``(C,)`` of about sum 1 -> whole numbers that sum to ``n`` (largest remainders; negative shares count as none)."""
+    """Shares ``(C,)`` that sum to about 1 -> integers that sum to ``n`` (largest remainders; negative shares count as 0)."""
     shares = shares.clamp(min=0)
     total = shares.sum()
     exact = (shares / total if total > 0 else torch.full_like(shares, 1 / len(shares))) * n
@@ -136,7 +136,7 @@ def count_accuracy(found: Tensor, true: Tensor) -> float:
 def _bias(observation: Observation) -> Tensor:
     layer: SharedLinear = output_layer(as_gradient(observation))
     if layer.bias is None:
-        raise Inapplicable("the layer that makes the logits has no shared bias: its gradient is what this rule reads")
+        raise Inapplicable("this rule needs the bias gradient of the last layer, which was not shared")
     return layer.bias
 
 

@@ -20,38 +20,29 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 Use = Literal["alone", "LiRA", "LiRA offline"]
-"""How an attack uses a statistic: candidates beside each other, or each beside what shadows with and without it show of it."""
+"""How an attack uses a statistic: by comparing candidates with each other, or each with shadows trained with and without it."""
 
-_LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a width
+_LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a positive standard deviation
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Array:
     """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V).
 
-    Computed as ``z_y - logsumexp of the others``, which neither overflows nor rounds to infinity where p_y is almost 1.
+    It falls with the loss ``-log p_y``, so a threshold on it is the loss threshold. Computed as ``z_y - logsumexp of the
+    others``, which neither overflows nor rounds to infinity where p_y is almost 1.
 
     Raises:
         ValueError: a single class, or logits that are not finite.
     """
     if logits.shape[1] < 2:
-        raise ValueError("with one class there is nothing to be confident of")
+        raise ValueError("the confidence of a label needs at least two classes")
     if not bool(logits.isfinite().all()):
-        raise ValueError("logits that are not finite")
+        raise ValueError("logits are not finite")
     scores = logits.detach().double()
     own = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], -torch.inf).logsumexp(1, keepdim=True)
     odds: Array = (own - others).squeeze(1).cpu().numpy()
     return odds
-
-
-def losses(confidences: Array) -> Array:
-    """The cross entropy ``-log p_y`` of each confidence; less loss is more confidence, so both rank samples alike."""
-    return np.logaddexp(0.0, -confidences)
-
-
-def loss_threshold(confidences: Array) -> Array:
-    """Yeom et al. 2018: the less loss a sample has, the likelier it is a member; the score is the loss, negated."""
-    return -losses(confidences)
 
 
 def lira(
@@ -63,18 +54,18 @@ def lira(
 ) -> Array:
     """The likelihood ratio of Carlini et al. 2022 for every sample ``(n,)``, by Gaussians of the shadows' confidences.
 
-    ``online``: ``log N(observed; in) - log N(observed; out)``. ``offline``: only shadows without the sample are looked at; the
-    score is by how many standard deviations the observed confidence lies above theirs, of which the paper's one-sided
-    probability is a monotone function.
+    ``online``: ``log N(observed; in) - log N(observed; out)``. ``offline``: by how many standard deviations the observed
+    confidence lies above those of the shadows without the sample; the paper's one-sided probability is a monotone function of it.
 
     Args:
         observed: confidences under the attacked model ``(n,)``.
         shadows: confidences under the shadow models ``(S, n)``.
         inside: which samples each shadow was trained on ``(S, n)``.
-        variance: ``pooled`` over all samples, about each sample's own mean: what the paper advises for few shadows (below 64).
+        variance: ``pooled`` over all samples, about each sample's own mean, as the paper advises for fewer than 64 shadows; or
+            ``per_sample``.
 
     Raises:
-        ValueError: shapes that do not fit, or too few shadows with or without a sample.
+        ValueError: shapes do not fit, or there are too few shadows with or without a sample.
     """
     if shadows.shape != inside.shape or shadows.shape[1:] != observed.shape:
         raise ValueError(f"shapes do not fit: {observed.shape}, {shadows.shape}, {inside.shape}")
@@ -87,7 +78,7 @@ def lira(
 
 
 def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Array]:
-    """The scores ``(n,)`` of all attacks that one statistic makes; arguments as of :func:`lira`.
+    """The scores ``(n,)`` of all attacks with one statistic; arguments as for :func:`lira`.
 
     Raises:
         ValueError: see :func:`lira`.
@@ -115,9 +106,9 @@ def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple
 
 
 def halves(shadows: int, n: int, seed: int) -> Mask:
-    """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: random halves, every other one what the last one left.
+    """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: pairs of a random half and its complement.
 
-    So each sample is inside for half of an even number of shadows, and no shadow has more samples than another (by one at most).
+    So each sample is inside half of an even number of shadows, and the sizes of shadows differ by one at most.
     """
     draw = np.random.default_rng(seed)
     inside = np.zeros((shadows, n), dtype=np.bool_)

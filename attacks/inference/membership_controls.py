@@ -1,9 +1,9 @@
-"""The positive control of the membership attacks: clients that learned a few samples by heart, whose members must be told.
+"""The positive control of the membership attacks: clients that memorised a few samples, whose members must be found.
 
-Eight clients train the linear-first reference net (:func:`attacks.lab.nets.perceptron`) on eight small images each, by 50
-full-batch steps of plain SGD. Labels are drawn at random, so that a net can know them only from having seen them. The attacks are
-asked about these images and as many others, with as many shadows as where they are used in earnest. The negative control, an
-upload that saw no candidate, is the caller's: it needs the messages that are attacked.
+Eight clients train the reference net with a linear first layer (:func:`attacks.lab.nets.perceptron`) on eight small images each,
+by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score these images
+and as many others, with as many shadows as in the audit. The negative control, an upload trained on no candidate, is up to the
+caller, since it needs the attacked messages.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from attacks.lab.nets import perceptron
 from attacks.scoring.operating_points import area
 
 Kind = Literal["confidence", "row distance"]
-"""What is compared; see :func:`attacks.inference.membership.confidence` and :mod:`attacks.inference.row_distance`."""
+"""The statistic; see :func:`attacks.inference.membership.confidence` and :mod:`attacks.inference.row_distance`."""
 SURE = 0.999
-"""Confidence of the interval that must lie above guessing."""
+"""Confidence of the interval that must lie above an AUC of 0.5."""
 
 _CLIENTS, _CANDIDATES, _CLASSES, _SIDE = 8, 16, 4, 8
 _SCHEDULE = Schedule(lr=1.0, steps=50, batch_size=_CANDIDATES // 2)
 
 
 def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Control]:
-    """Of every attack, at the number of shadows that it is given where it is used; less than a CPU second at 32.
+    """The control of every attack, with the number of shadows that the attack will use; less than a CPU second at 32.
 
     Raises:
-        ValueError: so few shadows that LiRA cannot be computed.
+        ValueError: too few shadows for LiRA.
     """
     began = time.process_time()
     clients = [_client(shadows, seed, number) for number in range(_CLIENTS)]
@@ -46,10 +46,10 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
     each = (time.process_time() - began) / len(clients[0].scores)
     found: dict[tuple[Kind, Use], Control] = {}
     for kind, use in clients[0].scores:
-        told = area(np.concatenate([one.scores[kind, use] for one in clients]), members, SURE)
-        who = f"members of {_CLIENTS} undefended clients that learned {_CANDIDATES // 2} images by heart"
-        needed = f"AUC {told.value:.2f}, {SURE:.1%} interval {told.low:.2f} to {told.high:.2f}; it must lie above 0.5"
-        found[kind, use] = Control("positive", told.is_above_chance, f"{who} ({needed})", each)
+        points = area(np.concatenate([one.scores[kind, use] for one in clients]), members, SURE)
+        who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images"
+        needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
+        found[kind, use] = Control("positive", points.is_above_chance, f"{who} ({needed})", each)
     return found
 
 
@@ -81,7 +81,7 @@ def _client(shadows: int, seed: int, number: int) -> _Client:
 
 
 def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int) -> tuple[Observation, list[Observation]]:
-    """A message without any change, and that of every row of ``who`` ``(s, n)``, trained on the images that it names."""
+    """A message without any change, and for every row of ``who`` ``(s, n)`` the message of training on the images it selects."""
     net = perceptron(seed, _CLASSES, 1, _SIDE, _SIDE)
     start = {name: parameter.detach() for name, parameter in net.named_parameters()}
     chosen = torch.from_numpy(who).nonzero()[:, 1].reshape(len(who), -1)
@@ -92,7 +92,7 @@ def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int) -> tuple[Obse
 
     weights = {name: tensor.repeat(len(who), *[1] * tensor.ndim).requires_grad_() for name, tensor in start.items()}
     for _ in range(_SCHEDULE.steps):
-        # The gradient of a sum, as each net is in one term only; `torch.func.grad` imports modules for seconds.
+        # The gradient of a sum, as each net is in one term only; `torch.func.grad` would import modules for seconds.
         gradients = torch.autograd.grad(vmap(loss)(weights, inputs, targets).sum(), list(weights.values()))
         with torch.no_grad():
             for tensor, gradient in zip(weights.values(), gradients, strict=True):

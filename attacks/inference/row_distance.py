@@ -1,8 +1,8 @@
-"""Membership by the row ratios of a linear layer: what a row shows was trained on.
+"""Membership by the row ratios of a linear layer, which show inputs of training samples.
 
-A row of a linear layer's weight gradient over its entry of the bias gradient is a weighted mean of what the layer was fed
-(:mod:`attacks.gradients.analytic`), of few samples where few moved that neuron. So a candidate is the likelier a member the
-nearer a row comes to what the layer would be fed for it. No label, no head and no shadow is needed; the attacker only compares.
+A row of a linear layer's weight gradient over its entry of the bias gradient is a weighted mean of the layer's inputs
+(:mod:`attacks.gradients.analytic`), of few samples where few activated that neuron. So the nearer a row is to the input that a
+candidate would give the layer, the likelier the candidate is a member. The attack needs no label, no head and no shadow.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from attacks.gradients.multistep import as_gradient
 from attacks.inference.membership import Array
 
 ENOUGH = 0.1
-"""Share of a pruned row's entries that must have been sent for it to be compared: a few numbers are near to anything."""
+"""A pruned row is compared if at least this share of its entries was sent, since few entries are near to anything."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class RowDistance:
-    """How near the rows of a layer come to candidates.
+    """The distance of the rows of a layer to candidates.
 
     Attributes:
         layer: its name in the net of the observations.
-        fed: what it is fed for each candidate ``(n, in)``, double precision.
+        fed: its input for each candidate ``(n, in)``, double precision.
     """
 
     layer: str
@@ -43,13 +43,13 @@ class RowDistance:
     @classmethod
     @torch.no_grad()
     def of(cls, observation: Observation, candidates: Sequence[Any]) -> RowDistance:
-        """For the first shared linear layer with a bias that is fed one vector a sample, at the weights that the client received.
+        """For the first shared linear layer with a bias and one input vector per sample, at the weights that the client received.
 
         Args:
-            candidates: as the net takes them, normalised; in consecutive parts, which go through the net one after another.
+            candidates: inputs of the net, normalised; in consecutive parts, which go through the net one after another.
 
         Raises:
-            Inapplicable: there is no such layer, or layers below it are not known.
+            Inapplicable: there is no such layer, or layers before it are not known.
         """
         layers = {layer.name for layer in leaky_layers(observation)}
         if not layers:
@@ -58,13 +58,13 @@ class RowDistance:
         reached = [_first_fed(net, weights, part, layers) for part in candidates]
         name, fed = reached[0][0], torch.cat([inputs for _, inputs in reached]).double().cpu()
         if not bool(fed.isfinite().all()):
-            raise Inapplicable(f"layers below {name}, the first shared linear layer with a bias, are not known")
+            raise Inapplicable(f"layers before {name}, the first shared linear layer with a bias, are not known")
         return cls(name, fed)
 
     def __call__(self, observation: Observation) -> Array:
         """Minus the distance to the nearest row ratio, as a share of the candidate's norm ``(n,)``; higher is likelier a member.
 
-        Weight decay and momentum are undone. Where no bias moved there is no ratio, and zeros stand for the row.
+        Weight decay and momentum are undone. Where no bias changed there is no ratio, and the row counts as zeros.
 
         Raises:
             Inapplicable: the layer was not shared.
@@ -83,7 +83,7 @@ class RowDistance:
         return score
 
     def _of_what_was_sent(self, rows: Tensor, sent: Tensor) -> Array:
-        """The same on the entries of each row that were ``sent`` ``(m, in)``, of rows of which there are enough to compare."""
+        """The same score on the entries that were ``sent`` ``(m, in)``, of rows with enough of them (:data:`ENOUGH`)."""
         enough = sent.double().mean(dim=1) >= ENOUGH
         if not bool(enough.any()):
             return -torch.ones(len(self.fed), dtype=torch.float64).numpy()
@@ -99,25 +99,24 @@ def _tensors(layer: str) -> tuple[str, str]:
 
 
 def _at_received_weights(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The net as it was fed: unknown weights are not numbers, and BatchNorm normalises by the batch, as in training."""
+    """The net and its known weights; the others are NaN in the net. BatchNorm normalises by the batch, as in training."""
     net, known = known_net(observation)
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.train()
     device = next(iter(observation.shared.values())).device
-    unknown = {name: torch.full_like(parameter, torch.nan) for name, parameter in net.named_parameters()}
-    return net.to(device), {name: tensor.to(device) for name, tensor in (unknown | known).items()}
+    return net.to(device), {name: tensor.to(device) for name, tensor in known.items()}
 
 
 class _ReachedError(Exception):
-    """Ends a forward pass: what comes after is not needed, and may not be known."""
+    """Ends a forward pass early: the layers after are not needed, and may not be known."""
 
     def __init__(self, layer: str, fed: Tensor) -> None:
         self.layer, self.fed = layer, fed
 
 
 def _first_fed(net: nn.Module, weights: dict[str, Tensor], samples: Any, layers: set[str]) -> tuple[str, Tensor]:
-    """The first of the layers that is fed ``(n, in)``, and what."""
+    """The first of the layers with an input ``(n, in)``, and that input."""
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -134,4 +133,4 @@ def _first_fed(net: nn.Module, weights: dict[str, Tensor], samples: Any, layers:
     finally:
         for hook in hooks:
             hook.remove()
-    raise Inapplicable("no shared linear layer with a bias is fed one vector a sample")
+    raise Inapplicable("no shared linear layer with a bias has one input vector per sample")

@@ -1,7 +1,7 @@
 """Shadow clients: the label set of a client, inferred by a model trained on simulated clients with chosen labels.
 
-The server knows the weights and the schedule, has public data, and simulates clients with known label sets; a multi-label
-logistic regression then reads the label set off statistics of the weight change. No head is needed.
+The server knows the weights and the schedule, has public data, and simulates clients with known label sets. A multi-label
+logistic regression then predicts the label set from statistics of the weight change. No head is needed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Message = Mapping[str, Tensor]
-"""A client's upload, named as ``Observation.shared``."""
+"""A client's upload, with the names of ``Observation.shared``."""
 
 
 @dataclass(frozen=True)
 class ShadowOptions:
     """
     Attributes:
-        features: ``statistics`` of every tensor; ``last``: sums over rows and columns of the last shared matrix, where the label
-            signal arrives first; or both.
+        features: ``statistics`` of every tensor; ``last``: sums over rows and columns of the last shared matrix, which is nearest
+            to the labels; or ``both``.
         strength: inverse regularisation of the logistic regression.
     """
 
@@ -42,8 +42,8 @@ class ShadowReport:
     """
     Attributes:
         f1, auc: mean over the classes (macro); ``auc`` over the classes that some, not all, tested clients hold; NaN if none.
-        exact: share of clients whose whole set was found.
-        majority_f1, all_f1: F1 of two trivial guesses: for each class what most shadow clients have, and that every client
+        exact: share of clients whose label set was found exactly.
+        majority_f1, all_f1: F1 of two trivial guesses: for each class what holds for most shadow clients, and that every client
             holds every class. Compare ``f1`` with ``all_f1``, which is high where clients hold most classes. (Both have AUC 0.5.)
         clients: number of tested clients.
     """
@@ -58,14 +58,14 @@ class ShadowReport:
 
 @dataclass(frozen=True)
 class ShadowClassifier:
-    """A regression for each class, or its constant where the shadows were all alike."""
+    """A regression for each class, or a constant where all shadows or none hold the class."""
 
     options: ShadowOptions
     models: tuple[Any, ...]
     prior: Array
 
     def probabilities(self, messages: Sequence[Message]) -> Array:
-        """``(n, C)``: that client i holds class c."""
+        """``(n, C)``: the probability that client i holds class c."""
         x = np.stack([features(message, self.options) for message in messages])
         columns = [
             np.full(len(x), prior) if model is None else model.predict_proba(x)[:, 1]
@@ -75,7 +75,7 @@ class ShadowClassifier:
 
 
 def features(message: Message, options: ShadowOptions) -> Array:
-    """One row of numbers for one message; its length depends on the shapes only."""
+    """The feature vector of a message; its length depends on the shapes only."""
     parts: list[Tensor] = []
     if options.features != "last":
         for tensor in message.values():
@@ -92,7 +92,7 @@ def features(message: Message, options: ShadowOptions) -> Array:
 
 
 def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: ShadowOptions | None = None) -> ShadowClassifier:
-    """Train on shadow messages, of which one at a time is looked at, and their label sets ``(n, C)`` bool."""
+    """Train on shadow messages, which are read one at a time, and their label sets ``(n, C)`` bool."""
     options = options or ShadowOptions()
     x, y = np.stack([features(message, options) for message in messages]), label_sets.cpu().numpy().astype(bool)
     models: list[Any] = []
@@ -106,14 +106,14 @@ def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: Shadow
 
 
 def score_shadows(classifier: ShadowClassifier, messages: Sequence[Message], label_sets: Tensor) -> ShadowReport:
-    """How well label sets ``(n, C)`` of clients that were not shadows are found; a class is found from probability 0.5 on."""
+    """Scores on the label sets ``(n, C)`` of other clients than the shadows; a class is predicted at probability 0.5 or more."""
     y, probabilities = label_sets.cpu().numpy().astype(bool), classifier.probabilities(messages)
     found = probabilities >= 0.5
     mixed = [c for c in range(y.shape[1]) if 0 < y[:, c].sum() < len(y)]
     areas = [roc_auc_score(y[:, c], probabilities[:, c]) for c in mixed]
 
-    def f1(said: npt.NDArray[np.bool_]) -> float:
-        return float(f1_score(y, said, average="macro", zero_division=0))
+    def f1(guess: npt.NDArray[np.bool_]) -> float:
+        return float(f1_score(y, guess, average="macro", zero_division=0))
 
     return ShadowReport(
         f1=f1(found),

@@ -1,1 +1,1 @@
-"""Attacks under laboratory conditions: reference victims, images, and the controls that run with every attack."""
+"""Reference victims, images to attack, and the controls that run with every attack."""

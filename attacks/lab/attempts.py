@@ -1,4 +1,4 @@
-"""One step of the reference victim on chosen images, and attackers with their controls: who can be tried, and what it shows."""
+"""Attacks on chosen images through a reference victim, and attacks with their controls: which can be tried, what they show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attacks.lab.setting import Setting, declared
 from attacks.scoring.scores import Scores, match_batches, score
 
 LARGEST = 32
-"""Side of the images of controls at most: those of larger ones would take longer than the attacks."""
+"""Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Attempt:
     """One attacker's result on the observations.
 
     Attributes:
-        images: what it made ``(n, C, H, W)``, each beside the original that it stands for.
+        images: its reconstructions ``(n, C, H, W)``, in the order of the originals.
         inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
-        controls: those that it passed before, at its very budget and with as many images behind a message.
+        controls: the controls that it passed, at its budget and with as many images per message.
     """
 
     attacker: Attacker
@@ -55,22 +55,22 @@ class Attempt:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether it says something that images were not recovered: the attacker recovers some where it must."""
+        """Whether a failure is evidence: the attack passed a positive control."""
         return self.found is not None and any(control.name == "positive" and control.passed for control in self.controls)
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
-    """The attackers to report for an attack by name: itself, or where it cannot see the last layer, all that can be tried.
+    """The attackers to report for an attack by name: itself or, where it needs a layer that is masked, all that can be tried.
 
-    With ``masked`` linear layers an attack that reads the last layer gives way to :func:`suited`: a defence is as good as the
-    best of them.
+    With ``masked`` linear layers an attack that needs the last layer is replaced by :func:`suited`: a defence is only as good as
+    the best attack on it.
 
     Args:
         options: of the attack; with several attackers, of those that have them.
 
     Raises:
-        KeyError: no attack has that name, or none of them that option.
-        TypeError: an option cannot be that.
+        KeyError: there is no such attack, or none of them has such an option.
+        TypeError: the value of an option is not valid.
     """
     options, named = options or {}, image_attack(name)
     chosen = _suited(masked) if masked and declared(named).head == "shared" else {name: named}
@@ -97,7 +97,7 @@ def suited(masked: int) -> list[Attacker]:
 
 
 def _suited(masked: int) -> dict[str, type[ImageAttack]]:
-    """By name, closed forms first, those for such messages, but for those that another does better."""
+    """By name, closed forms first: attacks for such messages, except those that another attack supersedes."""
     fits = {name: kind for name, kind in image_attacks().items() if declared(kind).usual is not None}
     wanted = ("either", "hidden" if masked else "shared")
     fits = {name: kind for name, kind in fits.items() if declared(kind).head in wanted}
@@ -112,13 +112,13 @@ def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
 def run_controls(
     attacker: Attacker, seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None
 ) -> tuple[Control, ...]:
-    """The controls of an attack at its very budget; none where it declares no setting for them.
+    """The controls of an attack at its own budget; none where it declares no setting for them.
 
     Args:
-        observed: the messages that are to be attacked: the victim of the controls hides the last layer where they do, and takes
-            as many local steps if the attack simulates them.
-        images: what they stand for together ``(n, C, H, W)``: as many are behind each message of the controls, up to what the
-            attack declares, and as large, up to :data:`LARGEST`.
+        observed: the messages to attack: the controls' victim hides the last layer where they do, and takes as many local steps
+            if the attack simulates them.
+        images: the images behind all messages ``(n, C, H, W)``: the controls have as many per message, up to what the attack
+            declares, and of the same size, up to :data:`LARGEST`.
     """
     says = declared(attacker.attack)
     if (setting := says.control) is None:
@@ -135,11 +135,11 @@ def run_controls(
 
 
 def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
-    """Why a failure of the attacker would be no evidence here: the task is harder than its control; ``None``: it is not."""
+    """Why a failure of the attacker would be no evidence, as the task is harder than its control; ``None`` if it is not."""
     says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
     if says.optimises and each > says.at_once:
         reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
-            f"nothing is promised of it, and it is tried on up to {says.at_once}"
+            f"it has no positive control, and is tried on up to {says.at_once}"
         )  # fmt: skip
         return f"{each} images behind one message; {reach}"
     if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
@@ -148,10 +148,7 @@ def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: in
 
 
 def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
-    """:func:`attempt` behind its controls: with as many images of that size behind a message, at the same budget.
-
-    An attacker that fails them is not run.
-    """
+    """:func:`attempt`, if the attacker passes its controls at the same budget, with as many images per message."""
     try:
         declared(attacker.attack).check(observed[0])
     except Inapplicable as error:
@@ -163,7 +160,7 @@ def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tens
 
 
 def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
-    """One attempt of several by the same attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
+    """Merge attempts of one attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
     found = [one.found for one in attempts if one.found is not None]
     made = torch.cat([one.images for one in attempts if one.images is not None])
     whole = Reconstruction(
@@ -183,9 +180,9 @@ def _promises(control: Setting | None) -> bool:
 
 
 def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:
-    """One gradient step on each image ``(n, C, H, W)``, each of a reference victim of its own, the last ``masked`` layers hidden.
+    """One gradient step on each image ``(n, C, H, W)`` by a reference victim drawn for it, the last ``masked`` layers hidden.
 
-    Of its own, because how easily an image is found depends on the net: with one for all, a rate would be that net's.
+    Each image has its own victim, since the success depends on the net: with a single one, a rate would be that net's.
     """
     channels, height, width = images.shape[1:]
     seeds = torch.randint(2**31, (len(images),), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -195,10 +192,10 @@ def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: in
 
 
 def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
-    """Mount the attack and score it against what it was kept from seeing.
+    """Mount the attack and score it against the true images ``(n, C, H, W)``.
 
-    A gradient does not tell the order of a batch: where a message stands for several of the images ``(n, C, H, W)``, what was
-    made of it is matched to them (:func:`attacks.scoring.scores.match_batches`), and images that are missing count as grey ones.
+    A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
+    them (:func:`attacks.scoring.scores.match_batches`), and missing ones count as grey images.
     """
     try:
         with torch.random.fork_rng(devices=[]):

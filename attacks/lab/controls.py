@@ -1,6 +1,6 @@
-"""Controls that run with every attack: a broken attack makes every defence look good, a leaking harness every attack.
+"""Controls that run with every attack: a broken attack makes every defence look good, a leaking harness makes every attack.
 
-They run the attack as it is, with all its steps and restarts: what fails its control at a budget says nothing at that budget.
+They run the attack at its full budget: the result of an attack that fails its control at a budget means nothing at that budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attacks.scoring.scores import RECOVERED, match_batches, mse
 
 UNDEFENDED = Setting()
 OF_NOISE = 2
-"""Images of the negative control where each is a message of its own: what leaks into an attack shows in any of them."""
+"""Images of the negative control where each is a separate message; few are enough, as a leak shows in every one."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Control:
 
 @cache
 def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control, ...]:
-    """Positive and negative control, or the negative one alone where nothing is promised; once for equal attacks."""
+    """Positive and negative control, or only the negative one where the setting requires no recovery; cached."""
     negative = negative_control(attack, setting, seed)
     return (positive_control(attack, setting, seed), negative) if setting.least else (negative,)
 
 
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
-    """The attack recovers images where it must, without a defence."""
+    """Check that the attack recovers undefended images, as many as the setting requires."""
     began = time.process_time()
     images, labels = setting.truth(seed)
     n = len(images)
@@ -58,9 +58,9 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
 
 
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
-    """The attack finds nothing in noise: gradients drawn at random, every tensor as long as the true one.
+    """Check that the attack finds nothing in random gradients, whose tensors have the norms of the true ones.
 
-    Nothing: no image is recovered, and they come no nearer than flat images of the right colour.
+    No image may be recovered, and the median error must not be below that of flat images of the right colour.
     """
     began, setting = time.process_time(), replace(setting, images=min(setting.images, OF_NOISE))
     images, labels = setting.truth(seed)
@@ -81,7 +81,7 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
 
 
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
-    """The reconstructions, matched to the images of each message, whose order a gradient does not reveal."""
+    """The reconstructions, matched to the images of each message, since a gradient does not determine their order."""
     with torch.random.fork_rng(devices=[]):
         made = attack.run(observations, seed).images
     return made[match_batches(made, images, at_once)]

@@ -1,4 +1,4 @@
-"""Images to attack where no data set is at hand: crops of the two photographs that scikit-learn ships."""
+"""Images to attack without a data set: crops of the two photographs that scikit-learn ships."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CONTRAST = 0.02
-"""Least mean squared difference of a crop from its own mean colour: of sky and wall a flat image would pass for a recovery."""
+"""Least mean squared difference of a crop from its mean colour; of less, a flat image would count as a recovery."""
 
 
 def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, reduce: int = 4) -> tuple[Tensor, Tensor]:
     """``n`` distinct crops ``(n, 3, side, side)`` in [0, 1] and labels ``(n,)`` drawn uniformly; the same for the same seed.
 
-    The photographs (a temple and a flower, 640x427) are first made ``reduce`` times smaller, so that a crop has something in it,
-    then cut in turn at places without repetition, where there is something to see (:data:`CONTRAST`).
+    The photographs (a temple and a flower, 640x427) are scaled down by ``reduce``, so that a crop shows more, then cropped in
+    turn at different places with enough contrast (:data:`CONTRAST`).
 
     Raises:
         ValueError: there are not that many places.

@@ -32,11 +32,11 @@ def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3
 
     Args:
         layers: linear layers at the end: ``768 -> C``, ``768 -> 128 -> C`` or ``768 -> 256 -> 128 -> C``.
-        masked: the last so many of them are ``top``; with 0 nothing is hidden, and ``top`` is the last one.
+        masked: how many of them, from the last, are ``top``; with 0 nothing is hidden, and ``top`` is the last one.
         features: 768 for 32x32 pixels; ``12 * ceil(height / 4) * ceil(width / 4)`` for others.
     """
     if layers not in WIDTHS or not 0 <= masked <= layers:
-        raise ValueError(f"1 to 3 linear layers, of which none to all are masked; not {layers}, {masked} masked")
+        raise ValueError(f"{layers} linear layers, {masked} masked: there must be 1 to 3, and at most all of them masked")
     convolutions: list[nn.Module] = []
     for wide, stride in zip((channels, 12, 12), (2, 2, 1), strict=True):
         convolutions += [nn.Conv2d(wide, 12, 5, stride, 2), nn.Sigmoid()]
@@ -47,7 +47,7 @@ def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3
 
 
 def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64) -> SplitNet:
-    """A net whose first layer is linear and fed the image: ``pixels -> hidden -> classes`` with a sigmoid, as torch draws it."""
+    """A net whose first layer is linear on the pixels: ``pixels -> hidden -> classes`` with a sigmoid; torch's initialisation."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.Sigmoid())
     net = SplitNet(body, nn.Linear(hidden, classes))
     generator = torch.Generator().manual_seed(seed)
@@ -58,11 +58,11 @@ def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32
 
 
 def one_for_each(images: Tensor, seed: int, classes: int = 10) -> SplitNet:
-    """A first linear layer whose neurons, behind ReLU, each answer to one of the images ``(n, C, H, W)`` alone.
+    """A net whose first layer is linear with ReLU, and each of its neurons is active for only one of the images ``(n, C, H, W)``.
 
-    Such neurons give their image away exactly, however many are behind the message (Boenisch et al. 2021, "When the curious
-    abandon honesty", section 4); in trained nets some are like that by themselves. Directions are drawn, and each neuron's bias
-    lies between its largest and its second largest answer; images that are no neuron's largest are not given away.
+    The gradient of such a neuron reveals its image exactly, however many images are in the batch (Boenisch et al. 2021, "When the
+    curious abandon honesty", section 4); trained nets have some such neurons. Weights are random, and each neuron's bias lies
+    between its largest and its second largest response. Images that no neuron responds to most are not revealed.
     """
     generator, pixels, n = torch.Generator().manual_seed(seed), images[0].numel(), len(images)
     first, top = nn.Linear(pixels, max(64, min(8 * n, 1024))), nn.Linear(max(64, min(8 * n, 1024)), classes)
@@ -75,7 +75,7 @@ def one_for_each(images: Tensor, seed: int, classes: int = 10) -> SplitNet:
 
 
 def uniform_(net: nn.Module, generator: torch.Generator, bound: float = 0.5) -> None:
-    """All parameters uniform in ``[-bound, bound]``, as the DLG code draws them (with 0.5)."""
+    """Draw all parameters uniformly in ``[-bound, bound]``, as the DLG code does (with 0.5)."""
     with torch.no_grad():
         for parameter in net.parameters():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype)
@@ -107,9 +107,9 @@ def observe(
 
     Args:
         labels: ``(n,)``.
-        hidden: ``top`` is masked: its gradient is absent, and its weights are there as far as ``threat`` goes.
-        initial_top: what ``top`` was when it was broadcast, for ``ThreatModel(top="initial")``; default: what it is now.
-        noise: changes each shared tensor before it is sent (name, gradient).
+        hidden: ``top`` is masked: its gradient is absent, and its weights are known as far as ``threat`` says.
+        initial_top: ``top`` as it was broadcast, for ``ThreatModel(top="initial")``; default: as it is now.
+        noise: applied to each shared tensor before it is sent (name, gradient).
     """
     threat = threat or ThreatModel()
     if threat.top not in ("unknown", "initial", "current"):

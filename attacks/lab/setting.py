@@ -1,4 +1,4 @@
-"""Declarations of an attack: the setting where it must succeed, its usual budget, its scope. Controls and audits use them."""
+"""Declarations of an attack for controls and audits: the setting where it must succeed, its usual budget, its scope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
 @dataclass(frozen=True)
 class Setting:
-    """The victim that the controls of an attack attack.
+    """The victim in the controls of an attack.
 
     Attributes:
         net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron` or
@@ -27,11 +27,10 @@ class Setting:
         layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
         threat: what the attacker knows of them.
         steps: local steps behind a change of the weights; 0: a gradient.
-        images: so many at least.
+        images: how many at least.
         at_once: images behind each message.
         side: of the images, in pixels.
-        least: share of them that the positive control must recover; 0: no positive control,
-            only the negative one.
+        least: share of them that the positive control must recover; 0: only a negative control.
     """
 
     net: Literal["reference", "perceptron", "one for each"] = "reference"
@@ -45,7 +44,7 @@ class Setting:
     least: float = 0.8
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``(n, 3, side, side)`` and labels ``(n,)`` of whole messages; no label twice in one of up to ten."""
+        """Images ``(n, 3, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
         images, labels = default_images(max(1, self.images // self.at_once) * self.at_once, seed, side=self.side)
         if 1 < self.at_once <= 10:
             draw = torch.Generator().manual_seed(seed)
@@ -54,7 +53,7 @@ class Setting:
         return images, labels
 
     def observations(self, images: Tensor, labels: Tensor, seed: int) -> list[Observation]:
-        """A message on every :attr:`at_once` of the images."""
+        """A message for every :attr:`at_once` of the images."""
         pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
         found = [observe(self._net(some, seed), some, of, self.threat, hidden=self.masked > 0) for some, of in pairs]
         if not self.steps:
@@ -80,14 +79,14 @@ class Declared:
     """The declarations that an attack's class may have, with their defaults; not a base class.
 
     Attributes:
-        control: where it must succeed; ``None``: not known, so that what it does not recover is no evidence of anything.
-        usual: options at which audits run it and its controls, where they are not its own defaults; ``None``: audits leave it
-            to another attack that does the same better.
-        at_once: images behind one message up to which its control succeeds (measured); of attacks that optimise, an audit tries
-            no more.
-        most_steps: local steps behind a message up to which an audit tries it; ``None``: any number.
+        control: the setting where it must succeed; ``None``: not known, so a failure of the attack is no evidence.
+        usual: options with which audits run it and its controls, where they differ from its defaults; ``None``: audits use
+            another attack instead, which does the same better.
+        at_once: the largest number of images per message at which its control succeeds (measured). Audits do not try attacks that
+            optimise on more.
+        most_steps: the largest number of local steps behind a message on which audits try it; ``None``: any number.
         head: whether it is for messages with the last layer's gradient, for those without, or for either.
-        optimises: ``False``: a closed form, which costs next to nothing whatever is behind the message.
+        optimises: ``False`` for a closed form, which costs next to nothing for any message.
     """
 
     control: ClassVar[Setting | None] = None
@@ -99,10 +98,10 @@ class Declared:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """What keeps the attack from being mounted and is seen without any work, so that its controls need not be run.
+        """A cheap check whether the attack can be mounted, before its controls are run.
 
         Raises:
-            Inapplicable: there is such a thing.
+            Inapplicable: it cannot.
         """
 
 

@@ -1,6 +1,6 @@
-"""L-BFGS for many independent problems at once; problem by problem the same as ``torch.optim.LBFGS``.
+"""L-BFGS for many independent problems at once; for each problem the same as ``torch.optim.LBFGS``.
 
-Every problem has its own history, step, counters and stop flags; what is shared is the call that evaluates them together.
+Every problem has its own history, step, counters and stop flags; only the evaluations are batched.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class LbfgsOptions:
     """The arguments of ``torch.optim.LBFGS`` with its defaults; the published attacks use them with ``lr=1``.
 
     Attributes:
-        iterations: at most so many per outer step (torch: ``max_iter``).
-        evaluations: at most so many per outer step (torch: ``max_eval``).
-        line_search: strong Wolfe, instead of always going ``lr`` far.
+        iterations: the largest number per outer step (torch: ``max_iter``).
+        evaluations: the largest number per outer step (torch: ``max_eval``).
+        line_search: strong Wolfe, instead of steps of length ``lr``.
     """
 
     lr: float = 1.0
@@ -40,17 +40,17 @@ class LbfgsOptions:
 PUBLISHED = LbfgsOptions()
 STRONG_WOLFE = LbfgsOptions(line_search=True)
 SAFE_SCALE = 1e4
-"""By which a loss of at most about 1 is multiplied: the tolerances of L-BFGS are absolute."""
+"""Factor for losses of at most about 1, since the tolerances of L-BFGS are absolute."""
 
 
 class BatchedLbfgs:
     """The state of ``N`` problems in ``p`` unknowns.
 
     Attributes:
-        x: where they are ``(N, p)``.
-        value: the function there as of the last evaluation ``(N,)``; without a line search that lies one move back.
-        running: which may still move ``(N,)``: neither at a stationary point nor at a value that is not a number.
-        evaluations: by torch's count ``(N,)``.
+        x: the current points ``(N, p)``.
+        value: the last evaluation of the function ``(N,)``; without a line search, at the point before the last move.
+        running: which may still move ``(N,)``: neither at a stationary point nor at a NaN.
+        evaluations: number of evaluations as torch counts them ``(N,)``.
     """
 
     def __init__(self, function: Function, x: Tensor, options: LbfgsOptions = PUBLISHED) -> None:
@@ -88,7 +88,7 @@ class BatchedLbfgs:
                 self.x[rows] += self._step[rows, None] * self._direction[rows]
                 self._fresh[rows] = False
                 cost = torch.zeros_like(rows)
-                if iteration < options.iterations:  # torch does not look where the last move of a step leads
+                if iteration < options.iterations:  # torch does not evaluate after the last move of a step
                     self._evaluate(rows)
                     cost += 1
             used[rows] += cost
@@ -105,7 +105,7 @@ class BatchedLbfgs:
             self._fresh[rows] = True
 
     def _still(self, rows: Tensor, goes_on: Tensor) -> Tensor:
-        """Without those that can never move again."""
+        """The rows without those that can never move again."""
         self.running[rows[~goes_on]] = False
         return rows[goes_on]
 
@@ -127,7 +127,7 @@ class BatchedLbfgs:
         self._begun[rows] = True
 
     def _search(self, rows: Tensor, allowed: Tensor) -> Tensor:
-        """Move the problems ``rows`` by line search; how many evaluations each took ``(k,)``."""
+        """Move the problems ``rows`` by line search; returns the number of evaluations of each ``(k,)``."""
         origin, direction = self.x[rows], self._direction[rows]
         gradient, value = self._gradient[rows], self.value[rows].tolist()
         slope = (gradient * direction).sum(1).tolist()
@@ -144,8 +144,8 @@ class BatchedLbfgs:
             step = origin.new_tensor(list(asked.values()))
             values, gradients = self.function(rows[which], origin[which] + step[:, None] * direction[which])
             slopes = (gradients * direction[which]).sum(1).tolist()
-            said = zip(list(asked.items()), values.tolist(), gradients, slopes, strict=True)
-            for (i, at), found, gradient_there, slope_there in said:
+            answers = zip(list(asked.items()), values.tolist(), gradients, slopes, strict=True)
+            for (i, at), found, gradient_there, slope_there in answers:
                 try:
                     asked[i] = searches[i].send(Trial(at, found, gradient_there, slope_there))
                 except StopIteration as end:
@@ -159,9 +159,9 @@ class BatchedLbfgs:
 
 
 class History:
-    """The last ``size`` moves ``s`` and changes of the gradient ``y`` of one problem in ``p`` unknowns, in a ring.
+    """The last ``size`` moves ``s`` and gradient changes ``y`` of one problem in ``p`` unknowns, in a ring buffer.
 
-    Per problem, as matrix-vector products of one problem at a time use the processor's cache and those of a batch do not.
+    One per problem: matrix-vector products of one problem at a time stay in the processor's cache, those of a batch do not.
     """
 
     def __init__(self, size: int, like: Tensor) -> None:
@@ -186,12 +186,12 @@ class History:
         """Minus the inverse Hessian times ``gradient`` ``(p,)``.
 
         The two-loop recursion (Nocedal & Wright, algorithm 7.4), each loop written as the triangular system that it solves (Byrd,
-        Nocedal & Schnabel 1994, theorem 2.2): four products with a matrix instead of hundreds with vectors.
+        Nocedal & Schnabel 1994, theorem 2.2): four matrix products instead of hundreds of vector products.
         """
         filled = min(self.learned, self.size)
         if not filled:
             return -gradient
-        first = self.learned % self.size if self.learned > self.size else 0  # where the oldest lies
+        first = self.learned % self.size if self.learned > self.size else 0  # index of the oldest
         moves, changes = self.moves[:filled], self.changes[:filled]
         cross = self.cross[:filled, :filled].roll((-first, -first), (0, 1))
         factors = solve_triangular(cross, (moves @ -gradient).roll(-first)[:, None], upper=True)[:, 0]

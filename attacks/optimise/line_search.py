@@ -1,7 +1,7 @@
-"""The strong-Wolfe line search of ``torch.optim.LBFGS`` for one problem, as a generator that asks for evaluations.
+"""The strong-Wolfe line search of ``torch.optim.LBFGS`` for one problem, as a generator that yields the steps to evaluate.
 
-A generator, so that many searches, each at its own place, can have their points evaluated together. Source: ``_strong_wolfe``
-of torch 2.15 (from Schmidt's minFunc; Nocedal & Wright, algorithms 3.5 and 3.6), step for step.
+A generator, so that the points of many searches can be evaluated together. Source: ``_strong_wolfe`` of torch 2.15 (from
+Schmidt's minFunc; Nocedal & Wright, algorithms 3.5 and 3.6), step for step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 C1, C2 = 1e-4, 0.9
-"""Sufficient decrease and curvature, as in torch."""
+"""Constants of sufficient decrease and curvature, as in torch."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Trial:
 
 
 Search = Generator[float, Trial, tuple[Trial, int]]
-"""Yields steps to evaluate, is sent their trials, returns the chosen one and the number of evaluations."""
+"""Yields steps to evaluate, receives their trials, returns the chosen one and the number of evaluations."""
 
 
 def strong_wolfe(start: Trial, step: float, longest: float, tolerance_change: float, max_evaluations: int) -> Search:
@@ -64,7 +64,7 @@ def strong_wolfe(start: Trial, step: float, longest: float, tolerance_change: fl
     else:
         bracket = [start, trial]
 
-    # Narrow it down.
+    # Narrow the bracket.
     stuck = False
     low = 0 if bracket[0].value <= bracket[-1].value else 1
     while not done and count < max_evaluations:
@@ -73,7 +73,7 @@ def strong_wolfe(start: Trial, step: float, longest: float, tolerance_change: fl
             break
         step = cubic_minimum(bracket[0], bracket[1], left, right)
         margin = 0.1 * (right - left)
-        if min(right - step, step - left) < margin:  # so near an end that little would be gained
+        if min(right - step, step - left) < margin:  # too near an end for much progress
             if stuck or step >= right or step <= left:
                 step = right - margin if abs(step - right) < abs(step - left) else left + margin
                 stuck = False
@@ -104,7 +104,7 @@ def cubic_minimum(a: Trial, b: Trial, left: float, right: float) -> float:
     try:
         d1 = a.slope + b.slope - 3 * (a.value - b.value) / (a.step - b.step)
         square = d1 * d1 - a.slope * b.slope
-        if not square >= 0:  # also where a value is not a number
+        if not square >= 0:  # also for NaN
             return (left + right) / 2
         d2 = math.sqrt(square)
         minimum = b.step - (b.step - a.step) * ((b.slope + d2 - d1) / (b.slope - a.slope + 2 * d2))

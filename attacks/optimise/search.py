@@ -1,4 +1,4 @@
-"""Minimising many objectives: batches of bounded size, starts by seed, restarts chosen by the attacker's own loss."""
+"""Minimising many objectives: in batches of bounded size, from seeded starts, with restarts where the loss stays high."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attacks.gradients.matching import Objective
 from attacks.optimise.lbfgs import BatchedLbfgs, LbfgsOptions
 
 MEMORY = 512 * 2**20
-"""Bytes that the histories and gradients of a batch may take."""
+"""Limit on the bytes of the histories and gradients of a batch."""
 TOGETHER = 32
-"""Problems at once, memory permitting: on CPU more is no faster."""
+"""Largest batch of problems; on CPU larger ones are not faster."""
 
 
 @dataclass
 class Found:
-    """The end of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
+    """The result of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
 
     x: Tensor
     loss: Tensor
@@ -29,7 +29,7 @@ class Found:
 
 
 Solve = Callable[[Objective, Tensor, bool], Found]
-"""From starts ``(n, p)``, and whether they are the last ones: those must not be given up early."""
+"""(objective, starts ``(n, p)``, whether they are the last ones, which must not be given up early) -> result."""
 Start = Callable[[torch.Generator], Tensor]
 """Draws the start of one problem ``(p,)``."""
 
@@ -43,11 +43,11 @@ def lbfgs(
     give_up: tuple[int, float] = (0, 0.0),
     scale: float = 1.0,
 ) -> Found:
-    """At most ``steps`` outer steps; a problem stops when its loss is ``enough``.
+    """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
-        give_up: ``(step, loss)``: after so many steps, problems above that loss are left: a restart costs less.
-        scale: the loss is multiplied by it while L-BFGS works, whose tolerances are absolute.
+        give_up: ``(step, loss)``: after so many steps, problems above that loss stop, since a restart costs less.
+        scale: factor on the loss within L-BFGS, whose tolerances are absolute.
     """
 
     def scaled(rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,12 +77,12 @@ def adam(
     objective: Objective, x: Tensor, lr: float, steps: int, signed: bool = False, milestones: tuple[float, ...] = (),
     betas: tuple[float, float] = (0.9, 0.999), record: int = 20, enough: float = 0.0,
 ) -> Found:  # fmt: skip
-    """Adam, elementwise and so independent; the point with the least loss is kept.
+    """Adam on all problems at once, which does not couple them; the point with the least loss is kept.
 
     Args:
         signed: only the sign of the gradient is used (Geiping et al. 2020).
-        milestones: shares of the steps at which the rate falls to a tenth.
-        record: the curve has every so many steps.
+        milestones: shares of the steps at which the learning rate falls to a tenth.
+        record: number of steps between entries of the curve.
     """
     x, first, second = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
     best, least = x.clone(), x.new_full((len(x),), torch.inf)
@@ -109,7 +109,7 @@ def adam(
 
 @dataclass
 class Best:
-    """Of all restarts the one with the least loss, per problem."""
+    """The result with the least loss over all starts, per problem."""
 
     x: Tensor
     loss: Tensor
@@ -120,9 +120,9 @@ class Best:
 
 
 def search(objective: Objective, start: Start, solve: Solve, seed: int, restarts: int = 0, failed: float = 0.0) -> Best:
-    """Solve every problem; start again, up to ``restarts`` times, those whose loss is above ``failed``.
+    """Solve every problem; restart, up to ``restarts`` times, those whose loss is above ``failed``.
 
-    A start depends on ``seed``, the problem's number and the restart's, not on what else is attacked.
+    A start depends on ``seed``, the number of the problem and of the restart, but not on the other problems.
     """
     began = time.process_time()
     n = objective.n
@@ -154,7 +154,7 @@ def _together(objective: Objective) -> int:
 
 
 def _mix(*numbers: int) -> int:
-    """One seed of several numbers."""
+    """One seed from several numbers."""
     mixed = 0x9E3779B97F4A7C15
     for number in numbers:
         mixed = ((mixed ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63

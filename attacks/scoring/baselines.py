@@ -1,4 +1,4 @@
-"""Guesses made without a gradient: an attack that scores no better has found nothing. All ``(n, C, H, W)``."""
+"""Baselines without a gradient: an attack that scores no better has found nothing. All ``(n, C, H, W)``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def grey(true: Tensor) -> Tensor:
 
 
 def flat(true: Tensor) -> Tensor:
-    """Each image's own mean colour, which no attacker knows: the score of a constant image, for images without contrast."""
+    """Each image's mean colour, which no attacker knows: the best constant image, a bound for images without contrast."""
     return true.mean((2, 3), keepdim=True).expand_as(true).clone()
 
 
 def mean_image(true: Tensor, reference: Tensor) -> Tensor:
-    """The mean of reference images ``(r, C, H, W)``, which the attacker may have."""
+    """The mean of reference images ``(r, C, H, W)``, which an attacker may have."""
     return reference.mean(0).expand_as(true).clone()
 
 
@@ -32,7 +32,7 @@ def class_mean(true: Tensor, labels: Tensor, reference: Tensor, reference_labels
 
 
 def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
-    """For each image the nearest reference image: a bound on what copying could score, as it looks at the truth."""
+    """For each image the nearest reference image: the best score of copying, as it is chosen by the true image."""
     flat = reference.flatten(1)
     index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, chunk)])
     return reference[index]
@@ -41,7 +41,7 @@ def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
 def baselines(
     true: Tensor, labels: Tensor | None = None, reference: Tensor | None = None, reference_labels: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """All that can be made of what there is, by name."""
+    """All baselines for which the arguments suffice, by name."""
     found = {"grey image": grey(true), "own mean colour": flat(true)}
     if reference is not None and len(reference):
         found |= {"mean image": mean_image(true, reference), "nearest public": nearest(true, reference)}

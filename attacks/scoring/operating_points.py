@@ -1,6 +1,6 @@
-"""How well scores tell members from non-members: the ROC, its area, and what is found at few false alarms.
+"""How well scores separate members from non-members: the ROC, its area, and true-positive rates at low false-positive rates.
 
-A random guess has an area of 0.5 and finds as many members as it raises false alarms.
+A random guess has an area of 0.5 and a true-positive rate equal to the false-positive rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FALSE_ALARMS = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Area:
-    """Area under the ROC, the chance that a member scores higher than a non-member, with its interval (95 % unless said)."""
+    """Area under the ROC, the probability that a member scores higher than a non-member, with its confidence interval."""
 
     value: float
     low: float
@@ -38,13 +38,14 @@ class Area:
 
 @dataclass(frozen=True)
 class Point:
-    """The members found at the threshold that raises as many false alarms as are allowed.
+    """The ROC at the lowest threshold whose false-positive rate is within the allowed one.
 
     Attributes:
-        found: the true-positive rate. The threshold looks at non-members only: for its interval, members are fresh trials.
-        false_alarms: the false-positive rate that this threshold had; its interval says how well so many non-members resolve it.
-        by_chance: how likely guessing is to find as many. Exact: it orders all samples at random, so that the members above the
-            first non-member that is one too many follow a negative hypergeometric law.
+        found: the true-positive rate. The threshold depends on non-members only, so members are independent trials in its
+            interval.
+        false_alarms: the false-positive rate at this threshold; its interval shows the resolution of so many non-members.
+        by_chance: probability that guessing finds as many members. Exact: in a random order, the number of members above the
+            first non-member that exceeds the limit has a negative hypergeometric distribution.
     """
 
     found: Rate
@@ -70,10 +71,13 @@ class OperatingPoints:
 
 
 def operating_points(scores: Array, members: Mask) -> OperatingPoints:
-    """Of scores ``(n,)``, higher for likelier members, and who is one ``(n,)``.
+    """The operating points of scores ``(n,)``, higher for likelier members.
+
+    Args:
+        members: which samples are members ``(n,)``.
 
     Raises:
-        ValueError: no member, no non-member, or a score that is not a number.
+        ValueError: there is no member, no non-member, or a NaN among the scores.
     """
     inside, outside = int(members.sum()), int((~members).sum())
     if not inside or not outside or np.isnan(scores).any():
@@ -82,7 +86,7 @@ def operating_points(scores: Array, members: Mask) -> OperatingPoints:
     false, true, _ = roc_curve(members, bounded)
     at = {rate: _point(bounded, members, rate) for rate in FALSE_ALARMS}
     notes = tuple(
-        f"{outside} non-members do not resolve a false-positive rate of {rate:.1%}: it takes {math.ceil(1 / rate)}"
+        f"{outside} non-members do not resolve a false-positive rate of {rate:.1%}, which needs {math.ceil(1 / rate)}"
         for rate, point in at.items()
         if point is None
     )
@@ -93,9 +97,9 @@ def operating_points(scores: Array, members: Mask) -> OperatingPoints:
 def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     """The area (ties count half) with Newcombe's interval (Stat. Med. 25, 2006, part 2, method 5).
 
-    It asks of which true areas the observed one is less than 1.96 (at 95 %) standard errors away, by the standard error of
-    Hanley & McNeil (1982), as Wilson's interval does for a share. DeLong's interval and the bootstrap have no width where few
-    samples happen to be told apart completely.
+    The interval holds the true areas from which the observed one is less than 1.96 (at 95 %) standard errors away, by the
+    standard error of Hanley & McNeil (1982); Wilson's interval does the same for a rate. DeLong's interval and the bootstrap have
+    no width where few samples are separated completely.
     """
     value, n, m = float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum())
     z, extra = float(norm.isf((1 - confidence) / 2)), (n + m) / 2 - 1
@@ -104,7 +108,7 @@ def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
         spread = true * (1 - true) * (1 + extra * ((1 - true) / (2 - true) + true / (1 + true))) / (n * m)
         return (true - value) ** 2 - z**2 * spread
 
-    # At the ends themselves the standard error is 0; the interval begins beside them.
+    # At 0 and 1 the standard error is 0, so the search begins next to them.
     low = 0.0 if value == 0 else brentq(distance, 0.0, min(value, 1 - 1e-9))
     high = 1.0 if value == 1 else brentq(distance, max(value, 1e-9), 1.0)
     return Area(value, float(low), float(high))
@@ -115,7 +119,7 @@ def _point(scores: Array, members: Mask, rate: float) -> Point | None:
     allowed = math.floor(rate * len(outside) + 1e-9)
     if not allowed:
         return None
-    # Above the first non-member that is one too many; ties with it are not said to be members.
+    # Above the first non-member that exceeds the limit; ties with it do not count as found.
     above = scores > outside[allowed]
     inside, found = int(members.sum()), int(above[members].sum())
     by_chance = float(nhypergeom.sf(found - 1, inside + len(outside), inside, allowed + 1))

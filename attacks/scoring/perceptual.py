@@ -1,4 +1,4 @@
-"""LPIPS, where the weights it needs are at hand; nothing is downloaded.
+"""LPIPS, where the weights it needs are available locally; nothing is downloaded.
 
 Learned perceptual image patch similarity (Zhang, Isola, Efros, Shechtman & Wang 2018): a weighted distance of a classifier's
 features, here AlexNet's, 0 for equal images. torchmetrics computes it and brings the learned weights of the layers; those of

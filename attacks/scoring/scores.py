@@ -1,4 +1,4 @@
-"""How good reconstructions are. Images are ``(n, C, H, W)`` in [0, 1]; what an attack made is clipped before scoring."""
+"""Scores of reconstructed images. Images are ``(n, C, H, W)`` in [0, 1]; reconstructions are clipped before scoring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THRESHOLDS = (1e-2, 1e-3, 1e-4)
 """Mean squared errors below which an image counts as recovered; a grey image scores about 0.03 to 0.09."""
 
 RECOVERED = THRESHOLDS[0]
-"""Mean squared error below which an image counts as recovered where one threshold is named: in controls, tables and verdicts."""
+"""The threshold of controls, tables and verdicts."""
 
 
 def mse(made: Tensor, true: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
         ValueError: ``n`` is not positive, or there are more successes than that.
     """
     if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"not a rate: {successes} of {n}")
+        raise ValueError(f"{successes} of {n} is not a rate")
     share, shrink = successes / n, 1 + z * z / n
     middle = (share + z * z / (2 * n)) / shrink
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / shrink
@@ -81,12 +81,12 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of ``n`` images.
+    """Scores of ``n`` images.
 
     Attributes:
         recovered: by threshold of the mean squared error, how many lie below.
         labels: how many labels are right; ``None`` where the attack guesses none.
-        lpips: as the others ``(n,)``; ``None`` where it cannot be computed, and ``lpips_missing`` says why.
+        lpips: ``(n,)``; ``None`` where it cannot be computed, and ``lpips_missing`` says why.
     """
 
     mse: Tensor
@@ -99,7 +99,7 @@ class Scores:
 
 
 def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
-    """All of it; images that came as a batch are first brought in order by :func:`match`."""
+    """All scores; images of a batch must be brought into order by :func:`match` first."""
     error = mse(made, true)
     n = len(true)
     rates = {limit: wilson(int((error < limit).sum()), n) for limit in THRESHOLDS}
@@ -115,9 +115,9 @@ def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Ten
 
 
 def match(made: Tensor, true: Tensor) -> Tensor:
-    """For images of one batch, whose order a gradient does not tell: which of ``made`` stands for each of ``true`` ``(n,)``.
+    """For images of one batch, whose order a gradient does not determine: the index in ``made`` for each of ``true`` ``(n,)``.
 
-    The assignment with the least sum of squared errors.
+    The assignment has the least sum of squared errors.
     """
     pairs = (_clipped(made).flatten(1)[None] - true.flatten(1)[:, None]).square().mean(2)
     return torch.as_tensor(linear_sum_assignment(pairs.cpu().numpy())[1])

@@ -1,4 +1,4 @@
-"""How good reconstructed text is. All on token ids, and without the special tokens, which every sentence has."""
+"""Scores of reconstructed text, on token ids and without the special tokens, which every sentence has."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attacks.scoring.scores import Rate, wilson
 
 @dataclass(frozen=True)
 class TextScores:
-    """Of ``N`` messages with ``n`` sentences.
+    """Scores of ``N`` messages with ``n`` sentences.
 
     Attributes:
-        precision, recall: of the set of tokens of each message ``(N,)``; precision is NaN where none was named.
+        precision, recall: of the set of tokens of each message ``(N,)``; precision is NaN where the attack found none.
         multiset_precision, multiset_recall: the same where a token counts as often as it occurs ``(N,)``.
-        rouge: ROUGE-L of each sentence ``(n,)``; ``None`` where the attack tells no order.
-        exact: sentences that are right in every token; ``None`` likewise.
+        rouge: ROUGE-L of each sentence ``(n,)``; ``None`` where the attack finds no order.
+        exact: number of sentences that are right in every token; ``None`` likewise.
         labels: how many are right; ``None`` where the attack guesses none.
     """
 
@@ -38,10 +38,10 @@ class TextScores:
 
 
 def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
-    """Everything about what was made of messages whose sentences were ``true`` ``(n, L)`` with ``labels`` ``(n,)``.
+    """All scores of a reconstruction of messages whose sentences were ``true`` ``(n, L)`` with ``labels`` ``(n,)``.
 
-    The order of the sentences in a message is not in a gradient: they are matched for the greatest sum of ROUGE-L first, and
-    where no order was found the labels are compared as sets that count.
+    A gradient does not determine the order of the sentences in a message. They are first matched for the greatest sum of ROUGE-L;
+    where no order of tokens was found, labels are compared as multisets.
     """
     messages = len(found.counts)
     size = len(true) // messages
@@ -74,7 +74,7 @@ def rouge_l(made: Sequence[int], true: Sequence[int]) -> float:
         return float(list(made) == list(true))
     row = [0] * (len(true) + 1)
     for a in made:
-        diagonal = 0  # the last row's entry before the one that is being made
+        diagonal = 0  # the entry to the upper left
         for j, b in enumerate(true, 1):
             diagonal, row[j] = row[j], diagonal + 1 if a == b else max(row[j], row[j - 1])
     return 2 * row[-1] / (len(made) + len(true))
@@ -90,10 +90,10 @@ def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) ->
     """Ids and labels in the order of ``true``, within each message.
 
     Raises:
-        ValueError: the attack tells no order of tokens, or made another number of sentences.
+        ValueError: the attack finds no order of tokens, or another number of sentences.
     """
     if found.ids is None or len(found.ids) != len(true):
-        raise ValueError("sentences can be matched only where as many were made")
+        raise ValueError("sentences can be matched only where the attack found as many, with an order of tokens")
     size, order = len(true) // len(found.counts), []
     made, there = plain(found.ids, text), plain(true, text)
     for begin in range(0, len(true), size):
@@ -106,9 +106,9 @@ def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) ->
 def random_text(
     true: Tensor, messages: int, text: TextFacts, words: int, frequency: Tensor | None, seed: int
 ) -> TextReconstruction:
-    """The baseline: sentences as long as the true ones ``(n, L)``, of words drawn by ``frequency`` ``(V,)`` (default: all alike).
+    """The baseline: sentences as long as the true ones ``(n, L)``, of words drawn by ``frequency`` ``(V,)`` (default: uniform).
 
-    Knowing the lengths flatters it, which is the safe side.
+    Knowing the lengths makes the baseline stronger, which is the safe side.
     """
     weight = torch.ones(words, dtype=torch.float64) if frequency is None else frequency.double().clone()
     weight[[text.pad, *text.special]] = 0

@@ -1,4 +1,4 @@
-"""One message about text, ready for gradient matching: the gradient that given word embeddings would have sent."""
+"""One message of a client with text, prepared for gradient matching on word embeddings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TextCase:
     """An observation, prepared by :func:`text_case`.
 
     Attributes:
-        net: in evaluation mode, without parameters that mean anything.
-        seen: the gradients by name, the word embedding's among them where it was sent.
+        net: the architecture in evaluation mode; its parameters are NaN.
+        seen: the gradients by name, including the word embedding's where it was sent.
         weights: all parameters of ``net``.
-        samples: ``B`` sentences; one where the attacker does not know.
-        altered: what the message's transforms did to the gradients.
+        samples: ``B`` sentences; 1 where the attacker does not know.
+        altered: the effect of the message's transforms on the gradients.
     """
 
     net: nn.Module
@@ -56,7 +56,7 @@ class TextCase:
         """Gradient of the mean cross-entropy by name of :attr:`layers`, and at the embeddings ``(B, L, d)`` as ``WORDS``.
 
         Args:
-            ids: ``(B, L)``; only where they are padding matters, since ``embedded`` ``(B, L, d)`` takes the words' place.
+            ids: ``(B, L)``; only the places of padding matter, since ``embedded`` ``(B, L, d)`` replaces the words.
             targets: distributions over the classes ``(B, C)``.
         """
 
@@ -71,7 +71,7 @@ class TextCase:
 
     @contextmanager
     def _fed(self, embedded: Tensor) -> Iterator[None]:
-        """The module that looks words up gives ``embedded``; attention by plain products, which have second derivatives."""
+        """A block in which the word embedding returns ``embedded``, and attention uses plain products with second derivatives."""
         lookup = self.net.get_submodule(self.text.words.rpartition(".")[0])
         hook = lookup.register_forward_hook(lambda module, args, output: embedded)
         try:
@@ -88,12 +88,12 @@ def facts_of(observation: Observation) -> TextFacts:
         Inapplicable: the observation is not of text.
     """
     if observation.text is None:
-        raise Inapplicable("this attack is for text, and the net reads something else")
+        raise Inapplicable("this attack is for text, and the net has other inputs")
     return observation.text
 
 
 def text_case(observation: Observation) -> TextCase:
-    """Put together what gradient matching on text needs.
+    """Prepare an observation for gradient matching on text.
 
     Raises:
         Inapplicable: nothing was shared, the schedule behind a change or a weight is not known, or the net has no second
@@ -124,7 +124,7 @@ def text_case(observation: Observation) -> TextCase:
 
 
 def _twice_differentiable(case: TextCase) -> None:
-    """One second derivative by experiment, as :mod:`attacks.gradients.matching` does for images.
+    """Compute one second derivative as a test, as :mod:`attacks.gradients.matching` does for images.
 
     Raises:
         Inapplicable: an operation of the net has none; it is named.

@@ -1,4 +1,4 @@
-"""Controls that run with every attack on text: it finds short sentences without a defence, and nothing in random gradients."""
+"""Controls that run with every attack on text: it must find short undefended sentences, and nothing in random gradients."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attacks.text.victims import SMALL, facts, observe_text, sentences, small_be
 
 MESSAGES = 3
 TOKENS = 8
-"""In each sentence, of which two are special."""
+"""Number of tokens of each sentence, two of which are special."""
 NEEDED = 0.8
-"""ROUGE-L that the positive control must reach where the attack tells an order; every token must be named in any case."""
+"""ROUGE-L that the positive control must reach where the attack finds an order; it must always find every token."""
 CHANCE = 0.2
-"""By how much the negative control may score above random words: about two words of all, which happens by chance."""
+"""How far the negative control may score above random words: about two words in all, which happens by chance."""
 FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
-"""Options in the negative control: what leaks into an attack shows at once, and the length is not to be searched for in noise."""
+"""Options in the negative control: a leak would show at once, and there is no length to search for in noise."""
 
 
 def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
@@ -33,19 +33,19 @@ def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
 
 
 def positive_control(attack: TextAttack, seed: int = 0) -> Control:
-    """The attack names every token of undefended sentences, and puts them in order if it says that it can."""
+    """Check that the attack finds every token of undefended sentences, in order if it is an attack that finds an order."""
     began = time.process_time()
     observations, ids, labels = _victims(seed)
     scores = score_text(attack.run(observations, seed), ids, labels, facts())
     recall, rouge = float(scores.recall.mean()), None if scores.rouge is None else float(scores.rouge.mean())
-    said = "" if rouge is None else f", with a ROUGE-L of {rouge:.2f} (at least {NEEDED:g} needed)"
-    sentence = f"{attack.name} named {recall:.0%} of the tokens of {MESSAGES} undefended sentences (all needed){said}"
+    order = "" if rouge is None else f", with a ROUGE-L of {rouge:.2f} (at least {NEEDED:g} needed)"
+    sentence = f"{attack.name} found {recall:.0%} of the tokens of {MESSAGES} undefended sentences (all needed){order}"
     passed = recall == 1 and (rouge is None or rouge >= NEEDED)
     return Control("positive", passed, sentence, time.process_time() - began)
 
 
 def negative_control(attack: TextAttack, seed: int = 0) -> Control:
-    """The attack finds no more than random words do in gradients drawn at random, every tensor as long as the true one."""
+    """Check that the attack scores no better than random words on random gradients, whose tensors have the true norms."""
     began = time.process_time()
     observations, ids, labels = _victims(seed)
     draw = torch.Generator().manual_seed(seed)
@@ -57,10 +57,10 @@ def negative_control(attack: TextAttack, seed: int = 0) -> Control:
     try:
         made: TextAttack = replace(attack, **few)  # type: ignore[type-var]
         score = _found(score_text(made.run(noised, seed), ids, labels, facts()))
-        said = f"scored {score:.2f}"
+        outcome = f"scored {score:.2f}"
     except Inapplicable as error:
-        score, said = 0.0, f"refused ({error})"
-    sentence = f"{attack.name} {said} on {MESSAGES} random gradients (random words score {chance:.2f})"
+        score, outcome = 0.0, f"refused ({error})"
+    sentence = f"{attack.name} {outcome} on {MESSAGES} random gradients (random words score {chance:.2f})"
     return Control("negative", score <= chance + CHANCE, sentence, time.process_time() - began)
 
 
@@ -74,12 +74,12 @@ def _victims(seed: int) -> tuple[list[Observation], Tensor, Tensor]:
 
 
 def _like(tensor: Tensor, draw: torch.Generator) -> Tensor:
-    """A random tensor, as long as this one."""
+    """A random tensor with the norm of this one."""
     noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
     long: Tensor = noise * tensor.norm() / noise.norm()
     return long
 
 
 def _found(scores: TextScores) -> float:
-    """ROUGE-L where there is an order, else the share of the tokens that were named; means."""
+    """Mean ROUGE-L where the attack finds an order, else mean share of the tokens found."""
     return float(scores.recall.mean() if scores.rouge is None else scores.rouge.mean())

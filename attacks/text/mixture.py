@@ -1,10 +1,10 @@
-"""Sentences whose gradient is the one that was seen: every place holds a mixture of words, which becomes one word.
+"""Gradient matching over sentences: every place holds a mixture of words, which converges to one word.
 
 TAG (Deng et al. 2021, "TAG: Gradient attack on transformer-based language models", equations 3 and 4) optimises an embedding for
-each place, for the L2 distance plus alpha times the L1 distance of the gradients, weighted by layer, and takes the nearest
-words. Here the embedding is a mixture of the words that may stand there: what is known of them then binds the search itself, and
-the gradient of the word embedding can be matched too. Free embeddings found 0.7 to 1.0 of the tokens of two sentences of 8
-in the setting of the controls, mixtures all of them.
+each place, by the L2 distance plus alpha times the L1 distance of the gradients, weighted by layer, and takes the nearest words.
+Here the embedding is a mixture of the words allowed at that place, so that knowledge of the words constrains the search and the
+gradient of the word embedding can be matched too. In the setting of the controls, on two sentences of 8 tokens, free embeddings
+found 0.7 to 1.0 of the tokens, mixtures all of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from attacks.optimise.search import MEMORY, adam
 from attacks.text.case import WORDS, TextCase
 
 NEVER = -1e4
-"""The logit of a word that may not stand at a place."""
+"""The logit of a word that is not allowed at a place."""
 BETWEEN = 50
-"""Steps of Adam between looks at the words."""
+"""Steps of Adam between checks of the likeliest words."""
 ENOUGH = 1e-7
-"""Unexplained share of the gradient that is rounding: the words are right."""
+"""Unexplained share of the gradient that rounding can cause: below it the words are right."""
 LEAST_SHARE = 1e-10
-"""A tensor's squared norm counts as at least this share of the whole: those that softmax ignores (the biases of keys) are
-rounding alone, in the order of 1e-18 in float32, and no words explain that."""
+"""A tensor's squared norm counts as at least this share of the whole. Gradients that are zero in theory (those of the biases of
+keys, which softmax ignores) consist of rounding errors, of about 1e-18 in float32, and cannot be matched."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Places:
     """The words allowed at each place of ``B`` sentences.
 
     Attributes:
-        words: ``(K,)`` ids, every other is ruled out.
-        allowed: ``(B, L, K)``; no word is allowed behind the end of a sentence.
+        words: ``(K,)`` ids of the possible words.
+        allowed: ``(B, L, K)``; no word is allowed after the end of a sentence.
     """
 
     words: Tensor
@@ -70,18 +70,18 @@ def places(case: TextCase, lengths: Sequence[int], words: Tensor) -> Places:
 
 
 class Match:
-    """How far the gradient of mixtures of words ``(B, L, K)`` is from the one that was seen, as a share: 0 where they agree.
+    """Distance of the gradient of mixtures of words ``(B, L, K)`` from the observed one, as a share: 0 where they agree.
 
-    The mean over the tensors of squared difference over squared norm, plus ``alpha`` times the same of absolute values; the first
-    layers count more, as in TAG, falling evenly to half the weight at the last. Where the gradient was clipped or pruned, in the
-    length and on the entries that were seen; against noise words are prior enough, as only a few can stand at a place.
+    The mean over the tensors of squared difference over squared norm, plus ``alpha`` times the same of absolute values. As in TAG
+    the first layers count more; weights fall linearly to one half at the last. A clipped gradient is compared at its own norm, a
+    pruned one on the entries that were sent. Noise needs no further prior, since only few words are allowed at a place.
     """
 
     def __init__(self, case: TextCase, where: Places, alpha: float) -> None:
         self.case, self.where, self.alpha = case, where, alpha
         self.table = case.table[where.words]
         self.there = where.there
-        # Only where it is padding matters; what stands elsewhere is replaced.
+        # Only the places of padding matter; the other ids are replaced.
         any_word = case.text.special[0] if case.text.special else int(where.words[0])
         self.ids = torch.where(self.there, any_word, case.text.pad)
         self.seen = {name: case.seen[name] for name in case.layers}
@@ -109,7 +109,7 @@ class Match:
         return sum_of(weight * self._share(name, made[name], alpha) for name, weight in self.weights.items())
 
     def of_words(self, chosen: Tensor, targets: Tensor) -> Tensor:
-        """Squared part only, of ``m`` choices of words by number ``(m, B, L)`` with labels ``(m, B, C)`` -> ``(m,)``."""
+        """The squared part ``(m,)`` for ``m`` choices of words, as indices ``(m, B, L)``, and labels ``(m, B, C)``."""
         one_hot = F.one_hot(chosen, len(self.where.words)).to(self.table) * self.there[..., None]
         together = max(1, MEMORY // (16 * sum(tensor.numel() for tensor in self.seen.values())))
         with torch.no_grad():
@@ -123,8 +123,8 @@ class Match:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Of several starts: numbers of words ``(starts, B, L)``, distributions over labels ``(starts, B, C)``, and what these words
-    leave unexplained ``(starts,)``."""
+    """The result of several starts: indices of words ``(starts, B, L)``, distributions over labels ``(starts, B, C)``, and the
+    unexplained share of the gradient ``(starts,)``."""
 
     chosen: Tensor
     targets: Tensor
@@ -132,11 +132,11 @@ class Mixed:
 
 
 def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> Mixed:
-    """Minimise by Adam from random mixtures, until the likeliest words of one start explain everything.
+    """Minimise by Adam from random mixtures, until the likeliest words of one start explain the gradient.
 
     Args:
-        labels: as distributions ``(B, C)``, where known; every start but the first gives them to the sentences in another order,
-            since which of several sentences has which label is not in a gradient. Else they are sought, too.
+        labels: as distributions ``(B, C)``, where known. Every start but the first permutes them, since a gradient does not
+            determine which sentence has which label. Otherwise they are optimised too.
     """
     draw = torch.Generator().manual_seed(seed)
     allowed, samples = match.where.allowed, len(match.where.allowed)

@@ -1,7 +1,7 @@
-"""How many tokens a message holds: its longest sentence from the position embedding, the total from the rank of a gradient.
+"""The number of tokens in a message: of its longest sentence from the position embedding, in total from the rank of a gradient.
 
 The weight gradient of a linear layer is a sum of one outer product per token, so its rank is the number of tokens as long as that
-is below the layer's width (the observation behind DAGER, Petrov et al. 2024). Noise on the gradient ends it: the rank is full.
+is below the layer's width (the observation behind DAGER, Petrov et al. 2024). With noise on the gradient the rank is full.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from attacks.gradients.multistep import as_gradient
 from attacks.text.rows import used_rows
 
 ROUNDING = 32.0
-"""Singular values below so many times the precision of the numbers, as a share of the greatest, may be what rounding leaves."""
+"""Singular values below so many times the machine precision, relative to the greatest, may be due to rounding."""
 
 MOST = 0.75
-"""Of all singular values at most so many may count: the least of a noisy matrix may be small by itself."""
+"""At most this share of the singular values may count, since the least one of a noisy matrix may be small by chance."""
 
 
 def rank(matrix: Tensor) -> int | None:
-    """The numerical rank of ``(m, n)``: where the singular values fall deepest, down to what rounding leaves.
+    """The numerical rank of ``(m, n)``: at the largest drop of the singular values to the level of rounding.
 
-    ``None`` where none is so small: the rank is full, or noise fills it; and for zeros.
+    ``None`` where there is no such drop, as the rank is full or there is noise, and for a matrix of zeros.
     """
     precision = torch.finfo(matrix.dtype).eps
     values = torch.linalg.svdvals(matrix.double())
@@ -37,14 +37,14 @@ def rank(matrix: Tensor) -> int | None:
 def total_tokens(observation: Observation) -> int | None:
     """Tokens of all sentences together: the greatest rank among the shared linear layers that are not the head.
 
-    Exact for one noiseless gradient; ``None`` where no rank is below its layer's width. Where only adapters of a low rank are
-    shared it is found only if there are fewer tokens than that rank.
+    Exact for one noiseless gradient; ``None`` where no rank is below its layer's width. Where only low-rank adapters are shared,
+    there must be fewer tokens than their rank.
     """
     message = as_gradient(observation)
     found = []
     for name, module in message.net.named_modules():
         weight = message.shared.get(f"{name}.weight")
-        if f"{name}.weight" in message.altered.kept:  # what is left of a pruned matrix has another rank
+        if f"{name}.weight" in message.altered.kept:  # pruning changes the rank
             continue
         if isinstance(module, nn.Linear) and weight is not None and not name.startswith("top"):
             found.append(rank(weight))
@@ -58,16 +58,16 @@ def longest(observation: Observation) -> int | None:
     if text is None or text.positions is None or text.positions not in observation.shared:
         return None
     rows = used_rows(observation, text.positions)
-    # Counted, not numbered: some encoders leave the first rows unused (RoBERTa's places begin behind the id of padding).
-    pruned = text.positions in observation.altered.kept  # a row of which nothing was sent would be one too few
+    # Used rows are counted, as some encoders never use the first ones (RoBERTa's positions begin after the id of padding).
+    pruned = text.positions in observation.altered.kept  # rows may be missing, and the count too low
     return int(rows.used.sum()) or None if rows.exact or pruned else None
 
 
 def lengths(observation: Observation) -> tuple[list[int], bool] | None:
-    """Tokens of each sentence, descending, and whether that is certain; ``None`` where nothing tells.
+    """Tokens of each sentence, descending, and whether they are certain; ``None`` where the message does not show them.
 
-    Certain for one sentence, and for two where both their total and the longer are known. For more the rest of the total is
-    divided evenly, or all are taken to be as long as the longest.
+    Certain for one sentence, and for two where both their total and the longer are known. For more, the rest of the total is
+    divided evenly, or all are assumed to be as long as the longest.
     """
     n, most, total = observation.num_examples or 1, longest(observation), total_tokens(observation)
     if n == 1:

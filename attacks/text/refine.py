@@ -1,4 +1,4 @@
-"""The last step of a reconstruction of text: exchange words as long as the gradient comes nearer to the one that was seen."""
+"""The last step of a reconstruction of text: exchange words as long as the distance to the observed gradient falls."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 from attacks.text.mixture import ENOUGH, Match
 
 REPLACEMENTS = 32
-"""Places are also tried with every other word where so few are possible."""
+"""Other words are tried at a place where at most so many are possible."""
 
 
 def refine(match: Match, chosen: Tensor, targets: Tensor, sweeps: int) -> tuple[Tensor, float]:
-    """At most ``sweeps`` times the best of all exchanges of two places, and of all other words at a place where these are few.
+    """At most ``sweeps`` times, make the best change: swap the words of two places, or replace one where few are possible.
 
     Args:
-        chosen: numbers of words ``(B, L)``.
+        chosen: indices of words ``(B, L)``.
         targets: distributions over the labels ``(B, C)``.
 
     Returns:
-        The words ``(B, L)``, and what they leave unexplained.
+        The words ``(B, L)``, and the share of the gradient that they leave unexplained.
     """
     least = float(match.of_words(chosen[None], targets[None]))
     for _ in range(sweeps):
@@ -37,7 +37,7 @@ def refine(match: Match, chosen: Tensor, targets: Tensor, sweeps: int) -> tuple[
 
 
 def _neighbours(match: Match, chosen: Tensor) -> Tensor:
-    """``(m, B, L)``, each allowed."""
+    """All allowed choices of words that differ by one change: ``(m, B, L)``."""
     allowed = match.where.allowed.flatten(0, 1)
     flat = chosen.flatten()
     inside = match.there.flatten().nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Common parts of the attacks that search sentences: options, labels, one search, and combining messages."""
+"""Common parts of the attacks that search for sentences: options, labels, one search, and combining messages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from attacks.text.refine import refine
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How sentences are sought.
+    """Options of a search for sentences.
 
     Attributes:
         steps: of Adam.
-        starts: at once, with the labels in other orders; the one whose words explain the gradient best is kept.
-        alpha: weight of the L1 distance beside the L2 distance (TAG, equation 4), both as shares of what was seen.
-        sweeps: at most so many exchanges of words at the end (:func:`attacks.text.refine.refine`).
+        starts: run at once, with the labels in different orders; the one whose words explain the gradient best is kept.
+        alpha: weight of the L1 distance beside the L2 distance (TAG, equation 4), both relative to the observed gradient.
+        sweeps: largest number of exchanges of words at the end (:func:`attacks.text.refine.refine`).
     """
 
     steps: int = 200
@@ -42,7 +42,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Sought:
-    """Of one message: sentences ``(B, L)``, padded, labels ``(B,)``, what they leave unexplained of the gradient, and a note."""
+    """The result for one message: padded sentences ``(B, L)``, labels ``(B,)``, unexplained share of the gradient, and a note."""
 
     ids: Tensor
     labels: Tensor
@@ -51,7 +51,7 @@ class Sought:
 
 
 def seek(options: SearchOptions, case: TextCase, where: Places, labels: Tensor | None, note: str, seed: int) -> Sought:
-    """Fill the places by mixtures from several starts, and refine the best; labels too, unless known ``(B, C)``."""
+    """Find the words of ``where`` by mixtures from several starts, and refine the best; labels too, unless known ``(B, C)``."""
     match = Match(case, where, options.alpha)
     found = mix(match, labels, options.starts, options.steps, options.lr, seed)
     best = int(found.loss.argmin())
@@ -60,9 +60,9 @@ def seek(options: SearchOptions, case: TextCase, where: Places, labels: Tensor |
 
 
 def known_labels(observation: Observation) -> Tensor | None:
-    """Labels as distributions ``(B, C)``: given, or read off the head; ``None`` where neither.
+    """Labels as distributions ``(B, C)``: given, or inferred from the head; ``None`` where neither is possible.
 
-    Their order does not matter: that of the sentences is not in a gradient.
+    Their order is arbitrary, as is that of the sentences.
     """
     labels = observation.labels
     if labels is None:
@@ -74,7 +74,7 @@ def known_labels(observation: Observation) -> Tensor | None:
 
 
 def one_by_one(observations: Sequence[Observation], attack: Callable[[Observation], Sought]) -> TextReconstruction:
-    """One message after the other: their sentences have different lengths."""
+    """Attack one message after the other, as their sentences have different lengths."""
     began = time.process_time()
     found = [attack(observation) for observation in observations]
     text = facts_of(observations[0])

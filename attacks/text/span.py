@@ -1,11 +1,11 @@
-"""Which token stood where, from a gradient that need not be the embedding's (DAGER, Petrov et al. 2024).
+"""Tokens and their positions, from a gradient that need not be the embedding's (DAGER, Petrov et al. 2024).
 
-The weight gradient of a linear layer is ``sum_t signal_t input_t^T`` over the tokens. While these are fewer than the layer is
-wide, every true input lies in the span of its rows, and hardly any other does. The first layers of a transformer are fed one
-token at one place, whose vector the attacker knows: so all pairs of a word and a place can be tried. A masked or frozen embedding
-does not prevent it. Noise does, so does the rounding of weights where their change is sent, and so do adapters whose ranks
-together are below the number of tokens. In a batch the span also holds pairs that are made of three true ones (word a at p and q,
-word b at p: also b at q), which the search for whole sentences sorts out.
+The weight gradient of a linear layer is ``sum_t signal_t input_t^T`` over the tokens. While there are fewer tokens than the layer
+has inputs, every true input lies in the span of the gradient's rows, and hardly any other vector does. The inputs of the first
+layers of a transformer depend on one token and its position, and the attacker can compute them: so it tries all pairs of a word
+and a position. A masked or frozen embedding does not prevent this. Noise does, rounding of the weights does where their change is
+sent, and so do adapters whose ranks sum to less than the number of tokens. In a batch the span also holds pairs that are sums of
+three true ones (word a at p and q, word b at p: also b at q), which the search for whole sentences rules out.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from attacks.text.rank import longest, rank, total_tokens
 from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
 
 TOGETHER = 256
-"""Words that are sent through at once."""
+"""Words per forward pass."""
 
 
 class _Reached(Exception):
-    """The layer that is looked at was fed; the rest of the net need not run."""
+    """Ends a forward pass at the layer in question, since the rest of the net is not needed."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Span:
     """The span of the gradients' rows, for the first linear layers.
 
     Attributes:
-        layers: linear layers with the same input, which at a place depends on the token there alone: query, key and value.
-        basis: orthonormal ``(d, r)``; ``r`` pairs of token and place are in the batch.
+        layers: linear layers with the same input, which at a position depends on the token there alone: query, key and value.
+        basis: orthonormal ``(d, r)``; the batch holds ``r`` pairs of token and position.
     """
 
     layers: tuple[str, ...]
@@ -51,14 +51,14 @@ class Span:
 
 
 def first_span(observation: Observation) -> Span:
-    """The span at the shared layers that are fed single tokens.
+    """The span at the shared layers whose inputs depend on single tokens.
 
     Raises:
         Inapplicable: no such layer was shared, its input is not known, or the span is full: noise, or too many tokens.
     """
     text = facts_of(observation)
     if hidden := [name for name in _of_body(observation) if name not in observation.weights]:
-        raise Inapplicable(f"what words look like inside the net is not known without the weights of {hidden[0]!r}")
+        raise Inapplicable(f"the inputs of the first layers cannot be computed without the weights of {hidden[0]!r}")
     shared, best = as_gradient(observation).shared, None
     for layers in _fed_single_tokens(copy.deepcopy(observation.net).eval(), observation, text):
         weights = [shared[f"{layer}.weight"] for layer in layers if f"{layer}.weight" in shared]
@@ -67,13 +67,15 @@ def first_span(observation: Observation) -> Span:
         if found and (best is None or found > best.basis.shape[1]):
             best = Span(layers, torch.linalg.svd(rows.double(), full_matrices=False).Vh[:found].T)
     if best is None:
-        raise Inapplicable("no shared layer is fed single tokens and has a gradient below full rank (noise, or too many tokens)")
+        raise Inapplicable(
+            "no shared layer has single tokens as inputs and a gradient below full rank (noise, or too many tokens)"
+        )
     return best
 
 
 @torch.no_grad()
 def off_span(observation: Observation, span: Span, length: int) -> Tensor:
-    """How far each word at each of ``length`` places is from the span, as a share of its length ``(V, length)``, in [0, 1]."""
+    """Distance of each word at each of ``length`` positions from the span, relative to its norm ``(V, length)``, in [0, 1]."""
     text = facts_of(observation)
     net, words = copy.deepcopy(observation.net).eval(), len(observation.weights[text.words])
     found = []
@@ -91,10 +93,10 @@ def off_span(observation: Observation, span: Span, length: int) -> Tensor:
 @register("span")
 @dataclass(frozen=True)
 class SpanAttack(SearchOptions):
-    """Each token at its place, read off the span of the first linear layers' gradients (DAGER); batches are then taken apart.
+    """Tokens with their positions from the span of the first linear layers' gradients (DAGER), then a search for the sentences.
 
     Attributes:
-        tolerance: of the share of a token's vector that may lie off the span.
+        tolerance: largest relative distance from the span at which a token counts as found.
     """
 
     tolerance: float = 0.01
@@ -105,30 +107,29 @@ class SpanAttack(SearchOptions):
 
     def _one(self, observation: Observation, seed: int) -> Sought:
         case, span = text_case(observation), first_span(observation)
-        # The tokens of one sentence are independent, so that none has more of them than the span has dimensions.
+        # The vectors of one sentence's tokens are independent, so it has at most as many as the span has dimensions.
         off = off_span(observation, span, min(longest(observation) or observation.input_shape[0], span.basis.shape[1]))
         hits = off <= self.tolerance
         places = _places(hits, case.text, case.samples, total_tokens(observation))
-        note = (
-            f"{int(hits.sum())} pairs of token and place in the span of {span.layers[0]!r}, whose rank is {span.basis.shape[1]}"
-        )
+        found, name, rank = int(hits.sum()), span.layers[0], span.basis.shape[1]
+        note = f"{found} pairs of token and position in the span of {name!r}, whose rank is {rank}"
         return seek(self, case, places, known_labels(observation), note, seed)
 
 
 def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None) -> Places:
-    """What the pairs ``(V, L)`` allow.
+    """The words allowed at each place by the pairs ``(V, L)`` that were found.
 
     Raises:
-        Inapplicable: they are no sentences: a place has no token, or none is closed.
+        Inapplicable: they form no sentence: a position has no token, or none has the closing one.
     """
     filled = hits.any(0)
     most = int(filled.long().cumprod(0).sum())
     if most == 0:
-        raise Inapplicable("no token lies in the span at the first place: the message is not one gradient of this net")
+        raise Inapplicable("no token lies in the span at the first position: the message is not one gradient of this net")
     closing = text.special[-1] if text.special else None
     ends = [most] if closing is None else (hits[closing, :most].nonzero().flatten() + 1).tolist()
     if not ends:
-        raise Inapplicable("no sentence is closed at any place: the message is not one gradient of this net")
+        raise Inapplicable("the closing token lies in the span at no position: the message is not one gradient of this net")
     lengths = _lengths(ends, samples, total)
     words = hits[:, :most].any(1).nonzero().flatten()
     allowed = torch.zeros(samples, max(lengths), len(words), dtype=torch.bool)
@@ -141,7 +142,7 @@ def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None) -> P
 
 
 def _lengths(ends: list[int], samples: int, total: int | None) -> list[int]:
-    """As many lengths as sentences, of ``ends``: each at least once where that can be, with the right total where one fits."""
+    """A length for each sentence out of ``ends``: each used at least once if possible, and with the right total if one fits."""
     if len(ends) >= samples:
         return sorted(ends)[-samples:]
     rest = combinations_with_replacement(ends, samples - len(ends))
@@ -155,9 +156,9 @@ def _of_body(observation: Observation) -> list[str]:
 
 @torch.no_grad()
 def _fed_single_tokens(net: nn.Module, observation: Observation, text: TextFacts) -> list[tuple[str, ...]]:
-    """Linear layers whose input at a place changes with the token there and with no other, those with the same input together.
+    """Linear layers whose input at a position depends on the token there and on no other, grouped by equal inputs.
 
-    By experiment, so that any net will do.
+    Found by trial inputs, so that it works for any architecture.
     """
     words = [word for word in range(len(observation.weights[text.words])) if word not in (text.pad, *text.special)][:2]
     ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])

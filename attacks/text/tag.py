@@ -1,4 +1,4 @@
-"""TAG on text (Deng et al. 2021), with what a message tells besides: its tokens, how many they are, and its labels."""
+"""TAG on text (Deng et al. 2021), with what else a message reveals: its tokens, their number, and its labels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from attacks.text.tokens import find_tokens
 @register("tag")
 @dataclass(frozen=True)
 class Tag(SearchOptions):
-    """Sentences whose gradient comes nearest to the one that was seen, of the tokens that the word embedding gives away.
+    """Gradient matching over sentences, restricted to the tokens that the gradient of the word embedding reveals.
 
     Attributes:
-        known_tokens: ``False`` seeks among all words though the word embedding was sent.
-        length: tokens per sentence, special ones included, where the message does not tell; 0 tries all from 3 to the longest
-            that is sent through, a search each.
-        probe: steps of Adam for a length that is tried.
+        known_tokens: ``False`` searches among all words although the word embedding was sent.
+        length: tokens per sentence, special ones included, where the message does not reveal it; 0 tries all from 3 to the
+            maximum, with a search for each.
+        probe: steps of Adam of the search for a length.
     """
 
     known_tokens: bool = True
@@ -41,16 +41,16 @@ class Tag(SearchOptions):
 
     def _one(self, observation: Observation, seed: int) -> Sought:
         case, labels = text_case(observation), known_labels(observation)
-        words, said = _words(observation, case) if self.known_tokens else (torch.arange(len(case.table)), "among all words")
+        words, note = _words(observation, case) if self.known_tokens else (torch.arange(len(case.table)), "among all words")
         known = lengths(observation)
         if known is not None:
             each, certain = known
-            said += f"; {'' if certain else 'about '}{', '.join(map(str, each))} tokens long"
+            note += f"; {'' if certain else 'about '}{', '.join(map(str, each))} tokens long"
         else:
             tried = [self.length] if self.length else range(3, observation.input_shape[0] + 1)
             each = [min(tried, key=lambda n: self._misfit(case, n, words, labels, seed))] * case.samples
-            said += f"; the length {each[0]} was {'assumed' if self.length else 'the one that matched best'}"
-        return seek(self, case, places(case, each, words), labels, f"sought {said}", seed)
+            note += f"; the length {each[0]} was {'assumed' if self.length else 'the one that matched best'}"
+        return seek(self, case, places(case, each, words), labels, f"searched {note}", seed)
 
     def _misfit(self, case: TextCase, length: int, words: Tensor, labels: Tensor | None, seed: int) -> float:
         if self.length:
@@ -60,7 +60,7 @@ class Tag(SearchOptions):
 
 
 def _words(observation: Observation, case: TextCase) -> tuple[Tensor, str]:
-    """Ids that come into question, and a sentence on it: what the word embedding gives away, or all."""
+    """The possible ids, those that the word embedding reveals or all, and a note on them."""
     if case.text.words in observation.shared:
         tokens = find_tokens(observation)
         ids = tokens.present.nonzero().flatten()

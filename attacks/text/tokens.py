@@ -1,7 +1,7 @@
-"""Which tokens a client's batch held, read off the gradient of the word embedding: a word that did not occur sends nothing.
+"""The tokens of a client's batch, from the gradient of the word embedding.
 
-The row of a word is the sum of the gradients at its occurrences, and zero without one (Melis et al. 2019, "Exploiting unintended
-feature leakage", section 4.1). Their order it does not tell.
+The row of a word is the sum of the gradients at its occurrences, and zero if it does not occur (Melis et al. 2019, "Exploiting
+unintended feature leakage", section 4.1). The order of the tokens is not in it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Tokens:
     """The result of :func:`find_tokens`.
 
     Attributes:
-        present: ``(V,)``, padding never.
+        present: ``(V,)``; never true for padding.
         counts: ``(V,)`` estimates, at least 1 where ``present``; see :func:`estimated_counts`.
         exact: whether ``present`` is certain (:class:`attacks.text.rows.Rows`).
-        how: one sentence about where it comes from.
+        how: how the tokens were found, in a sentence.
     """
 
     present: Tensor
@@ -44,10 +44,10 @@ def find_tokens(observation: Observation) -> Tokens:
     """The tokens of a message.
 
     Raises:
-        Inapplicable: the word embedding was not sent; the message says what is left.
+        Inapplicable: the word embedding was not sent; the message says what else is revealed.
     """
     if observation.text is None:
-        raise Inapplicable("tokens are read off the embedding of words, and the net reads something else")
+        raise Inapplicable("tokens are found in the gradient of a word embedding, and the net has other inputs")
     text = observation.text
     if text.words not in observation.shared:
         raise Inapplicable(f"the word embedding was not sent: {what_is_left(observation)}")
@@ -61,14 +61,13 @@ def find_tokens(observation: Observation) -> Tokens:
 
 
 def estimated_counts(norms: Tensor, present: Tensor, text: TextFacts, sentences: int | None) -> Tensor:
-    """How often each word occurs ``(V,)``: its row's norm ``(V,)`` next to that of the token that closes every sentence.
+    """How often each word occurs ``(V,)``, from its row's norm ``(V,)`` relative to that of the closing token.
 
-    That one occurs as often as there are sentences. Within one sentence the gradients at two places are nearly parallel, so
-    norms add; between sentences nearly orthogonal, so squares do. Hence ``norm / closing`` for one sentence and
-    ``n (norm / closing)^2`` for n. Its error, on questions to a bank through a random BERT: the overlap with the true counts
-    (sum of the smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; taking every word
-    once has 0.97, 0.77, 0.53 and 0.31.
-    Where the number of sentences is not known, or nothing closes them, every word counts once.
+    The closing token occurs once in every sentence. Within one sentence the gradients at two positions are nearly parallel, so
+    norms add; between sentences they are nearly orthogonal, so squares add. Hence ``norm / closing`` for one sentence and
+    ``n (norm / closing)^2`` for n. On banking questions through a random BERT the overlap with the true counts (sum of the
+    smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; counting every word once has 0.97,
+    0.77, 0.53 and 0.31. Where the number of sentences is not known, or there is no closing token, every word counts once.
     """
     counts = present.long()
     closing = text.special[-1] if text.special else None
@@ -81,10 +80,10 @@ def estimated_counts(norms: Tensor, present: Tensor, text: TextFacts, sentences:
 
 
 def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) -> Tensor:
-    """Estimated counts ``(V,)`` made to add up to a known ``total``, special tokens included; as they are where they cannot.
+    """Estimated counts ``(V,)`` adjusted to sum to a known ``total``, special tokens included; unchanged if that is impossible.
 
-    What is left after one of each word goes to those whose share of the squared norms ``(V,)`` says more than one. Through a
-    pretrained encoder the closing token's row is small, and estimates that lean on it alone are several times too large.
+    Every word gets one; the rest goes to words whose share of the squared norms ``(V,)`` suggests more. In a pretrained encoder
+    the closing token's row is small, and estimates relative to it alone are several times too large.
     """
     words = counts > 0
     words[list(text.special)] = False
@@ -101,7 +100,7 @@ def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) ->
 
 
 def what_is_left(observation: Observation) -> str:
-    """What a message reveals without its word embedding, in one sentence."""
+    """What a message reveals without its word embedding, in a sentence."""
     left = []
     if most := longest(observation):
         left.append(f"the longest sentence has {most} tokens (from the position embedding)")
@@ -115,10 +114,10 @@ def what_is_left(observation: Observation) -> str:
 @register("tokens")
 @dataclass(frozen=True)
 class TokenSet:
-    """The tokens of a batch, not their order, read off the gradient of the word embedding; no optimisation."""
+    """The tokens of a batch, without their order, from the gradient of the word embedding; no optimisation."""
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`attacks.core.text_registry.TextAttack`. Labels are read off the head where it was sent."""
+        """See :class:`attacks.core.text_registry.TextAttack`. Labels are inferred from the head where it was sent."""
         began = time.process_time()
         found = [find_tokens(observation) for observation in observations]
         labels = [_labels(observation) for observation in observations]

@@ -17,7 +17,7 @@ PAD, FIRST, LAST = 0, 1, 2
 
 
 class MeanPooled(nn.Module):
-    """Token ids ``(B, L)`` through a transformer, and the mean over what is not padding ``(B, d)``."""
+    """A transformer on token ids ``(B, L)`` and the mean of its outputs without padding ``(B, d)``."""
 
     def __init__(self, transformer: nn.Module, pad: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class MeanPooled(nn.Module):
 
 @dataclass(frozen=True)
 class Size:
-    """Of the reference victim; small, so that a control takes seconds."""
+    """The size of the reference victim; small, so that a control takes seconds."""
 
     words: int = 200
     width: int = 48
@@ -47,7 +47,7 @@ SMALL = Size()
 
 
 def small_bert(seed: int, size: Size = SMALL) -> SplitNet:
-    """A BERT with random weights that reads ids below ``size.words``, and a linear layer to the classes; in evaluation mode."""
+    """A BERT with random weights for ids below ``size.words``, and a linear layer to the classes; in evaluation mode."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -66,13 +66,13 @@ def small_bert(seed: int, size: Size = SMALL) -> SplitNet:
 
 
 def facts(size: Size = SMALL) -> TextFacts:
-    """The public knowledge of :func:`small_bert`."""
+    """The facts of :func:`small_bert`."""
     table = "body.transformer.embeddings.{}_embeddings.weight"
     return TextFacts(table.format("word"), table.format("position"), PAD, (FIRST, LAST), size.length)
 
 
 def sentences(lengths: Sequence[int], seed: int, size: Size = SMALL) -> Tensor:
-    """Random sentences, ``lengths`` with the two special tokens, padded: ``(n, L)``."""
+    """Random sentences, padded: ``(n, L)``; ``lengths`` count the two special tokens."""
     draw = torch.Generator().manual_seed(seed)
     rows = []
     for length in lengths:
@@ -84,9 +84,9 @@ def sentences(lengths: Sequence[int], seed: int, size: Size = SMALL) -> Tensor:
 def observe_text(
     net: SplitNet, ids: Tensor, labels: Tensor, text: TextFacts | None = None, threat: ThreatModel | None = None
 ) -> Observation:
-    """What one gradient step on sentences ``(n, L)`` with labels ``(n,)`` shows of the parameters of ``net`` that learn.
+    """The observation of one gradient step on sentences ``(n, L)`` with labels ``(n,)``.
 
-    Those that do not (``requires_grad`` false: frozen) are known, as they were sent, and absent from what is shared.
+    Shared are the gradients of parameters with ``requires_grad``; the weights of frozen ones are known too, as they were sent.
     """
     parameters = dict(net.named_parameters())
     learn = {name: p for name, p in parameters.items() if p.requires_grad}

@@ -140,7 +140,7 @@ def main(runs_dir: Path, data_dir: Path | None, grid: int, samples: int, out: Pa
             continue
         federation, server, rounds = load(folder)
         if label in (EVEN, SKEWED):
-            clients = participants(federation.config, federation.method, federation.data.nonempty, rounds)
+            clients = participants(federation.agreement, rounds)
             measured = gradient_norms(federation, server, clients, rounds + 1)
             sizes = [federation.data.size(client) for client in clients]
             norms[label] = {"samples": sizes, "layers": {name: asdict(norm) for name, norm in measured.items()}}

@@ -1,4 +1,4 @@
-"""How the server merges: pure functions on the K x p matrix of a round's uploads, and the aggregations made of them."""
+"""Aggregations, the server's half of a method: pure functions on the K x p matrix of a round's uploads, and classes on them."""
 
 from fedpriv.aggregation.base import Aggregation, Memory, Merged, Uploads
 from fedpriv.registry import Registry, subclass_of

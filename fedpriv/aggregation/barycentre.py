@@ -1,4 +1,4 @@
-"""Centres of K vectors that are looked at as bags of entries: FedDUAL's mean shift (eqs. 12-13) and two true barycentres."""
+"""Centres of K vectors as bags of entries: FedDUAL's mean shift (eqs. 12-13) and two true barycentres."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shift:
     Attributes:
         center: ``(d,)`` b, float64.
         weights: ``(K,)`` w, float64; they sum to one, or to less with the additive normaliser.
-        iterations: until b stayed where it was, or as many as were allowed.
+        iterations: number until b converged, or the limit.
         distances: ``(K,)`` of the first b, the weighted mean, to the vectors; in the vectors' unit.
         eps: the kernel's width, in the vectors' unit.
     """
@@ -37,7 +37,7 @@ class Shift:
 
 
 def combination(vectors: Tensor, weights: Tensor) -> Tensor:
-    """``sum_k w_k v_k`` of ``(K, d)`` in float64, ``(d,)``; one vector at a time is in float64, not all."""
+    """``sum_k w_k v_k`` of ``(K, d)`` in float64, ``(d,)``; vectors are converted one at a time."""
     total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
     for weight, vector in zip(weights.tolist(), vectors, strict=True):
         if weight:
@@ -62,7 +62,7 @@ def wasserstein(vectors: Tensor, p: int) -> Distances:
 
 
 def positional(vectors: Tensor) -> Distances:
-    """Mean absolute difference position by position: unlike :func:`wasserstein`, it knows which entry is which."""
+    """Mean absolute difference position by position; unlike :func:`wasserstein`, it depends on the positions of the entries."""
 
     def distances(center: Tensor) -> Tensor:
         return torch.tensor([float((center - other.double()).abs().mean()) for other in vectors], dtype=torch.float64)
@@ -77,8 +77,8 @@ def kernel_weights(distances: Tensor, base: Tensor, eps: float, normaliser: Lite
         distances: ``(K,)`` W, not negative.
         base: ``(K,)`` lambda, summing to one.
         eps: width of the kernel; 0: its limit, all weight on the vectors at distance 0.
-        normaliser: softmax: they sum to one, whatever underflows. additive: divided by their sum plus :data:`ADDED`, so that
-            they sum to nothing where every distance is beyond some 23 eps (released code).
+        normaliser: softmax: they sum to one, even where exponentials underflow. additive: divided by their sum plus
+            :data:`ADDED`, so they sum to about 0 where every distance is above some 23 eps (released code).
     """
     exponents = torch.where(distances > 0, -distances / eps if eps > 0 else -math.inf, 0.0)
     if normaliser == "softmax":
@@ -96,13 +96,13 @@ def mean_shift(
     normaliser: Literal["softmax", "additive"] = "softmax",
     iterations: int = 150,
 ) -> Shift:
-    """Eqs. 12-13 from the weighted mean on, until b stays (to 1e-12 of its largest entry) or ``iterations``.
+    """Iterate eqs. 12-13 from the weighted mean until b converges (to 1e-12 of its largest entry), at most ``iterations`` times.
 
     Args:
         vectors: ``(K, d)`` v.
         base: ``(K,)`` lambda in float64, summing to one.
         eps: width of the kernel, in the vectors' unit.
-        relative: eps counts in medians of the first distances, and stays what it is then.
+        relative: eps is in units of the median distance at the first iteration, and fixed from then on.
     """
     center, weights = combination(vectors, base), base
     first = found = distances(center)
@@ -131,7 +131,7 @@ def quantile_barycenter(vectors: Tensor, base: Tensor) -> Tensor:
 def gaussian_barycenter(vectors: Tensor, base: Tensor) -> Tensor:
     """The mean of ``(K, d)``, scaled to the Bures barycentre of the entries' normal distributions; ``(d,)``.
 
-    On a line its mean and standard deviation are the means of the clients'.
+    In one dimension its mean and standard deviation are the means of the clients'.
     """
     mean = combination(vectors, base)
     spread = sum(weight * float(v.double().std(correction=0)) for weight, v in zip(base.tolist(), vectors, strict=True))

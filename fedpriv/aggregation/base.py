@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedpriv.interfaces import ClientTurn, Part
+from fedpriv.interfaces import Part
 from fedpriv.parameters import ParameterSpace
 
 Memory = Mapping[str, Tensor]
@@ -20,10 +20,10 @@ class Uploads:
 
     Attributes:
         space: the layout of what was sent; a part of the net's where some of it stays with the clients or is masked.
-        rows: ``(K, p)``, ordered by client; what one of them did not send has the server's value.
+        rows: ``(K, p)``, ordered by client; entries that a client did not send have the server's value.
         previous: ``(p,)`` the server's model at the round's start.
         examples: the clients' numbers of training samples; 0 where they are not revealed.
-        statistics: by full name, what each client sent besides the model.
+        statistics: what each client sent besides the model, by full name.
         clients: their numbers.
         registered: number K_all of registered clients.
         whole: the layout of the whole net; ``None``: all of it was sent.
@@ -43,19 +43,19 @@ class Uploads:
         return len(self.rows)
 
     def restrict(self, row: Tensor) -> Tensor:
-        """Of a row of the whole net, such as a momentum that the server keeps, what was sent: ``(p_whole,)`` -> ``(p,)``."""
+        """The part that was sent of a row of the whole net, such as a server momentum: ``(p_whole,)`` -> ``(p,)``."""
         whole = self.whole or self.space
         return self.space.pack(whole.unpack(row, self.space.names), row.new_empty(self.space.size))
 
     def expand(self, row: Tensor, into: Tensor) -> Tensor:
-        """The way back: a copy of ``into`` ``(p_whole,)`` with ``row`` ``(p,)`` in the place of what was sent."""
+        """The inverse of :meth:`restrict`: a copy of ``into`` ``(p_whole,)`` with ``row`` ``(p,)`` in the part that was sent."""
         whole = self.whole or self.space
         return whole.pack(self.space.unpack(row), into.clone())
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The next model ``(p,)``, the next memory, and what the round's record should say of the merge, by name."""
+    """The next model ``(p,)``, the next memory, and numbers for the round's record, by name."""
 
     row: Tensor
     memory: Memory = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Merged:
 
 
 def not_one_number(statistics: Mapping[str, Tensor], *names: str) -> str | None:
-    """An objection to those of ``names`` that hold more or less than one number."""
+    """An objection to the first of ``names`` that is not a single number; ``None`` if all are."""
     spoiled = (name for name in names if name in statistics and statistics[name].numel() != 1)
     return next((f"{name} has shape {list(statistics[name].shape)}, not one number" for name in spoiled), None)
 
@@ -80,15 +80,15 @@ class Aggregation(Part):
         return {}
 
     def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
-        """The shared tensors that this round's download has."""
+        """Names of the shared tensors in this round's download."""
         return names
 
-    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
-        """On the client, those of the shared tensors that it uploads in this round."""
+    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+        """On the client, names of the shared tensors that it uploads in this round, given what it received."""
         return names
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        """As :meth:`fedpriv.methods.base.Method.objection`, of the statistics that this half reads."""
+        """As :meth:`fedpriv.methods.base.Method.objection`, for the statistics that this half reads."""
         return None
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
@@ -96,5 +96,5 @@ class Aggregation(Part):
         return uploads.examples if any(uploads.examples) else [1.0] * len(uploads)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        """At least one upload -> the next model."""
+        """Merge at least one upload into the next model."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""A round's K x p matrix by groups of its columns: inner products, distances and weighted sums, in blocks that fit a cache.
+"""Inner products, distances and weighted sums over groups of columns of a round's K x p matrix, in blocks that fit a cache.
 
 Products and squares are summed in float64: in float32, cosines of nearly equal models come out above one and squared distances
-below zero, and a matrix-vector product in float32 blocks would still be off by 3e-7, always to the same side. A block is
-converted at a time, so no float64 copy of the matrix is ever made.
+below zero, and a matrix-vector product in float32 blocks would still be off by 3e-7, always in the same direction. Blocks are
+converted one at a time, so there is never a float64 copy of the matrix.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedpriv.parameters import ParameterSpace
 GroupBy = Literal["model", "module", "array"]
 
 _ENTRIES = 2**18
-"""Of a block of the matrix; 2 MiB in float64."""
+"""Entries of a block; 2 MiB in float64."""
 _PLAIN_COLUMNS = 2**14
-"""Of a block in the matrix's own precision: float32 sums of more entries drift."""
+"""Columns of a block in the matrix's own precision; float32 sums over more of them lose precision."""
 _NARROWEST = 2**11
 
 
 @dataclass(frozen=True)
 class Group:
-    """Columns that are judged, and weighted, together."""
+    """Columns that have a common weight."""
 
     name: str
     slices: tuple[slice, ...]
@@ -38,12 +38,12 @@ class Group:
 
 
 def parameter_groups(space: ParameterSpace, by: GroupBy) -> list[Group]:
-    """The parameters (no buffers) of a space, each in one group: one of all, one a module (weight and bias), one an array."""
+    """The parameters (no buffers) of a space in groups: all in one, one per module (weight and bias), or one per array."""
     return _groups(space, by, buffers=False)
 
 
 def buffer_groups(space: ParameterSpace) -> list[Group]:
-    """The floating-point buffers, an array each."""
+    """The floating-point buffers, one group per array."""
     return _groups(space, "array", buffers=True)
 
 
@@ -62,8 +62,8 @@ def _groups(space: ParameterSpace, by: GroupBy, buffers: bool) -> list[Group]:
 
 
 def blocks(rows: Tensor, slices: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
-    """The columns of ``rows`` ``(K, p)`` in ``slices``, a block ``(K, b)`` in float64 at a time: where it lies, and a buffer that
-    holds it until the next."""
+    """Iterate over the columns of ``rows`` ``(K, p)`` in ``slices``: (columns, block ``(K, b)`` in float64), where the next block
+    overwrites the last one."""
     width = max(_NARROWEST, _ENTRIES // max(1, len(rows)))
     room = rows.new_empty(len(rows) * width, dtype=torch.float64)
     for part in slices:
@@ -79,9 +79,9 @@ class Products:
     """Inner products over G groups of columns, in float64.
 
     Attributes:
-        cross: ``(G, K)`` of each upload with the reference.
-        own: ``(G, K)`` of each upload with itself.
-        reference: ``(G,)`` of the reference with itself.
+        cross: ``(G, K)``, each upload with the reference.
+        own: ``(G, K)``, each upload with itself.
+        reference: ``(G,)``, the reference with itself.
     """
 
     cross: Tensor
@@ -89,7 +89,7 @@ class Products:
     reference: Tensor
 
     def together(self) -> Products:
-        """Over all groups as one."""
+        """The products over all groups together."""
         return Products(self.cross.sum(0, keepdim=True), self.own.sum(0, keepdim=True), self.reference.sum(0, keepdim=True))
 
     def cosines(self) -> Tensor:
@@ -99,10 +99,10 @@ class Products:
 
 
 def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Products:
-    """Of the uploads ``(K, p)`` with a reference ``(p,)``; one pass over the matrix.
+    """Inner products of the uploads ``(K, p)`` with a reference ``(p,)``; one pass over the matrix.
 
-    In the matrix's own precision within a block and in float64 across: of float32, cosines are right to 1e-7, which is how
-    closely float32 can say them. :func:`exact_products` is for what is built on the differences of cosines.
+    In the matrix's own precision within a block and in float64 across blocks: from float32, cosines are right to 1e-7, which is
+    float32's precision. Use :func:`exact_products` where differences of cosines matter.
     """
     reference = reference.to(rows)
     cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
@@ -112,7 +112,7 @@ def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Produc
         for where in group.slices:
             parts = torch.split(rows[:, where], _PLAIN_COLUMNS, 1), torch.split(reference[where], _PLAIN_COLUMNS)
             for block, other in zip(*parts, strict=True):
-                # Both while the block is in the cache; what they add up to, at once for all blocks.
+                # Both products while the block is in the cache; their sums over all blocks come at the end.
                 found.append((block @ other, torch.linalg.vector_norm(block, dim=1), torch.linalg.vector_norm(other)))
         dots, lengths, of_other = (torch.stack(column).double() for column in zip(*found, strict=True))
         cross[index], own[index], of_reference[index] = dots.sum(0), lengths.square().sum(0), of_other.square().sum()
@@ -120,7 +120,7 @@ def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Produc
 
 
 def exact_products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Products:
-    """The same in float64 throughout, for references in float64 too; three times as long."""
+    """:func:`products` in float64 throughout, also for references in float64; takes three times as long."""
     cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
@@ -133,7 +133,7 @@ def exact_products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> 
 
 
 def squared_distances(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Tensor:
-    """``(G, K)`` in float64: of the uploads ``(K, p)`` from a reference ``(p,)``, by group; one pass over the matrix."""
+    """``(G, K)`` in float64: squared distances of the uploads ``(K, p)`` from a reference ``(p,)``; one pass over the matrix."""
     found = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
     for index, group in enumerate(groups):
         for where, block in blocks(rows, group.slices):

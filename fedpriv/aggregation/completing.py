@@ -1,4 +1,4 @@
-"""Fills in a round's matrix the tensors that a client did not upload, because it has no data for them."""
+"""Fills tensors that a client did not upload, because it has no data for them, into a round's matrix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedpriv.aggregation.base import Uploads
 
 
 def complete(uploads: Uploads, sent: Sequence[Collection[str]], weights: Sequence[float]) -> None:
-    """Fill ``uploads.rows`` in place: where an entry was sent by some only, the others get the senders' weighted mean.
+    """Fill ``uploads.rows`` in place: clients that did not send an entry get the weighted mean of those that did.
 
-    With it a weighted mean of all rows is that of the senders, and a client is neither near nor far for what it does not have.
-    Where the senders weigh nothing, the server's value stays.
+    So a weighted mean of all rows is that of the senders, and missing tensors do not affect a client's distance to the others.
+    Where the senders' weights are all zero, the server's value stays.
 
     Args:
         sent: names of the tensors that each client sent.

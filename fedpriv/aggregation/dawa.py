@@ -16,7 +16,7 @@ from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 Base = Literal["uniform", "samples", "loss"]
 Variant = Literal["paper_exact", "authors_code", "normalised", "shrink_control"]
@@ -25,7 +25,8 @@ LOSS = statistic("loss")
 BASE_TEXT = "q_k: 1/K, n_k/sum n, or softmax(-L_k) of the clients' losses, which they then send (eqs. 4-6)"
 DIVERGENCE_TEXT = "d_k: none (1), the cosine of the whole model (M-DAWA, eq. 2), or of each layer (L-DAWA, eq. 4)"
 NO_LOSS = 65504.0
-"""Nats that a client sends that took no step: it then weighs nothing, unless all did so. The largest number in half precision."""
+"""The loss in nats sent by a client that took no step, which gives it weight 0 unless all clients took none. The largest number
+in half precision."""
 _AUTHORS_WARMUP = 3
 _NOTHING_LEFT = 1e-6
 
@@ -96,6 +97,9 @@ class LDawa(Aggregation):
         loss = turn.mean_loss if math.isfinite(turn.mean_loss) else NO_LOSS
         return {**super().statistics(turn), LOSS: torch.tensor(loss, dtype=torch.float64)}
 
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}
+
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
         return not_one_number(statistics, LOSS)
 
@@ -163,7 +167,7 @@ class LDawaLossParams(DawaParams):
 
 class _TellsItsLoss(LDawa):
     sends = "the client's mean loss of the last local epoch: one number up"
-    no_dp = "its clients tell the server their loss, which no noise covers"
+    no_dp = "its clients send the server their loss, which no noise covers"
 
 
 @register("l-dawa-loss")

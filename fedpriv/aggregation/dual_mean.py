@@ -2,8 +2,8 @@
 
     mbar = sum_k a_k w_k;   c_k = <w_k, mbar> / (|w_k| |mbar|);   xi_k = c_k / sum_j c_j;   w = sum_k xi_k w_k
 
-Uploads of one round start from one model, so that their cosines are near one and each weight is near 1/K: the report says how
-far the second mean is from the first.
+Uploads of one round start from one model, so their cosines are near one and each weight is near 1/K. The round's record has the
+distance between the two means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpriv.aggregation.mean import client_weights, normalised
 from fedpriv.interfaces import params
 
 SMALLEST_SUM = 1e-8
-"""Of the cosines; below it there is nothing to weigh by."""
+"""Smallest sum of the cosines for which the second mean is defined."""
 
 Negative = Literal["clamp", "paper"]
 
@@ -33,7 +33,7 @@ class Weights:
 
     Attributes:
         second: ``(K,)`` xi; they sum to one.
-        fell_back: whether they are those of the first mean, because the cosines say nothing.
+        fell_back: whether they are those of the first mean, as the cosines sum to less than :data:`SMALLEST_SUM`.
     """
 
     second: Tensor
@@ -45,9 +45,8 @@ def dual_weights(cosines: Tensor, first: Tensor, negative: Negative = "clamp") -
 
     Args:
         cosines: ``(K,)`` c; 0 where there is no direction.
-        first: ``(K,)`` the weights of the first mean, summing to one: the answer where the cosines sum to less than 1e-8.
-        negative: an upload that points away from the mean weighs nothing (clamp), or less than nothing, and the others together
-            more than one (eq. 15 as it stands).
+        first: ``(K,)`` the weights of the first mean, summing to one; the result where the cosines sum to less than 1e-8.
+        negative: an upload with a negative cosine gets weight 0 (clamp), or a negative weight (eq. 15 as it stands).
     """
     kept = cosines.clamp(min=0) if negative == "clamp" else cosines
     total = float(kept.sum())
@@ -83,7 +82,7 @@ class DualMean(Aggregation):
     Params = DualParams
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        """BatchNorm's running statistics take no part in the cosines and have the weights of a clamp, so that no variance
+        """BatchNorm's running statistics do not enter the cosines, and always get the clamped weights, so that no variance
         becomes negative."""
         first = normalised(client_weights(uploads, self.params.pass1))
         trained = parameter_groups(uploads.space, "model")

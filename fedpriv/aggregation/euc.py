@@ -39,8 +39,8 @@ class EucParams:
 def intervals(discrepancies: Tensor, sizes: Tensor, phi: int) -> Tensor:
     """FedLAMA's rule (its Algorithm 2): 1 or ``phi`` rounds between the merges of each of L layers.
 
-    From the smallest discrepancy up, layers wait as long as what they hold of all discrepancy is less than what the layers above
-    hold of all parameters.
+    Layers are sorted by discrepancy. From the smallest up, layers wait while their share of the total discrepancy is less than
+    the share of the remaining layers in the parameters.
 
     Args:
         discrepancies: ``(L,)`` m_l, per parameter and round.
@@ -49,7 +49,7 @@ def intervals(discrepancies: Tensor, sizes: Tensor, phi: int) -> Tensor:
     order = torch.argsort(discrepancies, stable=True)
     size = sizes[order].double()
     share = (discrepancies[order].double() * size).cumsum(0)
-    if share[-1] <= 0:  # clients that agree in everything say nothing of which layers could wait
+    if share[-1] <= 0:  # no discrepancy at all: no layer can be chosen to wait
         return torch.ones_like(sizes)
     waits = share / share[-1] < 1 - size.cumsum(0) / size.sum()
     found = torch.ones_like(sizes)
@@ -78,11 +78,11 @@ class Euc(Aggregation):
             return
         if train.selection != "all" and train.participation != 1.0:
             raise UsageError(
-                "aggregation euc: clients keep their own copy of what is not merged, so all take part in every round; "
+                "aggregation euc: clients keep their own copy of layers that are not merged, so all must take part each round; "
                 "--set train.selection=all, or euc=weight"
             )
         if train.on_nan == "drop":
-            raise UsageError("aggregation euc: a dropped client would have no copy of what is not sent; --set train.on_nan=stop")
+            raise UsageError("aggregation euc: a dropped client would have no copy of layers not sent; --set train.on_nan=stop")
         if others := [one["name"] for one in context.config.wire.transforms if one["name"] != "mask"]:
             raise UsageError(
                 f"aggregation euc: {others[0]} acts on a client's change, and a layer that was not sent has none; use euc=weight"
@@ -101,10 +101,10 @@ class Euc(Aggregation):
         waiting = self._waiting(memory[_MEMORY], round - 1)
         return [name for name in names if name not in waiting]
 
-    def asked(self, names: Sequence[str], turn: ClientTurn) -> Sequence[str]:
+    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
         if self.params.euc == "weight":
             return names
-        waiting = self._waiting(turn.received[INTERVALS], turn.round)
+        waiting = self._waiting(received[INTERVALS], round)
         return [name for name in names if name not in waiting]
 
     def begin(self, turn: ClientTurn) -> None:
@@ -131,7 +131,7 @@ class Euc(Aggregation):
         base = normalised(client_weights(uploads, self.params.weights))
         row = weighted_mean(rows, base.tolist())
         now = memory[_MEMORY]
-        if uploads.round >= self.params.start and uploads.round % self.params.phi == 0:  # everything is here
+        if uploads.round >= self.params.start and uploads.round % self.params.phi == 0:  # all layers were uploaded
             now = now.clone()
             groups = [group for group in parameter_groups(uploads.space, "array") if group.name in self._kernels]
             where = [self._kernels.index(group.name) for group in groups]
@@ -143,5 +143,5 @@ class Euc(Aggregation):
         return Merged(row, {_MEMORY: now}, {"euc/waiting": waiting / self.context.space.size})
 
     def _waiting(self, rounds: Tensor, after: int) -> frozenset[str]:
-        """The kernels that are not merged at the end of a round (of round 0, the initial model: all are)."""
+        """The kernels that are not merged at the end of round ``after``; none in round 0, the initial model."""
         return frozenset(name for name, every in zip(self._kernels, rounds.tolist(), strict=True) if after % every)

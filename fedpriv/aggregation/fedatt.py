@@ -21,7 +21,7 @@ class FedAttParams:
 
 
 def attention(distances: Tensor) -> Tensor:
-    """Softmax over clients of the distances ``(G, K)``: the one that is further away weighs more."""
+    """Softmax over clients of the distances ``(G, K)``: clients that are further away weigh more."""
     return torch.softmax(distances, 1)
 
 

@@ -1,4 +1,4 @@
-"""FedDyn's server (Acar et al. 2021): the mean of the models, moved on by how far all clients have drifted so far.
+"""FedDyn's server (Acar et al. 2021): the mean of the models, plus the accumulated mean drift of all clients.
 
     h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K registered clients
 
@@ -34,7 +34,7 @@ class FedDynServerParams(MeanParams):
 
 @register("feddyn")
 class FedDyn(Mean):
-    """The mean of the models, moved on by the clients' mean drift."""
+    """The mean of the models, plus the clients' accumulated mean drift."""
 
     paper = "Acar et al., ICLR 2021"
     Params = FedDynServerParams

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al. 2020): updates are normalised by how far a client's steps reach, so that more steps do not weigh more.
+"""FedNova (Wang et al. 2020): updates are normalised by a client's local steps, so that more steps do not weigh more.
 
 With ``D_k = x_g - x_k``, weights ``p_k`` and step weights ``a_k``:
 
@@ -18,14 +18,14 @@ from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import PROXIMAL, ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT = statistic("step_weight")
 _VELOCITY = "fednova.velocity"
 
 
 def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """a_k: what a constant gradient of one amounts to after ``steps`` steps of learning rate one.
+    """a_k: the change that a constant gradient of one causes in ``steps`` steps of learning rate one.
 
     ``tau`` for plain SGD; ``(tau - m (1 - m^tau) / (1 - m)) / (1 - m)`` with heavy-ball momentum m from rest;
     ``(1 - (1 - q)^tau) / q`` with a pull q (learning rate times mu) back to the start.
@@ -34,7 +34,7 @@ def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
         ValueError: momentum and pull together, for which the paper has no formula.
     """
     if momentum and pull:
-        raise ValueError("a step weight for momentum and a proximal term together")
+        raise ValueError("there is no step weight for momentum and a proximal term together")
     if momentum:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
     total = 0.0
@@ -54,15 +54,15 @@ class FedNovaParams(MeanParams):
 class FedNova(Mean):
     """The mean of updates normalised by their numbers of steps.
 
-    ``a_k`` knows the client's momentum or its proximal term (such as FedProx's), not both. Adam's steps have no linear ``a_k``:
-    it is then the number of steps. A client that took none is left out. Buffers are averaged plainly. With uniform weights, a
-    client with few steps may weigh many times its share: the record's ``fednova/weight_sum`` and ``fednova/weight_max`` are of
+    ``a_k`` covers the client's momentum or its proximal term (such as FedProx's), not both. For Adam, whose steps are not linear
+    in the gradients, it is the number of steps. A client that took none is left out. Buffers are averaged. With uniform weights,
+    a client with few steps may weigh many times its share: the record's ``fednova/weight_sum`` and ``fednova/weight_max`` show
     the effective weights ``p_k tau_eff / a_k``.
     """
 
     paper = "Wang et al., NeurIPS 2020"
     Params = FedNovaParams
-    sends = "up, how far its steps reach: one float"
+    sends = "the step weight a_k up: one float"
     no_dp = "clients upload their step counts, which no noise covers"
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
@@ -72,23 +72,28 @@ class FedNova(Mean):
         train = self.context.config.train
         if train.warmup_steps:
             raise UsageError(
-                "aggregation fednova: its step weights are of steps of one learning rate, and with train.warmup_steps the first "
-                "ones have less; use train.warmup_steps=0"
+                "aggregation fednova: step weights assume a constant learning rate, which train.warmup_steps changes; use "
+                "train.warmup_steps=0"
             )
         if PROXIMAL in turn.memo and train.optimizer == "sgd" and train.momentum:
             raise UsageError(
-                f"aggregation fednova: no step weight is known for momentum {train.momentum:g} and a proximal term together; "
+                f"aggregation fednova: there is no step weight for momentum {train.momentum:g} and a proximal term together; "
                 "use train.momentum=0, or an objective without a proximal term"
             )
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
 
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        train = self.context.config.train
+        longest = steps / (1 - train.momentum) if train.optimizer == "sgd" else steps
+        return {STEP_WEIGHT: Form((), torch.float64, least=0, most=longest)}
+
     def _reach(self, turn: ClientTurn) -> float:
-        """a_k over the phases that train what is shared.
+        """a_k over the phases that train shared roles.
 
         Raises:
-            UsageError: shared roles that took different steps, which one number cannot say.
+            UsageError: shared roles took different numbers of steps, so there is no common a_k.
         """
         space, train = self.context.space, self.context.config.train
         proximal = float(turn.memo[PROXIMAL]) if PROXIMAL in turn.memo else 0.0
@@ -100,7 +105,7 @@ class FedNova(Mean):
                 reach[role] += weight
         if len(set(reach.values())) > 1:
             raise UsageError(
-                f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, and it knows one count a client"
+                f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but a client has one weight"
             )
         return next(iter(reach.values()), 0.0)
 

@@ -1,4 +1,4 @@
-"""FedU's divergence-aware update (Zhuang et al. 2021): a client whose encoder moved far keeps its own predictor."""
+"""FedU's divergence-aware update (Zhuang et al. 2021): a client whose encoder changed much keeps its own predictor."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class LDawaFedUParams(DawaParams):
         description="what a client may keep; FedU's predictor, which SimCLR and Barlow Twins do not have (our choice)",
     )
     fedu_threshold: float = Field(
-        0.4, gt=0, description="it takes the global one if the encoder moved by less than that (FedU; EasyFL)"
+        0.4, gt=0, description="a client takes the global part if its encoder moved by less than that (FedU; EasyFL)"
     )
 
 
 def movement(space: ParameterSpace, before: Tensor, after: Tensor) -> float:
-    """How far the encoder moved between two rows ``(p,)``: the mean over its convolutions' weights of the L2 norm of the change.
+    """How far the encoder moved between two rows ``(p,)``: the mean L2 norm of the change over its convolutions' weights.
 
-    Over all its weight matrices where it has no convolution.
+    Where it has no convolution, over all its weight matrices.
     """
     weights = [entry for entry in space.entries if entry.role == "encoder" and entry.kind == "weight"]
     weights = [entry for entry in weights if len(entry.shape) > 2] or weights
@@ -44,7 +44,7 @@ def movement(space: ParameterSpace, before: Tensor, after: Tensor) -> float:
 
 @register("l-dawa-fedu")
 class LDawaFedU(LDawa):
-    """L-DAWA times FedAvg's weights; a client whose encoder moved far goes on with its own projector."""
+    """L-DAWA times FedAvg's weights; a client whose encoder moved far keeps its own projector."""
 
     Params = LDawaFedUParams
     keeps = "its own projector, and how far its encoder moved"
@@ -79,7 +79,7 @@ class FedUParams(LDawaFedUParams):
 
 @register("fedu")
 class FedU(LDawaFedU):
-    """FedAvg; a client whose encoder moved far goes on with its own projector."""
+    """FedAvg; a client whose encoder moved far keeps its own projector."""
 
     paper = "Zhuang et al., ICCV 2021; reading of Rehman et al., ICCV 2023"
     Params = FedUParams

@@ -1,4 +1,4 @@
-"""Some layers of a net by their place or by name, for aggregations that treat them apart."""
+"""Selection of layers by position or by name, for aggregations that treat layers differently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedpriv.errors import UsageError
 
 
 def layers_of(parameters: Sequence[str]) -> list[list[str]]:
-    """Parameter names grouped by the module they are of (a weight with its bias), in the order given."""
+    """Parameter names grouped by module (a weight with its bias), in the order given."""
     found: dict[str, list[str]] = {}
     for name in parameters:
         found.setdefault(name.rpartition(".")[0], []).append(name)

@@ -16,7 +16,7 @@ def normalised(weights: Sequence[float]) -> Tensor:
     """Weights ``(K,)`` in float64 that sum to one.
 
     Raises:
-        ValueError: where they are negative or sum to nothing.
+        ValueError: a weight is negative, or all are zero.
     """
     values = torch.tensor(weights, dtype=torch.float64)
     if not len(values) or values.min() < 0 or values.sum() <= 0:
@@ -25,12 +25,12 @@ def normalised(weights: Sequence[float]) -> Tensor:
 
 
 def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
-    """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: one product, ``(p,)``."""
+    """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: ``(p,)``."""
     return normalised(weights).to(rows) @ rows
 
 
 def client_weights(uploads: Uploads, by: Literal["samples", "uniform"]) -> Sequence[float]:
-    """The clients' weights ``(K,)``, not normalised: their numbers of training samples, or one for each."""
+    """The clients' weights ``(K,)``, not normalised: their numbers of training samples, or ones."""
     return uploads.examples if by == "samples" else [1.0] * len(uploads)
 
 
@@ -46,7 +46,7 @@ class MeanParams:
     """Options of the mean."""
 
     weights: Literal["samples", "uniform"] = Field(
-        "samples", description="a client weighs its number of training samples (McMahan et al. 2017), or the same as all"
+        "samples", description="weights: by number of training samples (McMahan et al. 2017), or equal"
     )
 
 

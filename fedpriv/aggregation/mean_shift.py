@@ -4,19 +4,19 @@ For each dynamic tensor, with the clients' vectors v_k (their changes, or gradie
 
     b <- mean of the v_k;   repeat:  w_k ~ lambda_k exp(-W(b, v_k) / eps),  b <- sum_k w_k v_k
 
-and the server subtracts b. The paper calls this a Wasserstein barycentre by Sinkhorn-Knopp; it is neither, it is a mean shift
-with a one-dimensional Wasserstein distance between the *bags of entries*, to which the position of an entry is nothing. Two
-true barycentres are here beside it. (A third, of neurons as free points, is the plain mean, as clients start from the same net;
-the one over positions needs a cost between positions, which has no meaning.)
+and the server subtracts b. The paper calls this a Wasserstein barycentre by Sinkhorn-Knopp. It is neither: it is a mean shift
+with a one-dimensional Wasserstein distance between the *bags of entries*, which ignores the positions of entries. Two true
+barycentres are available as alternatives. (A third, of neurons as free points, is the plain mean, as clients start from the same
+net; one over positions would need a cost between positions, which has no meaning.)
 
-eps has the unit of v. In absolute terms it either picks one client (small against the distances) or averages (large);
+eps has the unit of v. An absolute eps either picks one client (small against the distances) or averages (large);
 ``eps_mode: relative`` makes it a multiple of the median distance.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -36,19 +36,19 @@ from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, Context, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}
 
 
 def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """The tensors that are not simply averaged.
+    """The dynamic tensors, which are not simply averaged.
 
     Args:
         layers: the net's parameter names in forward order.
         which: ``none``, ``all``, ``last2_tensors``, some layers (``last1_layers``, ..., ``first2_layers``; a layer is a weight
             with its bias), or shell patterns.
-        norms: names of tensors of normalisation layers, which count as no layer and stay static.
+        norms: names of tensors of normalisation layers, which are not counted as layers and stay static.
 
     Raises:
         UsageError: a pattern matches no tensor.
@@ -90,7 +90,9 @@ class MeanShiftParams:
         1.0, gt=0, description="width of the kernel: in the unit of v (paper: 1e-5), or in medians of the distances"
     )
     eps_mode: Literal["relative", "absolute"] = Field("relative", description="the unit of eps; not in the paper: relative")
-    iterations: int = Field(150, ge=1, description="at most so many (paper 100-150, code 1000); it stops where b stays")
+    iterations: int = Field(
+        150, ge=1, description="largest number of iterations (paper 100-150, code 1000); stops when converged"
+    )
     dyn_lr: float = Field(1.0, ge=0, description="how much of b is applied (Alg. 1: all)")
     weights: Literal["uniform", "samples"] = Field(
         "uniform", description="lambda, and the weights of the static tensors (eqs. 1 and 10: uniform)"
@@ -99,7 +101,7 @@ class MeanShiftParams:
 
 @register("mean-shift")
 class MeanShift(Aggregation):
-    """The mean, and the last layers by a mean that weighs clients by how near they are to it."""
+    """The mean, and for the last layers a mean that weighs clients by their closeness to it."""
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = MeanShiftParams
@@ -118,6 +120,10 @@ class MeanShift(Aggregation):
         gradient = turn.gradient(self.params.server_object.removeprefix("lossgrad_"))
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
 
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        dynamic = self.dynamic if self._of_gradients else ()
+        return {statistic("gradient", name): Form(self.context.space[name].shape) for name in dynamic}
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         weights = client_weights(uploads, self.params.weights)
         base, row = normalised(weights), weighted_mean(uploads.rows, weights)
@@ -128,7 +134,7 @@ class MeanShift(Aggregation):
         return Merged(row, memory, report)
 
     def _merge_tensor(self, name: str, uploads: Uploads, base: Tensor, row: Tensor, report: dict[str, float]) -> None:
-        """Overwrite one dynamic tensor of the mean."""
+        """Overwrite one dynamic tensor in ``row``, the mean."""
         entry, what = uploads.space[name], self.params.server_object
         part = slice(entry.start, entry.stop)
         previous, sent = uploads.previous[part], uploads.rows[:, part]
@@ -167,9 +173,9 @@ class MeanShift(Aggregation):
             )
             center, total = shift.center, float(shift.weights.sum())
             if total < 0.5:
-                warnings.warn(  # the same words each round, so that it is shown once
-                    f"mean-shift: every client is so far beyond eps from the mean (distance_min in the record) that the "
-                    f"additive normaliser leaves {name} as it is; a larger eps, or eps_mode relative, would not",
+                warnings.warn(  # the same text each round, so that it is shown once
+                    f"mean-shift: all distances to the mean (distance_min in the record) exceed eps so far that the additive "
+                    f"normaliser leaves {name} unchanged; use a larger eps, or eps_mode relative",
                     stacklevel=2,
                 )
             squares = float(shift.weights.square().sum())

@@ -2,8 +2,8 @@
 
     x <- x + eta_g mean_S (y_k - x),      c <- c + (1 / K) sum_S (change of c_k),  K registered clients
 
-so that c stays the mean of all clients' c_k. Both start at zero. For a tensor that some clients have no data for, the others'
-mean change stands in for theirs, as in the models (:mod:`fedpriv.aggregation.completing`): c is the mean of those who have.
+so that c stays the mean of all clients' c_k. Both start at zero. For a tensor that some clients have no data for, their change is
+replaced by the mean change of the others, as for the models (:mod:`fedpriv.aggregation.completing`); c is the others' mean.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Scaffold(Mean):
         if self.params.server_lr != 1:
             moved = uploads.previous + self.params.server_lr * (mean - uploads.previous)
             row = with_plain_buffers(moved, mean, uploads.space)
-        # What clients keep to themselves, or a mask hides, has no variate at the server: it is not corrected.
+        # Private or masked parameters have no variate at the server, and are not corrected.
         variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
         for name in variates:
             if not any(name in sent for sent in uploads.statistics):
@@ -90,6 +90,6 @@ class Scaffold(Mean):
         for name, c in variates.items():
             if changes := [sent[name].to(c) for sent in uploads.statistics if name in sent]:
                 changed[name] = c + torch.stack(changes).sum(0) * (len(uploads) / len(changes)) / uploads.registered
-        # fsum: a resumed run has the tensors in another order.
+        # fsum, as a resumed run has the tensors in another order.
         report = {"scaffold/variate_norm": math.sqrt(math.fsum(float(c.double().square().sum()) for c in changed.values()))}
         return Merged(row, changed, report if changed else {})

@@ -20,13 +20,13 @@ class SimAggParams:
     """Options of SimAgg."""
 
     distance: Literal["abs", "sum"] = Field(
-        "abs", description="from the mean: the sum of absolute differences, or the difference of the sums (released code)"
+        "abs", description="distance from the mean: sum of absolute differences, or difference of the sums (released code)"
     )
     epsilon: float = Field(1e-5, gt=0, description="added to a distance before it is inverted (released code)")
 
 
 def distances_from_mean(rows: Tensor, groups: Sequence[Group], kind: Literal["abs", "sum"]) -> Tensor:
-    """``(G, K)`` in float64: of uploads ``(K, p)`` from their plain mean, by group; one pass over the matrix."""
+    """``(G, K)`` in float64: distances of uploads ``(K, p)`` from their plain mean; one pass over the matrix."""
     found = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
     for index, group in enumerate(groups):
         for _, block in blocks(rows, group.slices):

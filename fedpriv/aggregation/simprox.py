@@ -16,7 +16,7 @@ from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import blocks
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 STEPS, MOVED = statistic("steps"), statistic("moved")
 _PREVIOUS = "simprox.previous"
@@ -41,7 +41,7 @@ class SimProxParams:
         "global", description="w_i_prev of eq. 11: the round's start, or the client's own last upload (it then sends g_i)"
     )
     min_update: float = Field(
-        0.0, ge=0, description="an upload that moved by less is left out (idle ones weigh the most); 0: none"
+        0.0, ge=0, description="uploads that moved by less are left out (idle ones would weigh the most); 0: none"
     )
 
 
@@ -49,7 +49,7 @@ class SimProxParams:
 class Gram:
     """Inner products of K uploads' changes D_i = w_i - w and of w, in float64.
 
-    The distances of uploads are small differences of large products of weights; of changes they are not.
+    Of the changes, because distances of uploads from products of the weights would be small differences of large numbers.
 
     Attributes:
         changes: ``(K, K)`` <D_i, D_j>.
@@ -86,12 +86,12 @@ class Gram:
         return torch.where(norms > 0, ((self.start + self.with_start) / norms).clamp(-1, 1), 0.0)
 
     def of(self, chosen: Tensor) -> Gram:
-        """Of some of the uploads."""
+        """The products of some of the uploads."""
         return Gram(self.changes[chosen][:, chosen], self.with_start[chosen], self.start, self.size)
 
 
 def gram(rows: Tensor, start: Tensor, slices: Sequence[slice]) -> Gram:
-    """Of uploads ``(K, p)`` and the round's start ``(p,)`` in the columns of ``slices``; one pass over the matrix."""
+    """The products of uploads ``(K, p)`` and the round's start ``(p,)`` over the columns in ``slices``, in one pass."""
     changes = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
     with_start, own = changes.new_zeros(len(rows)), changes.new_zeros(())
     for where, block in blocks(rows, slices):
@@ -100,7 +100,7 @@ def gram(rows: Tensor, start: Tensor, slices: Sequence[slice]) -> Gram:
         changes.addmm_(block, block.T)
         with_start += block @ reference
         own += reference @ reference
-    # Products of a symmetric matrix need not come out symmetric to the last bit.
+    # Rounding may make the computed product asymmetric in the last bit.
     changes = (changes + changes.T) / 2
     return Gram(changes.cpu(), with_start.cpu(), float(own), sum(part.stop - part.start for part in slices))
 
@@ -113,7 +113,7 @@ def cosine_matrix(products: Tensor) -> Tensor:
 
 
 def mean_similarity(found: Gram, lam: float, space: Literal["weights", "updates"]) -> Tensor:
-    """Sbar ``(K,)``: mean over the others of lam C_ij + (1 - lam) G_ij (eqs. 7-10, 12); 0 for one upload alone."""
+    """Sbar ``(K,)``: mean over the other uploads of lam C_ij + (1 - lam) G_ij (eqs. 7-10, 12); 0 for a single upload."""
     count = len(found.with_start)
     if count < 2:
         return torch.zeros(count, dtype=torch.float64)
@@ -154,6 +154,10 @@ class SimProx(Aggregation):
             )
             found[MOVED] = torch.tensor(math.sqrt(squared), dtype=torch.float64)
         return found
+
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        found = {STEPS: Form((), torch.int64, least=0, most=steps)} if self.params.per_step else {}
+        return found | ({MOVED: Form((), torch.float64, least=0)} if self.params.prev == "own" else {})
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {_PREVIOUS: turn.row.clone()} if self.params.prev == "own" else {}
@@ -203,7 +207,7 @@ class SimProx(Aggregation):
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Pearson's, of two ``(K,)``; NaN where either is constant."""
+    """Pearson's correlation of two ``(K,)``; NaN where either is constant."""
     one, other = one - one.mean(), other - other.mean()
     return float(one @ other / (one.norm() * other.norm()))
 

@@ -18,7 +18,7 @@ Found = Mapping[str, Any]
 
 
 def cost(evidence: Evidence, summary: Found) -> dict[str, Any]:
-    """Accuracy beside chance, bytes and seconds of a run; what stands ``against`` another is filled in by the report."""
+    """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
     accuracy = summary["accuracy"]
     guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
     return {
@@ -38,10 +38,10 @@ def cost(evidence: Evidence, summary: Found) -> dict[str, Any]:
 
 
 def chance(evidence: Evidence) -> tuple[float, int]:
-    """The best constant answer's mean accuracy over the clients' local test sets, and how many samples are in these together.
+    """Mean accuracy of the best constant answer over the clients' local test sets, and the number of samples in them.
 
-    One constant for all clients where all are tested with the same model; where each has its own, one for each client, which is
-    what a model that has learned no more than its client's most frequent class reaches (a half with two classes).
+    One constant for all clients where all are tested with the same model; where each has its own model, one for each client,
+    which is the accuracy of always answering the client's most frequent class (one half with two balanced classes).
     """
     federation, config = evidence.federation, evidence.config
     data, method, split = federation.data, federation.method, config.eval.split
@@ -59,12 +59,12 @@ def chance(evidence: Evidence) -> tuple[float, int]:
 
 
 def at_chance(accuracy: float, guessed: float, samples: int) -> bool:
-    """Whether the 95 % interval of an accuracy on so many samples reaches down to what a constant answer has."""
+    """Whether the 95 % interval of an accuracy on ``samples`` samples includes ``guessed``, that of a constant answer."""
     return wilson(round(accuracy * samples), samples).low <= guessed
 
 
 def signal_to_noise(records: Sequence[Found]) -> list[dict[str, Any]]:
-    """``{layer, min, median, rounds}`` in dB over the rounds, of each layer that noise was added to."""
+    """``{layer, min, median, rounds}`` in dB over the rounds, for each layer that noise was added to."""
     layers: dict[str, list[float]] = {}
     for record in records:
         for name, value in record["metrics"].items():
@@ -73,12 +73,12 @@ def signal_to_noise(records: Sequence[Found]) -> list[dict[str, Any]]:
     return [{"layer": name, "min": min(v), "median": median(v), "rounds": len(v)} for name, v in layers.items()]
 
 
-def told(run: Found) -> str:
+def in_sentences(run: Found) -> str:
     """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
-    found, said = run["cost"], []
+    found, sentences = run["cost"], []
     if found["at_chance"]:
-        said.append(
-            f"The model is at chance: its accuracy is no better, within its 95 % interval, than a constant answer's "
+        sentences.append(
+            f"The model is at chance level: within its 95 % interval, its accuracy is no better than a constant answer's "
             f"({formats.percent(found['chance'])})."
         )
     if found["against"] is not None:
@@ -87,12 +87,14 @@ def told(run: Found) -> str:
             both = "both models are" if found["at_chance"] and found["against_at_chance"] else (
                 "that model is" if found["against_at_chance"] else "this model is"
             )  # fmt: skip
-            other += f"{both} at chance, so nothing follows about the cost in accuracy; "
+            other += f"{both} at chance level, so the cost in accuracy cannot be determined; "
         else:
             other += f"accuracy {formats.points(found['accuracy_difference'])}, "
-        said.append(f"{other}upload {formats.plain(found['bytes_up_ratio'])} times as large.")
+        sentences.append(f"{other}upload {formats.plain(found['bytes_up_ratio'])} times as large.")
     elif run["defence"]:
-        said.append("No undefended run of the same method is among those given, so the cost of the defence is not known.")
+        sentences.append(
+            "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
+        )
     else:
-        said.append("This run has no defence, so there is no cost of one to report.")
-    return " ".join(said)
+        sentences.append("This run has no defence, so there is no cost to report.")
+    return " ".join(sentences)

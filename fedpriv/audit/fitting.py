@@ -1,4 +1,4 @@
-"""Which attacks are for what, said where one does not fit."""
+"""The error for an attack on the wrong kind of samples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Holds = Literal["images", "texts"]
 
 
 def unfit(what: str, holds: Holds) -> UsageError:
-    """``what`` (a data set, a run) holds the one and was to be attacked as if it held the other."""
+    """The error for an attack on the other modality than that of ``what`` (a data set, a run)."""
     from attacks.core.registry import image_attacks
     from attacks.core.text_registry import text_attacks
 
     known = image_attacks() if holds == "images" else text_attacks()
     other = "texts" if holds == "images" else "images"
-    return UsageError(f"{what} holds {holds}, and this attack is on {other}; on {holds}: {', '.join(known)}")
+    return UsageError(f"{what} holds {holds}, but this attack is on {other}; attacks on {holds}: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""How the audit's pages write figures. A figure that was not measured is a dash in every one of them."""
+"""Number formats of the audit's pages. A figure that was not measured is a dash."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def interval(rate: Mapping[str, Any] | None) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """Two shares as ``10.9 to 28.5 %``."""
+    """An interval of shares as ``10.9 to 28.5 %``."""
     return NOTHING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
 def whole(count: int | None) -> str:
-    """Bytes one by one."""
+    """A number with separators: ``1,234,567``."""
     return NOTHING if count is None else f"{count:,}"
 
 
 def size(count: float | None) -> str:
-    """Bytes with their unit."""
+    """Bytes with a unit."""
     return NOTHING if count is None else str(decimal(round(count)))
 
 
 def power(value: float | None) -> str:
-    """Errors, which span powers of ten."""
+    """Errors, in scientific notation."""
     return NOTHING if value is None else f"{value:.1e}"
 
 
@@ -58,7 +58,7 @@ def short(value: float | None) -> str:
 
 
 def paired(mapping: Mapping[str, Any], between: str = " ") -> list[str]:
-    """Names with their values."""
+    """``name value`` for each entry."""
     return [f"{name}{between}{value}" for name, value in mapping.items()]
 
 

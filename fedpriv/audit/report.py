@@ -1,4 +1,4 @@
-"""The audit of several runs: side by side, held against each other, as one page."""
+"""The audit of several runs: side by side, compared with each other, as one page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
 Say = Callable[[str], None]
-FILES = ("audit.html", "audit.md", "audit.json")
 CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 
@@ -44,11 +43,11 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
 
     Raises:
         UsageError: one of the runs cannot be audited.
-        FedprivError: a control of the attacks on texts failed; then nothing can be said.
+        FedprivError: a control of the attacks on texts failed, so that their results would mean nothing.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     configs = []
-    for run_dir in run_dirs:  # all that an audit reads, before its controls and before hours of work on the others
+    for run_dir in run_dirs:  # all that an audit reads, before its controls and the first audit, which may take hours
         evidence, _ = check(run_dir)
         evidence.verify()
         configs.append(evidence.config)
@@ -70,7 +69,7 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
 
 
 def write(audited: Audited, folder: Path) -> None:
-    """Write :data:`FILES` and the pictures into a folder.
+    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder.
 
     Raises:
         FedprivError: it cannot be written.
@@ -91,18 +90,18 @@ def write(audited: Audited, folder: Path) -> None:
 
 
 def _modalities(config: RunConfig) -> tuple[Modality, ...]:
-    """The kind of a run's samples, from its config alone."""
+    """The modalities of a run's samples, from its config alone."""
     return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 
 def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:
-    """The controls of the attacks on texts, where there are texts; attacks on images have theirs when they are tried."""
+    """The controls of the attacks on texts, if there are texts; those of attacks on images run with the attacks."""
     found = []
     for name in CONTROLLED_ON_TEXTS if "text" in modalities else ():
         say(f"controls of {name}")
         for control in text_controls(text_attack(name)(), seed):
             if not control.passed:
-                raise FedprivError(f"a control failed, so nothing can be said: {control.sentence}")
+                raise FedprivError(f"a control failed, so there can be no result: {control.sentence}")
             found.append({"attacker": name, **vars(control)})
     return found
 
@@ -114,13 +113,13 @@ def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int,
     manager = SyncManager(ctx=context)
     manager.start(die_with_parent, (os.getpid(),))
     with manager, ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        told: Queue[str | None] = manager.Queue()
-        listener = threading.Thread(target=_relay, args=(told, say))
+        progress: Queue[str | None] = manager.Queue()
+        listener = threading.Thread(target=_relay, args=(progress, say))
         listener.start()
         try:
-            return list(pool.map(_audit_and_tell, run_dirs, [options] * len(run_dirs), [told] * len(run_dirs)))
+            return list(pool.map(_audit_with_progress, run_dirs, [options] * len(run_dirs), [progress] * len(run_dirs)))
         finally:
-            told.put(None)
+            progress.put(None)
             listener.join()
 
 
@@ -133,17 +132,17 @@ def _begin(parent: int) -> None:
     load_inherited()
 
 
-def _audit_and_tell(run_dir: Path, options: AuditOptions, told: Queue[str | None]) -> Audited:
-    return audit_run(run_dir, options, lambda text: told.put(f"{run_dir.name}: {text}"))
+def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Audited:
+    return audit_run(run_dir, options, lambda text: progress.put(f"{run_dir.name}: {text}"))
 
 
-def _relay(told: Queue[str | None], say: Say) -> None:
-    while (text := told.get()) is not None:
+def _relay(progress: Queue[str | None], say: Say) -> None:
+    while (text := progress.get()) is not None:
         say(text)
 
 
 def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
-    """Note what the run's defences cost against the run that differs in nothing else."""
+    """Note the cost of the run's defences, compared with the run that differs in nothing else."""
     if not run["defence"]:
         return
     for other in runs:

@@ -28,22 +28,19 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.samples import Modality
 
 Say = Callable[[str], None]
-CENTERS_OF_TEXTS = (
-    "the centres that clients sent are means over what a net makes of texts, and the attack draws images from those of a net "
-    "that reads images alone"
-)
-"""Why the class centres of runs on texts, or on texts beside images, are not inverted."""
+CENTERS_OF_TEXTS = "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
+"""Why the class centres of runs on texts, or on image-text pairs, are not inverted."""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How much is tried.
+    """The extent of an audit.
 
     Attributes:
-        messages: messages that are attacked: of the kept rounds, evenly, the first kept client of each.
-        label_shadows: turns played to learn what label sets look like; 0: not tried.
-        membership_shadows: turns played for each client of the last kept round; 0: no membership inference.
-        singles: images of the easiest case on which attackers that optimise are tried at most.
+        messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each.
+        label_shadows: shadow turns for the inference of label sets; 0: none.
+        membership_shadows: shadow turns for each client of the last kept round; 0: no membership inference.
+        singles: largest number of images of the easiest case for attackers that optimise.
     """
 
     messages: int = 3
@@ -83,8 +80,8 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     """Audit a finished run from what it kept.
 
     Raises:
-        UsageError: see :func:`check`; or the data are not those the run was trained on.
-        FedprivError: its files are damaged, or the membership attack finds something where there is nothing to find.
+        UsageError: see :func:`check`; or the data have changed since the run.
+        FedprivError: its files are damaged, or a negative control of membership inference failed.
     """
     evidence, summary = check(run_dir)
     name, pictures = evidence.folder.path.name, {}
@@ -136,7 +133,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
             findings["not_tried"]["membership"] = str(error)
         else:
             if not found.controls_passed:
-                raise FedprivError(f"{run_dir}: a membership attack finds members where there are none; nothing can be said")
+                raise FedprivError(
+                    f"{run_dir}: a membership attack finds members in its negative control; there can be no result"
+                )
             findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
             findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
     findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
@@ -145,14 +144,14 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
 
 
 def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each control once; what they cost is no part of what they are."""
+    """The distinct controls; those that differ in their cost alone are equal."""
     return list({(one["attacker"], one["name"], one["sentence"]): one for one in controls}.values())
 
 
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
-    """(round, client) of so many messages: of the kept rounds, evenly, the first kept client of each that holds such samples.
+    """(round, client) of the messages to attack: of evenly spaced kept rounds, the first kept client with such samples.
 
-    Of pairs, one that holds both halves comes first, so that what each gives away is seen of the same client.
+    For pairs, clients with both images and texts are preferred, so that both are attacked for the same client.
     """
     rounds, data = evidence.store.rounds(), evidence.federation.data
     spread = sorted({rounds[i * (len(rounds) - 1) // max(1, messages - 1)] for i in range(messages)})
@@ -161,7 +160,7 @@ def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[
 
 
 def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of the chosen messages the one whose client's samples are played one by one: of pairs, the first that has both halves."""
+    """The chosen message whose client's samples are simulated one by one: for pairs, the first with both images and texts."""
     return min(chosen, key=lambda one: evidence.federation.data.lacking(one[1]) is not None)
 
 
@@ -277,9 +276,9 @@ def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> 
     """The ledger's statement beside the attack's lower bound, where the run has differential privacy."""
     if statement is None:
         return None
-    said = [statement["adjacency"], statement["holds_if"], *(f"not covered: {one}" for one in statement["not_covered"])]
+    sentences = [statement["adjacency"], statement["holds_if"], *(f"not covered: {one}" for one in statement["not_covered"])]
     if lower is not None:
-        said.append(lower["about"])
+        sentences.append(lower["about"])
     comparable = lower is not None and statement["level"] == "sample"
     return {
         "upper": statement["epsilon"],
@@ -288,5 +287,5 @@ def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> 
         "accountant": statement["accountant"],
         "lower": lower["lower"] if lower is not None and comparable else None,
         "bounds": lower,
-        "sentences": said,
+        "sentences": sentences,
     }

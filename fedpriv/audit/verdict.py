@@ -16,14 +16,14 @@ LIMIT = f"{RECOVERED:g}"
 
 def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
-    said = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
-    said += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
-    said += of_texts(run.get("texts") or [])
+    sentences = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
+    sentences += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
+    sentences += of_texts(run.get("texts") or [])
     reason = (run.get("not_tried") or {}).get("images")
     if reason and not run["attacks"]:
-        said.append(f"No attack was mounted on the images, which says nothing about what messages give away of them: {reason}.")
+        sentences.append(f"No attack was mounted on the images, so what messages reveal of them is not known: {reason}.")
     return [
-        *said,
+        *sentences,
         *_exposed(run.get("statistics")),
         *_labels(run["labels"]),
         *of_membership(run),
@@ -32,9 +32,9 @@ def verdict(run: Found) -> list[str]:
 
 
 def best_attempt(attack: Found) -> Found | None:
-    """The attempt that recovered most images; of equals the one with the least median error.
+    """The attempt that recovered most images; among equals, the one with the least median error.
 
-    One that recovered none counts only where its controls show that it could have: else nothing was measured.
+    One that recovered none counts only if it passed a positive control; otherwise nothing was measured.
     """
     made = [one for one in _made(attack) if one["success"][LIMIT]["successes"] or one["is_evidence"]]
     return max(made, key=lambda one: (one["success"][LIMIT]["successes"], -one["mse_median"]), default=None)
@@ -44,14 +44,14 @@ def _message(attack: Found) -> str:
     where = f"client {attack['client']}'s message of round {attack['round']}"
     best = best_attempt(attack)
     if best is None:
-        return f"{_not_mounted(attack)} on {where}, which says nothing about what it gives away ({_reasons(attack)})."
+        return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
     hit, copied = best["success"][LIMIT], _copied(attack)
     if hit["successes"] == 0:
         return (
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
             f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
-    compared = f"; the nearest of the public images passes for {copied} of them" if copied is not None else ""
+    compared = f"; copies of the nearest public image would count for {copied} of them" if copied is not None else ""
     return (
         f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
         f"(MSE < {LIMIT}; 95 % interval {hit['low']:.0%} to {hit['high']:.0%}{compared})."
@@ -60,18 +60,18 @@ def _message(attack: Found) -> str:
 
 def _easiest(attack: Found) -> str:
     best = best_attempt(attack)
-    case = f"clients that hold a single image (played by the audit, defences included; round {attack['round']})"
+    case = f"clients that hold a single image (simulated by the audit, defences included; round {attack['round']})"
     if best is None:
-        return f"{_not_mounted(attack)} on {case}, which says nothing about what they give away ({_reasons(attack)})."
+        return f"{_not_mounted(attack)} on {case}, so what they reveal is not known ({_reasons(attack)})."
     hit = best["success"][LIMIT]
-    looked = "the interval is for the number looked at, which depends on what was found"
+    looked = "the interval is for the number of images tried, which depends on the results"
     if hit["successes"]:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
         return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {LIMIT}; {span})."
     none = [(one["attacker"], one["success"][LIMIT]) for one in _made(attack) if one["is_evidence"]]
-    said = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
+    results = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
     return (
-        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {said}; each recovered its control; "
+        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
         f"95 % intervals, {looked.removeprefix('the interval is ')}{_left_out(attack)}."
     )
 
@@ -89,18 +89,18 @@ def _evidence(attack: Found) -> str:
 
 
 def _left_out(attack: Found) -> str:
-    """The attackers whose failure is no evidence, and those that could not be tried."""
+    """A clause on the attackers whose failure is no evidence, and on those that were not tried."""
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
     untried = ", ".join(one["attacker"] for one in attack["attempts"] if one.get("inapplicable"))
-    said = f"; what {others} did not recover either is no evidence" if others else ""
-    return said + (f"; not tried, so that nothing is known of them: {untried}" if untried else "")
+    failed = f"; the failure of {others} is no evidence" if others else ""
+    return failed + (f"; not tried: {untried}" if untried else "")
 
 
 def _reasons(attack: Found) -> str:
-    """Why what was tried says nothing, each reason with those that it holds of."""
+    """Why no attempt is evidence: each reason with its attackers."""
     why: dict[str, list[str]] = {}
     for one in attack["attempts"]:
-        reason = one.get("inapplicable") or "recovered none, and nothing is promised of it"
+        reason = one.get("inapplicable") or "recovered none, and has no positive control"
         why.setdefault(reason, []).append(one["attacker"])
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
 
@@ -116,11 +116,11 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     exact = sum(one["exact"] for one in messages)
     ways = sorted({one["how"] for one in messages})
     if ways == [NO_RULE]:
-        return [f"No rule reads off these {len(messages)} messages which classes a client holds."]
+        return [f"No rule applies that infers a client's classes from these {len(messages)} messages."]
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
     return [
-        f"The classes that a client holds were told exactly by {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
+        f"The set of a client's classes was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
     ]
 
 
@@ -128,13 +128,11 @@ def _exposed(statistics: Found | None) -> list[str]:
     if not statistics or not statistics["exposed"]:
         return []
     names = ", ".join(statistics["exposed"])
-    return [
-        f"The defences alter the model and not the statistics sent beside it ({names}): these crossed as the client made them."
-    ]
+    return [f"The defences alter the model, but not the statistics sent with it ({names}), which are sent as they were computed."]
 
 
 def _epsilon(epsilon: Found | None) -> list[str]:
     if epsilon is None:
-        return ["The run has no differential privacy: there is no guarantee, only what these attacks did or did not do."]
+        return ["The run has no differential privacy: there is no guarantee, only the results of these attacks."]
     against = "a client" if epsilon["level"] == "client" else "a training sample"
     return [f"The accountant's epsilon for {against} is {epsilon['upper']:.3g} at delta {epsilon['delta']:g}, an upper bound."]

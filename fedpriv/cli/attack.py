@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NO_PROMISE = "no control shows that it can succeed"
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
-"""Options of the command that are for attacks on texts alone, and for single steps."""
+"""Options for attacks on texts alone, and for single steps."""
 
 
 @command(main, "attack")
@@ -62,11 +62,11 @@ def attack(
 
     By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
     U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use one
-    step of a text encoder under a fresh linear layer. With --run, both attack a message that really crossed the wire.
+    step of a text encoder under a new linear layer. With --run, both attack a real message of a run.
 
-    Where layers are hidden, every applicable attacker is reported, since a defence is only as good as against the best of them.
-    Controls run first, with the attack's options. An attacker is not run if it fails its positive control or finds something in
-    noise; if all attackers fail, the exit code is 1.
+    Where layers are hidden, every applicable attack is reported, since a defence is only as good as against the best of them.
+    Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is not
+    run; if all fail, the exit code is 1.
 
     \b
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png
@@ -89,7 +89,7 @@ def attack(
         return attack_text(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
         if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
-            raise UsageError(f"attack {name!r} is not there: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
+            raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
         raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks()])}")
     for option in OF_TEXTS:
         if chosen.pop(option):
@@ -116,7 +116,7 @@ def _attack_images(
     attempts, beyond = [], dict[str, str]()
     with progress(len(tried)) as begin:
         for attacker in tried:
-            begin(f"{attacker.name}, behind its controls")
+            begin(f"{attacker.name}, after its controls")
             observed = target.observe(attacker.threat)
             if reason := out_of_reach(attacker, observed, len(target.images)):
                 beyond[attacker.name] = reason
@@ -124,7 +124,7 @@ def _attack_images(
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
-    for line in _told(attempts, beyond):
+    for line in _remarks(attempts, beyond):
         out.print(line, soft_wrap=True)
     guesses = figures.guesses(target)
     out.print(figures.table(attempts, guesses, target))
@@ -145,18 +145,18 @@ def _attack_images(
     }
 
 
-def _told(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
-    """What all attackers know, what only some know, which are not applicable, and whose failure is no evidence."""
+def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
+    """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
-    shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in told for told in knows.values())]
+    shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
-    for name, told in knows.items():
-        if own := [sentence for sentence in told if sentence not in shared]:
+    for name, known in knows.items():
+        if own := [sentence for sentence in known if sentence not in shared]:
             lines.append(f"{name}: {'; '.join(own)}")
     lines += [f"{made.attacker.name} cannot be mounted: {made.inapplicable}" for made in attempts if made.inapplicable]
     for made in attempts:
         if made.found is not None and (reason := beyond.get(made.attacker.name) or (None if made.is_evidence else NO_PROMISE)):
-            lines.append(f"what {made.attacker.name} does not recover says nothing: {reason}")
+            lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
     return lines
 
 
@@ -201,7 +201,7 @@ def _check_means_something(
     mask_layers: int | None,
     **others: Any,
 ) -> None:
-    """Refuse options that contradict each other, or have no effect together."""
+    """Reject options that contradict each other, or have no effect together."""
     kinds = {"--run": run_name, "--images": images, "--dataset": dataset}
     if sum(kind is not None for kind in kinds.values()) > 1:
         raise UsageError(f"{' and '.join(k for k, value in kinds.items() if value is not None)}: give only one of them")

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from fedpriv.audit.text.target import TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1)}
-"""By attack: default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and, where the
-tokens' order is searched step by step, three minutes of CPU time."""
+"""Attack -> default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and three minutes
+of CPU time."""
 OTHERS = (5, 1)
-"""The same for attacks of other packages."""
+"""The same for attacks of plug-ins."""
 
 
 def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str | None, **chosen: Any) -> dict[str, Any]:
     """Run the text attack ``name`` on the target that the options name.
 
     Raises:
-        UsageError: an option that does not apply, or a run or a data set without texts.
+        UsageError: an option does not apply, or the run or the data set has no texts.
         FedprivError: a control failed.
     """
     from attacks.text.controls import text_controls
@@ -41,7 +41,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     for attacker in tried:
         out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True)
         attempts.append(attempt_text(attacker, target, seed))
-        for line in figures.told(attempts[-1], target):
+        for line in figures.in_lines(attempts[-1], target):
             out.print(line, soft_wrap=True)
     guess = figures.guess(target, seed)
     out.print(figures.text_table(attempts, guess, target))
@@ -58,7 +58,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
-    """The attack itself, and where the head is hidden and matters, who knows what it was at first, too."""
+    """The attack itself and, where a hidden head matters, also one that knows the initial head."""
     from attacks.core.by_name import nearest
     from attacks.core.observation import ThreatModel
     from attacks.core.options import defaults_of, taken
@@ -92,7 +92,7 @@ def _target(
     from fedpriv.audit.text import target as text_target
 
     if images is not None:
-        raise UsageError(f"{name} is an attack on texts, and --images names pictures")
+        raise UsageError(f"{name} is an attack on texts; --images is for attacks on images")
     if run_name is not None:
         from fedpriv.audit.evidence.messages import Evidence
         from fedpriv.tracking import find_run

@@ -54,18 +54,18 @@ def audit(
     torch.set_num_threads(1)
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir)
-    told = console()
+    out = console()
     processes = min(len(folders), workers or os.cpu_count() or 1)
     asked = click.get_current_context().command_path + " " + " ".join(runs)
-    audited = report.audit(folders, chosen, asked, processes, lambda text: told.print(text, soft_wrap=True))
+    audited = report.audit(folders, chosen, asked, processes, lambda text: out.print(text, soft_wrap=True))
     places = [*([output] if output else []), *(folder / "audit" for folder in folders)]
     for place in places:
         report.write(audited, place)
     for folder in folders:
-        send(folder, tracking_uri, "the report", told)
+        send(folder, tracking_uri, "the report", out)
     for run in audited.findings["runs"]:
-        told.print(styled("\n", (run["name"], "bold")), soft_wrap=True)
+        out.print(styled("\n", (run["name"], "bold")), soft_wrap=True)
         for sentence in run["verdict"]:
-            told.print(f"  {sentence}", soft_wrap=True)
-    told.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)
+            out.print(f"  {sentence}", soft_wrap=True)
+    out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)
     return audited.findings | {"report": str(places[0] / "audit.html")}

@@ -68,7 +68,7 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             envvar="FEDPRIV_PLUGINS",
             type=FilePath(),
             metavar="FILE.py",
-            help="Import a file, so that what it registers is found by name; repeatable.",
+            help="Import a file that registers plug-ins; repeatable.",
         )(run)
         run = click.option("--debug", is_flag=True, help="Show the traceback of an error.")(run)
         run = click.option("--json", "as_json", is_flag=True, help="One JSON object on the last line of standard output.")(run)
@@ -81,7 +81,7 @@ STORE = click.option("--tracking-uri", help="MLflow store for the result. Needed
 
 
 def png(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of an ``--output`` that is a picture: refuse what would be a PNG under another name."""
+    """Callback of an ``--output`` that is a picture: reject names that do not end in .png."""
     if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
     return path
@@ -102,7 +102,7 @@ def described_options(schema: Any) -> list[dict[str, Any]]:
 def run_folders(runs: tuple[str, ...], runs_dir: Path) -> list[Path]:
     """The folders of runs given as :func:`fedpriv.tracking.find_run` takes them, each once.
 
-    What tracking and experiments keep beside the run folders is passed over, so that ``runs/*`` means the runs.
+    Files of tracking and experiments beside the run folders are skipped, so that ``runs/*`` means the runs.
     """
     from fedpriv.tracking import find_run
 

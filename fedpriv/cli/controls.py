@@ -23,7 +23,7 @@ WIDTH = 120
 
 
 def wide_console() -> Console:
-    """As :func:`fedpriv.cli.common.console`, but a file has no width to keep to."""
+    """As :func:`fedpriv.cli.common.console`, but wide where the output is a file."""
     out = console()
     if not out.is_terminal:
         out.width = WIDTH
@@ -32,8 +32,8 @@ def wide_console() -> Console:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Of so many pieces of work each is announced as it begins, on standard error: a bar with the time left on a terminal,
-    lines elsewhere, nothing under ``--json``."""
+    """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
+    lines elsewhere, nothing with ``--json``."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
@@ -42,7 +42,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     shown, began, done = terminal(err=True), time.monotonic(), 0
     said = TextColumn("{task.description}", markup=False)
     columns = (said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # Results go to standard output while the bar is there, wherever that leads.
+    # Results still go to standard output while the bar is shown.
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
 
@@ -58,7 +58,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def tell_controls(controls: Sequence[Control], out: Console) -> None:
-    """Print how the controls ended."""
+    """Print the results of the controls."""
     for control in controls:
         out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True)
 
@@ -69,4 +69,4 @@ def held_to(controls: Sequence[Control]) -> None:
         FedprivError: one failed.
     """
     if failed := [control.sentence for control in controls if not control.passed]:
-        raise FedprivError(f"a control failed, so nothing can be said: {failed[0]}")
+        raise FedprivError(f"a control failed, so there can be no result: {failed[0]}")

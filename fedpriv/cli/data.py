@@ -66,9 +66,9 @@ def list_() -> dict[str, Any]:
     help="Draw the counts as a PNG.",
 )
 def show(output: Path | None, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
-    """Show how a partition deals a data set: its hash, the clients' sizes, and counts per client and class.
+    """Show the partition of a data set: its hash, the clients' sizes, and counts per client and class.
 
-    No sample is read for this. The hash is that of the partition a run with the same options trains on.
+    Only labels are read. A run with the same options has the same hash.
 
     \b
     Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output dealt.png
@@ -80,7 +80,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     from fedpriv.data.sources import load_labels
     from fedpriv.simulation.setup import resolve
 
-    # Who takes part in a round says nothing about who holds what: a file's share need not suit --clients.
+    # Participation does not affect the partition, so the file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})
     opened = load_labels(config.data.name, config.data.dir, config.data.limit)
     config = resolve(config, None, opened.suggests)
@@ -130,7 +130,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 def synthesise(folder: Path, train: int, test: int, size: int, seed: int) -> dict[str, Any]:
     """Write synthetic image-text pairs into a new FOLDER, a data set in the layout of `disaster`.
 
-    With the defaults they are those of the data set `disaster_synthetic`. A folder that holds something is left alone.
+    With the defaults they are those of the data set `disaster_synthetic`. The folder must be new or empty.
 
     \b
     Example: fedpriv data synthesise ./pairs --train 600 && fedpriv data show --dataset ./pairs

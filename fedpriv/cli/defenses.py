@@ -13,7 +13,7 @@ from fedpriv.cli.terminal import styled
 def defenses() -> dict[str, Any]:
     """List the defences and their options.
 
-    They are listed in the order in which they may be combined; a mask may stand anywhere.
+    They are listed in the order in which they may be combined; a mask may be anywhere.
 
     \b
     Example: fedpriv defenses

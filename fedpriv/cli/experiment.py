@@ -110,9 +110,9 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
 
     from fedpriv.experiments import report as render
 
-    said = render(path, output)
+    result = render(path, output)
     out = console()
-    for section in said["experiments"]:
+    for section in result["experiments"]:
         table = Table(title=section["title"], title_justify="left", box=None, pad_edge=False)
         for name in ("claim", "verdict"):
             table.add_column(name, overflow="fold")
@@ -122,5 +122,5 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
         if section["missing"]:
             hint = f"{len(section['missing'])} runs are missing: fedpriv experiment run {section['file']}"
             out.print(hint, soft_wrap=True)
-    out.print(f"report: {said['report']}", soft_wrap=True)
-    return said
+    out.print(f"report: {result['report']}", soft_wrap=True)
+    return result

@@ -56,7 +56,7 @@ def _method(method: type[Method]) -> dict[str, Any]:
     from fedpriv.methods.base import options_of
     from fedpriv.models.net import ROLES
 
-    # A net without a predictor has none to share; the others are always there.
+    # The predictor is shared only if the net has one; the other roles always exist.
     shared = method.shared & method.objective_class.reaches
     halves: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
     stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.reaches - shared]

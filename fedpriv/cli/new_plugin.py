@@ -1,4 +1,4 @@
-"""``fedpriv new-plugin``: a package of one's own that works, to begin with."""
+"""``fedpriv new-plugin``: write a working package as the start of a plug-in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
     "partition": ("fedpriv.partitions", f"{_TRAIN} --partition"),
     "attack": ("attacks", "attack --n 1"),
 }
-"""Kind -> its entry-point group, and the command whose last word is the thing's name."""
+"""Kind -> its entry-point group, and a command to which the plug-in's name is appended."""
 _TEMPLATES = Path(__file__).parent / "plugin_templates"
 
 
@@ -30,9 +30,9 @@ _TEMPLATES = Path(__file__).parent / "plugin_templates"
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("folder", metavar="[DIR]", required=False, type=FilePath())
 def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
-    """Write a package with a small thing of a kind, its entry point and a test.
+    """Write a package with a small plug-in of a kind, its entry point and a test.
 
-    The thing is named as the folder DIR; the default is my-KIND.
+    The plug-in has the name of the folder DIR; the default is my-KIND.
 
     \b
     Example: fedpriv new-plugin method lg-fedavg
@@ -50,13 +50,13 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
     if not (name.isascii() and module.isidentifier()):
         raise UsageError(f"{name!r} cannot name a {kind}: letters, digits, - and _, such as my-{kind}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already; name a new folder")
+        raise UsageError(f"{folder} exists already; name a new folder")
     group, words = KINDS[kind]
-    said = {"name": name, "module": module, "kind": kind, "group": group, "command": f"{words} {name}"}
+    values = {"name": name, "module": module, "kind": kind, "group": group, "command": f"{words} {name}"}
     written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test"}
     for file, template in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(said).encode())
+        write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(values).encode())
     out = console()
     out.print(f"written: {folder}", soft_wrap=True)
     out.print(f"try it: fedpriv {words} {name} --plugin {folder / f'{module}.py'}", soft_wrap=True)

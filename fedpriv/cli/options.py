@@ -1,4 +1,4 @@
-"""The flags for what people change most; each is a config key."""
+"""The flags of ``fedpriv train`` for the most common config keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DATA_FLAGS: dict[str, tuple[str, Any, str]] = {
     "dataset": ("data.name", str, "Data set: a name of `fedpriv data list`, or the path of an image folder or parquet."),
     "clients": ("data.clients", int, "Number of registered clients."),
-    "partition": ("data.partition.name", str, "How samples are dealt to clients; `fedpriv data list` names the ways."),
+    "partition": ("data.partition.name", str, "How samples are dealt to clients; a name of `fedpriv data list`."),
     "classes-per-client": ("data.partition.classes_per_client", int, "S of the partitions `classes` and `class_subsets`."),
     "alpha": ("data.partition.alpha", float, "Concentration of the Dirichlet partitions."),
     "seed": ("seed", int, "Seed of every random draw."),
@@ -32,7 +32,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
         str,
         "Of texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
     ),
-    "tune": ("model.tune", str, "Of texts: what learns of a pretrained encoder: full, lora or head. Default: head."),
+    "tune": ("model.tune", str, "Of texts: what is trained of a pretrained encoder: full, lora or head. Default: head."),
     "selection": ("train.selection", str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": ("train.optimizer", str, "The clients' optimiser: sgd, adam or adamw."),
     "participation": ("train.participation", float, "Share of the clients sampled each round. Default: ten clients."),
@@ -50,8 +50,8 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
         str,
         "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
     ),
-    "executor": ("executor.name", str, "Who runs the clients: auto, sequential or vectorized (groups of them as one wide net)."),
-    "workers": ("executor.workers", int, "Processes that the clients of a round are spread over; the numbers are the same."),
+    "executor": ("executor.name", str, "How clients are run: auto, sequential or vectorized (groups of them as one wide net)."),
+    "workers": ("executor.workers", int, "Processes over which a round's clients are spread; results do not depend on it."),
     "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
     "compile": ("executor.compile", str, "torch.compile for the net of a group: none, default or reduce-overhead (CUDA graphs)."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
@@ -104,7 +104,7 @@ def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: d
 
 
 def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
-    """Refuse an option that was asked for by hand and means nothing to the partition; a file may hold them all."""
+    """Reject a flag that the partition does not use; a config file may set all options."""
     prefix = "data.partition."
     options = [key.removeprefix(prefix) for key in asked if key.startswith(prefix) and key != prefix + "name"]
     if not options:
@@ -118,7 +118,7 @@ def _check_partition_options(config: RunConfig, asked: dict[str, Any]) -> None:
     for option in options:
         if name in partitions() and option not in partitions()[name].uses:
             users = ", ".join(other for other, dealer in partitions().items() if option in dealer.uses)
-            raise UsageError(f"{option} means nothing to the partition {name!r}; it is an option of: {users}")
+            raise UsageError(f"{option} has no effect on the partition {name!r}; it is an option of: {users}")
 
 
 def _defense_options(function: Command) -> Command:
@@ -143,6 +143,6 @@ def _transforms(defenses: tuple[str, ...] | None, variance: float | None, mask_l
     if variance is not None:
         noisy = [one for one in found if one["name"] in ("gaussian", "laplace")]
         if len(noisy) != 1 or "variance" in noisy[0]:
-            raise UsageError("--variance is that of one --defense gaussian or laplace")
+            raise UsageError("--variance needs exactly one --defense gaussian or laplace")
         noisy[0]["variance"] = variance
     return found

@@ -62,20 +62,20 @@ def probe(
     from fedpriv.tracking import find_run
 
     folder = find_run(run_name, runs_dir)
-    said = probe_run(folder, dataset, data_dir, fractions or None, features, seed, device)
+    result = probe_run(folder, dataset, data_dir, fractions or None, features, seed, device)
     out = console()
-    where = "" if said["dataset"] == said["trained_on"] else f", trained on {said['trained_on']}"
-    title = f"Linear probe of {said['run']} on {said['dataset']}{where}"
+    where = "" if result["dataset"] == result["trained_on"] else f", trained on {result['trained_on']}"
+    title = f"Linear probe of {result['run']} on {result['dataset']}{where}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("labels", "samples", "accuracy", "fitted to the end", "BatchNorm as the run left it"):
+    for name in ("labels", "samples", "accuracy", "logistic regression", "original BatchNorm statistics"):
         table.add_column(name, justify="right")
-    for row in said["results"]:
+    for row in result["results"]:
         as_is = "-" if row["accuracy_as_is"] is None else f"{row['accuracy_as_is']:.1%}"
         table.add_row(
             f"{row['fraction']:.3g}", f"{row['samples']:,}", f"{row['accuracy']:.1%}", f"{row['accuracy_logistic']:.1%}", as_is
         )
     out.print(table)
-    chance = f"{said['test_samples']:,} test images, of which the largest class has {said['largest_class']:.1%}"
+    chance = f"{result['test_samples']:,} test images, of which the largest class has {result['largest_class']:.1%}"
     out.print(chance, soft_wrap=True)
     send(folder, tracking_uri, "the result", out)
-    return said
+    return result

@@ -16,7 +16,7 @@ def show(report: dict[str, Any], folder: Path, out: Console) -> None:
     """Print the report that :meth:`fedpriv.simulation.profile.Profile.report` makes, and where the trace is."""
     total, rounds = report["total"], report["total"]["rounds"]
     if rounds:
-        title = f"Where the time of {rounds} round{'s' if rounds > 1 else ''} went"
+        title = f"Time of {rounds} round{'s' if rounds > 1 else ''} by part"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("", no_wrap=True)
         for name in ("seconds", "share", "ms a round"):
@@ -25,11 +25,11 @@ def show(report: dict[str, Any], folder: Path, out: Console) -> None:
             table.add_row(name, *_numbers(seconds, total["seconds"], rounds))
         table.add_row(styled(("all", "bold")), *_numbers(total["seconds"], total["seconds"], rounds))
         out.print(table)
-    said = [f"before the first round {report['start']['seconds']:.2f} s, after the last {report['end']['seconds']:.2f} s"]
+    parts = [f"before the first round {report['start']['seconds']:.2f} s, after the last {report['end']['seconds']:.2f} s"]
     if "unfinished" in report:
-        said.append(f"in the round that was stopped {report['unfinished']['seconds']:.2f} s")
-    said += [f"{name} in a thread beside them {seconds:.2f} s" for name, seconds in report["beside"].items()]
-    out.print("; ".join(said), soft_wrap=True)
+        parts.append(f"in the interrupted round {report['unfinished']['seconds']:.2f} s")
+    parts += [f"{name} in a background thread {seconds:.2f} s" for name, seconds in report["beside"].items()]
+    out.print("; ".join(parts), soft_wrap=True)
     trace = os.path.relpath(folder / "trace.json")
     out.print(f"The trace opens in https://ui.perfetto.dev or chrome://tracing: {trace}\n", soft_wrap=True)
 

@@ -49,7 +49,7 @@ class Reporter:
         self._bar = Progress(*columns, console=self.err, disable=not self.err.is_terminal)
         self._rounds = 0
         self._durations: list[float] = []
-        self._said = "no accuracy yet"
+        self._score = "no accuracy yet"
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -77,18 +77,18 @@ class Reporter:
         )
         self._rounds = config.train.rounds
         if not federation.method.objective.labels:
-            self._said = "no accuracy (self-supervised)"
+            self._score = "no accuracy (self-supervised)"
         done = folder.records()[-1]["round"] if folder.records() else 0
-        self._task = self._bar.add_task(self._said, total=self._rounds, completed=done)
+        self._task = self._bar.add_task(self._score, total=self._rounds, completed=done)
 
     def on_round(self, record: dict[str, Any]) -> None:
         metrics = record["metrics"]
         parts = []
         if "accuracy" in metrics:
-            self._said = f"accuracy {metrics['accuracy']:.3f}"
+            self._score = f"accuracy {metrics['accuracy']:.3f}"
         elif "probe/1" in metrics:
-            self._said = f"probe {metrics['probe/1']:.3f}"
-        parts.append(self._said)
+            self._score = f"probe {metrics['probe/1']:.3f}"
+        parts.append(self._score)
         if "train_loss" in metrics:
             parts.append(f"loss {metrics['train_loss']:.3f}")
         if "epsilon" in metrics:
@@ -104,7 +104,7 @@ class Reporter:
             )
 
     def conclude(self, outcome: Outcome) -> None:
-        """The summary, or how to go on."""
+        """Print the summary, or how to resume the run."""
         path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
@@ -125,28 +125,30 @@ class Reporter:
         for share, accuracy in summary.get("probe", {}).items():
             rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:
-            said = f"{protocols['global_test']:.3f} accuracy"
+            scores = f"{protocols['global_test']:.3f} accuracy"
             if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
-                said += f"   {f1:.3f} macro F1"
-            rows.append(("global model on the server's test set", said))
+                scores += f"   {f1:.3f} macro F1"
+            rows.append(("global model on the server's test set", scores))
         first = records[0]["metrics"]
-        broadcast = f" (of it {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
+        broadcast = f" (of which {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
         rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
         if snr := summary.get("snr_db"):
-            rows.append(("signal to noise of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())))
+            rows.append(
+                ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
+            )
         if summary["turns_dropped"]:
-            rows.append(("turns left out, since they diverged", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
+            rows.append(("diverged turns, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
         if summary["uploads_rejected"]:
-            rows.append(("uploads left out, since they cannot be merged", Bold("", f"{summary['uploads_rejected']}")))
+            rows.append(("rejected uploads, left out", Bold("", f"{summary['uploads_rejected']}")))
         rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
-            rows.append(("clients that never had a turn", str(summary["clients_never_trained"])))
+            rows.append(("clients that never took part", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
         if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-            rows.append(("clients that trained together", f"{mean(padded):.1%} of the samples were padding of shorter batches"))
+            rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
         if (kept := summary["payloads"])["files"]:
-            said = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
-            rows.append(("sealed payloads kept", said))
+            size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
+            rows.append(("sealed payloads kept", size))
         rows += [("run folder", path), ("MLflow", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
@@ -163,17 +165,20 @@ class Reporter:
             self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
 
     @staticmethod
-    def _privacy(said: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
-        if said is None:
+    def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
+        if statement is None:
             return []
-        prv = f"{said['epsilon_prv']:.3g} by PRV" if said["epsilon_prv"] is not None else "too large for PRV"
-        how = f"{said['epsilon_rdp']:.3g} by RDP, {prv}; noise {said['noise']:.3g}, clip {said['clip']:g}"
-        replaced = f"{said['epsilon_replace_one']:.3g} for one replaced by another"
+        prv = f"{statement['epsilon_prv']:.3g} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
+        how = f"{statement['epsilon_rdp']:.3g} by RDP, {prv}; noise {statement['noise']:.3g}, clip {statement['clip']:g}"
+        replaced = f"{statement['epsilon_replace_one']:.3g} for replace-one neighbours"
         return [
-            (f"{said['level']}-level DP", Bold("epsilon ", f"{said['epsilon']:.3g}", f" at delta {said['delta']:g} ({how})")),
-            ("  neighbours", f"{said['adjacency']}; epsilon {replaced}"),
-            ("  holds if", said["holds_if"]),
-            ("  not covered", "; ".join(said["not_covered"])),
+            (
+                f"{statement['level']}-level DP",
+                Bold("epsilon ", f"{statement['epsilon']:.3g}", f" at delta {statement['delta']:g} ({how})"),
+            ),
+            ("  neighbours", f"{statement['adjacency']}; epsilon {replaced}"),
+            ("  holds if", statement["holds_if"]),
+            ("  not covered", "; ".join(statement["not_covered"])),
         ]
 
     @staticmethod
@@ -186,22 +191,22 @@ class Reporter:
 
 
 def _left_out(federation: Federation) -> str:
-    """Surprises of the partition: images that no client holds, clients that hold no images."""
+    """A remark on the partition: images that no client holds, clients without images."""
     import numpy as np
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
     held = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
     dealt = len(np.unique(np.concatenate(held)))
-    said = []
+    remarks = []
     if empty := federation.config.data.clients - len(federation.data.nonempty):
-        said.append(f"{empty} of them without any")
+        remarks.append(f"{empty} of them without any")
     if dealt < images:
-        said.append(f"{images - dealt:,} of {images:,} images dealt to no client")
-    return f" ({', '.join(said)})" if said else ""
+        remarks.append(f"{images - dealt:,} of {images:,} images dealt to no client")
+    return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def _is_usual(config: RunConfig) -> bool:
-    """Whether the run has the defaults, but for its method: then a bare ``fedpriv train`` has the same clients."""
+    """Whether the config has the defaults except for the method, so that a bare ``fedpriv train`` has the same clients."""
     usual = type(config)()
     partition = config.data.partition.model_copy(update={"seed": None})
     same_data = config.data.model_copy(update={"partition": partition}) == usual.data

@@ -75,7 +75,7 @@ def _check_port(host: str, port: int) -> None:
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
     """Send records to MLflow that it does not have yet.
 
-    A run keeps its records while the tracking server cannot be reached. Nothing is sent twice.
+    A run keeps its records while the tracking server cannot be reached. No record is sent twice.
 
     RUN is a run folder, a run id, or the beginning of a folder's name.
 
@@ -85,12 +85,12 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     from fedpriv.tracking import ForeignStore, ServerAway, TrackingError, find_run, sync, target_uri
 
     if every == bool(runs):
-        raise UsageError("name the runs to send, or --all of them")
+        raise UsageError("name the runs to send, or use --all")
     names = [str(path.parent) for path in sorted(runs_dir.glob("*/run.json"))] if every else runs
     folders = [find_run(name, runs_dir) for name in names]
     if not folders:
         raise UsageError(f"{runs_dir} holds no runs; --runs-dir names another folder")
-    away: set[str] = set()  # those that wait for the same server would only wait as long again
+    away: set[str] = set()  # servers that did not answer are not tried again for other runs
     results: list[dict[str, Any]] = []
     failures: list[TrackingError | ForeignStore] = []
     for folder in folders:
@@ -107,12 +107,12 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
                 away.add(uri)
             continue
         if report.uri is None:
-            said = "runs without tracking; --tracking-uri sends it nevertheless"
+            outcome = "the run has no tracking; --tracking-uri sends it anyway"
         elif report.params or report.points or report.artifacts:
-            said = f"sent {report.params} params, {report.points} points, {report.artifacts} files"
+            outcome = f"sent {report.params} params, {report.points} points, {report.artifacts} files"
         else:
-            said = "nothing new"
-        console().print(f"{folder.name}: {said}", soft_wrap=True)
+            outcome = "nothing new"
+        console().print(f"{folder.name}: {outcome}", soft_wrap=True)
         results.append({"run": folder.name, "uri": report.uri, "mlflow_run_id": report.mlflow_run_id, "points": report.points,
                         "params": report.params, "artifacts": report.artifacts, "status": report.status})  # fmt: skip
     if failures:
@@ -130,8 +130,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
     The plot shows accuracy over rounds and over bytes.
 
-    RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ in nothing but the seed are
-    summed up as mean and standard deviation.
+    RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed are
+    summarised as mean and standard deviation.
 
     \b
     Example: fedpriv compare runs/a runs/b
@@ -149,7 +149,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
     out = console()
     if not out.is_terminal:
-        out.width = 160  # a file has no width to keep to
+        out.width = 160  # for a file, which has no width
     numbered = out.width < 104  # too narrow for names: numbers, and the names below
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("#" if numbered else "run", overflow="fold")
@@ -169,14 +169,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if row["status"] != "finished":
             out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True)
         elif row["accuracy"] is None:
-            said = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
-            said = f"linear probe {said}" if said else f"see fedpriv probe {row['run']}"
-            out.print(f"{row['run']}: no accuracy, self-supervised; {said}", soft_wrap=True)
+            outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
+            outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
+            out.print(f"{row['run']}: no accuracy, self-supervised; {outcome}", soft_wrap=True)
         if numbered:
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
     for label, members in groups.items():
-        # One run a seed: the same run twice says nothing about the spread over seeds.
+        # One run per seed: repetitions of a run do not count as a spread over seeds.
         of_seed = {rows[index]["seed"]: rows[index]["accuracy"] for index in members if rows[index]["accuracy"] is not None}
         reached = list(of_seed.values())
         average = statistics.fmean(reached) if reached else None
@@ -186,9 +186,9 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if average is not None and spread is not None:
             out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds", soft_wrap=True)
     if len({row["split"] for row in rows}) > 1:
-        say("warning: accuracies on validation and on test data do not compare", err=True)
+        say("warning: accuracies on validation and on test data are not comparable", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        say(f"warning: accuracies on different data sets ({', '.join(datasets)}) do not compare", err=True)
+        say(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
     curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
     try:
         compare_curves(curves, output)
@@ -199,7 +199,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """A run's row of the table: from its summary, or where there is none yet, its last records."""
+    """A run's row of the table, from its summary or, while there is none, its last records."""
     from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
     from fedpriv.tracking import Record, flatten, read_records, read_run
@@ -238,7 +238,7 @@ def _row(folder: Path) -> dict[str, Any]:
 
 
 def _labels(folders: list[Path], rows: list[dict[str, Any]]) -> list[str]:
-    """The method of each run, and where runs of one method have different configs, in what they differ (but the seed)."""
+    """The method of each run; for runs of one method with different configs, also the keys in which they differ."""
     from fedpriv.config import read_yaml
     from fedpriv.tracking import flatten
 

@@ -24,7 +24,7 @@ _RUNS_DIR = click.option(
 _PROFILE = click.option(
     "--profile",
     is_flag=True,
-    help="Profile the run: print where the time went, and write profile/ (a table, and a trace for a browser).",
+    help="Profile the run: print the time by part, and write profile/ (a table, and a trace for a browser).",
 )
 
 
@@ -38,7 +38,7 @@ def train(
 ) -> dict[str, Any] | None:
     """Train a method on a federation of clients.
 
-    The run folder gets accuracy, bytes, and all that is needed to resume.
+    The run folder gets accuracy, bytes, and everything needed to resume.
 
     \b
     Example: fedpriv train --method mpfedcon
@@ -64,7 +64,7 @@ def train(
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Worker processes; the results do not depend on it. Default: as many as the run began with.",
+    help="Worker processes; results do not depend on it. Default: as the run was started.",
 )
 @click.option("--tracking-uri", help="MLflow store from now on. Needed where the run folder names another than yours.")
 @_PROFILE

@@ -17,7 +17,7 @@ from fedpriv.client.teachers import Teachers
 from fedpriv.config import RunConfig
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import PLAIN
@@ -28,17 +28,6 @@ from fedpriv.seeding import generator, global_rng
 
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
-
-
-class ClientDiverged(FedprivError):
-    """A client's loss or weights are not finite."""
-
-    def __init__(self, client: int, round: int, lr: float) -> None:
-        self.client = client
-        super().__init__(
-            f"client {client} diverged in round {round}: its loss or its weights are not finite; "
-            f"lower train.lr ({lr:g}) or set train.on_nan=drop to go on without what it trained"
-        )
 
 
 def schedule(samples: int, batch_size: int) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""From tables to a data set: labels are read now, samples on access."""
+"""Makes data sets of tables: labels are read at once, samples on access."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleChoice:
-    """Which rows of a table count.
+    """The rows of a table that are used.
 
     Attributes:
         keep: names of the classes that are kept, in their new order; empty: all.
-        at_most: samples kept per class, a fixed random choice.
-        fraction: held out of each class for testing where there is one table only.
+        at_most: largest number of samples kept per class, a fixed random choice.
+        fraction: share held out of each class for testing where there is only one table.
     """
 
     keep: tuple[str, ...] = ()
@@ -43,8 +43,8 @@ def assemble(
         mode: grey or colour; ``None``: grey where all images are.
 
     Raises:
-        UsageError: nothing is left, labels that are none, or an empty text.
-        FedprivError: rows without a label.
+        UsageError: nothing is left, a label is invalid, or a text is empty.
+        FedprivError: a row has no label.
     """
     choice = choice or SampleChoice()
     labels, classes = _labels(tables, columns.label)
@@ -105,7 +105,7 @@ def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:
 
 
 def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Class ids per table and the classes' names: as the file states them, else the sorted values of the training split."""
+    """Class ids per table, and the classes' names: those of the file, else the sorted values of the training split."""
     import datasets
 
     raw = [table.column(column) for table in tables]

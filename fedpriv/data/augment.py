@@ -1,4 +1,4 @@
-"""Augmentation of a batch where it lies: every sample its own draw, no loop, no copy to the host."""
+"""Augmentation of a batch on its device: every sample has its own random draw; no loop, no copy to the host."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedpriv.data.simclr_views import simclr_views
 
 PADDING = 4
 TURN = 15.0
-"""Degrees."""
+"""Largest rotation, in degrees."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""(images ``(B, C, H, W)``, generator) -> the images, each sample changed by a draw of its own."""
+"""(images ``(B, C, H, W)``, generator) -> augmented images, with a draw for each sample."""
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, mode: Literal["constant", "reflect"] = "constant") -> Tensor:
-    """Pad by 4, crop back at random, flip left to right with probability one half; each sample draws for itself.
+    """Pad by 4, crop back at random, flip left to right with probability one half; with a draw for each sample.
 
     Args:
         images: ``(B, C, H, W)`` float, normalised.
-        generator: decides the draws, so the same generator state gives the same batch. Draws are made on its own device.
-        mode: what the padding holds: zeros *after* normalisation, the mean colour, or the image's mirrored edge.
+        generator: its state determines the batch. Draws are made on its device.
+        mode: the padding: zeros *after* normalisation, which is the mean colour, or the image mirrored at its edge.
 
     Returns:
         A new tensor of the same shape on the same device.
@@ -45,21 +45,21 @@ def crop_flip(images: Tensor, generator: torch.Generator, mode: Literal["constan
 
 
 def turned(images: Tensor, degrees: Tensor) -> Tensor:
-    """Images ``(B, C, H, W)`` turned counter-clockwise about their centres, each by its own angle ``(B,)``.
+    """Images ``(B, C, H, W)`` rotated counter-clockwise about their centres, each by its own angle ``(B,)``.
 
-    The value of the nearest pixel, zeros from outside, as torchvision's ``RandomRotation`` does by default.
+    With nearest-pixel interpolation and zeros outside, the defaults of torchvision's ``RandomRotation``.
     """
     height, width = images.shape[2:]
     angle = torch.deg2rad(degrees).to(images)
     cos, sin, none = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
-    # From a place in the output to its place in the input, in halves of the width and of the height.
+    # Maps positions in the output to positions in the input, in units of half the width and height.
     rows = [torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)]
     grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
 def crop_flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
-    """:func:`crop_flip`, then a turn by an angle drawn uniformly from -15 to 15 degrees."""
+    """:func:`crop_flip`, then a rotation by an angle drawn uniformly from -15 to 15 degrees."""
     changed = crop_flip(images, generator)
     drawn = torch.rand(len(images), generator=generator, device=generator.device)
     return turned(changed, (2 * drawn - 1) * TURN)
@@ -69,7 +69,7 @@ def augmentation(name: str, mean: Sequence[float] = (), std: Sequence[float] = (
     """The augmentation that ``data.augment`` names.
 
     Args:
-        mean, std: what the images are normalised by, for those augmentations that need their colours.
+        mean, std: of the images' normalisation, for augmentations that change colours.
     """
     known: dict[str, Augment | None] = {
         "none": None,

@@ -1,4 +1,4 @@
-"""Partitions that decide by class who holds what, and the one that does not."""
+"""Partitions by class, and iid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpriv.errors import UsageError
 @dealer("iid")
 def iid(deal: Deal) -> Dealt:
     """A random permutation cut into equal parts (sizes differ by at most one)."""
-    # Flower's IidPartitioner cuts the rows as they stand: the permutation, which is all there is to it, would be ours anyway.
+    # Flower's IidPartitioner cuts the rows in order, without a permutation, so it would not save any code.
     at_least_one_each(deal)
     return Dealt(np.array_split(deal.rng.permutation(len(deal.labels)), deal.clients))
 
@@ -22,9 +22,9 @@ def classes(deal: Deal) -> Dealt:
 
     With ``distinct`` every client has exactly S classes; without it a client can be dealt a class twice, as published
     (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10). Where S n is no multiple of C, some classes,
-    drawn at random, are cut into one shard more than the others; with S n < C some are dealt to no client.
+    drawn at random, are cut into one shard more than the others; with S n < C some classes are dealt to no client.
     """
-    # Flower's PathologicalPartitioner draws classes per client independently, so that shards are unequal.
+    # Flower's PathologicalPartitioner draws classes per client independently, so its shards are unequal.
     per_client, n = deal.options.classes_per_client, deal.clients
     if per_client > deal.classes:
         raise UsageError(f"classes: {per_client} classes per client, but the data set has {deal.classes}")
@@ -43,7 +43,7 @@ def classes(deal: Deal) -> Dealt:
         slots = _without_duplicates(slots, deal)
     parts: list[list[Indices]] = [[] for _ in range(n)]
     for c, pool in enumerate(pools):
-        holders = deal.rng.permutation(np.nonzero(slots == c)[0])  # or the first clients would get every odd sample
+        holders = deal.rng.permutation(np.nonzero(slots == c)[0])  # otherwise the first clients would get every remainder
         for client, part in zip(holders, np.array_split(pool, shards[c]) if shards[c] else [], strict=True):
             parts[client].append(part)
     return Dealt([join(owned) for owned in parts])
@@ -52,7 +52,7 @@ def classes(deal: Deal) -> Dealt:
 def _without_duplicates(slots: Indices, deal: Deal) -> Indices:
     """Swap every class that a row of ``(n, S)`` slots holds twice with a random slot of a row that lacks it.
 
-    The class that comes back is one that the first row lacks, so each swap removes a duplicate and makes none.
+    The swapped class is one that the first row lacks, so each swap removes a duplicate and adds none.
     """
     n, per_client = slots.shape
     held = np.zeros((n, deal.classes), dtype=np.int64)
@@ -70,7 +70,7 @@ def _without_duplicates(slots: Indices, deal: Deal) -> Indices:
                 held[other, cls] += 1
                 held[other, back] -= 1
                 stuck = False
-        if stuck:  # every row that lacks the class holds nothing new for this one: deal again
+        if stuck:  # no row has a class to swap: deal again
             deal.rng.shuffle(slots.reshape(-1))
             held[:] = 0
             np.add.at(held, (np.repeat(np.arange(n), per_client), slots.ravel()), 1)
@@ -104,7 +104,7 @@ def one_class(deal: Deal) -> Dealt:
 
 @dealer("shards", uses=["shards_per_client"])
 def shards(deal: Deal) -> Dealt:
-    """Sorted by class and cut into equal shards, so many to a client (McMahan et al. 2017); a remainder is left out."""
+    """Sort by class and cut into equal shards, a number of them per client (McMahan et al. 2017); a remainder is left out."""
     from flwr_datasets.partitioner import ShardPartitioner
 
     wanted = deal.clients * deal.options.shards_per_client

@@ -1,4 +1,4 @@
-"""Which column of a table is what."""
+"""The roles of a table's columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets: loaded, opened with unread samples, and by name."""
+"""Data sets: loaded, opened without reading samples, and as named sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dataset:
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples are texts.
         texts: one for each sample; ``None``: the samples are images.
         mean, std: of the images, per channel on the [0, 1] scale.
-        suggests: config keys and what they become where the config leaves them open.
+        suggests: values for config keys that the config leaves open.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Dataset:
 
     def _images(self) -> tuple[Tensor, Tensor]:
         if self.images is None:
-            raise UsageError(f"{self.name} holds texts, and this needs images")
+            raise UsageError(f"{self.name} holds texts, but this needs images")
         return self.images
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A data set whose labels are read and whose samples are not.
+    """A data set whose labels have been read, but not its samples.
 
     Attributes:
-        images: pixels a side, or ``None`` for images as they are -> training and test images, decoded.
-        texts: -> training and test texts.
+        images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
+        texts: a function that returns training and test texts.
     """
 
     train_labels: NDArray[np.int64]
@@ -82,9 +82,9 @@ class Source:
     """One data set by name. Another package adds its own as an entry point of the group ``fedpriv.data``.
 
     Attributes:
-        open: given the data folder (or ``None``), returns the labels and a way to the samples.
+        open: data folder (or ``None``) -> the opened data set.
         mean, std: per channel on the [0, 1] scale; ``None``: measured on the training images.
-        default_model: a name of ``fedpriv models``; ``None``: by what the samples are.
+        default_model: a name of ``fedpriv models``; ``None``: depends on the kind of samples.
         suggests: as :attr:`Dataset.suggests`.
     """
 

@@ -22,7 +22,7 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Deal:
-    """The input of a dealer: ``(N,)`` labels in ``0..classes-1``, the number of clients, the options and its own generator."""
+    """The input of a dealer: labels ``(N,)`` in ``0..classes-1``, the number of clients, the options and a random generator."""
 
     labels: Indices
     classes: int
@@ -31,13 +31,13 @@ class Deal:
     rng: np.random.Generator
 
     def pools(self) -> list[Indices]:
-        """Per class its sample indices, shuffled."""
+        """The shuffled sample indices of each class."""
         return [self.rng.permutation(np.flatnonzero(self.labels == c)) for c in range(self.classes)]
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """Training indices per client; ``test`` only where a dealer takes the test images from the training split too."""
+    """Training indices per client; ``test`` only where the dealer takes test images from the training split, too."""
 
     train: list[Indices]
     test: list[Indices] | None = None
@@ -51,7 +51,7 @@ class Dealing:
     """A partition by name.
 
     Attributes:
-        uses: the options of :class:`PartitionConfig` that mean something to it.
+        uses: the options of :class:`PartitionConfig` that it uses.
     """
 
     deal: Dealer
@@ -75,7 +75,7 @@ partitions = REGISTRY.all
 def dealer(*names: str, uses: Sequence[str] = ()) -> Callable[[Dealer], Dealer]:
     """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows.
 
-    Another package does the same and lists its module under the entry-point group ``fedpriv.partitions``.
+    A plug-in does the same and lists its module in the entry-point group ``fedpriv.partitions``.
 
     Args:
         uses: the options it reads.
@@ -90,7 +90,7 @@ def dealer(*names: str, uses: Sequence[str] = ()) -> Callable[[Dealer], Dealer]:
 
 
 def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Deal all of ``labels``, disjointly, so that each class is shared in proportion to the column of ``counts`` ``(n, C)``.
+    """Deal all samples disjointly, so that each class is shared in proportion to its column of ``counts`` ``(n, C)``.
 
     Shares differ from the exact proportion by at most one image. A class that no client holds is not dealt.
     """
@@ -100,7 +100,7 @@ def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Genera
         if not counts[:, c].any():
             continue
         pool = rng.permutation(np.flatnonzero(labels == c))
-        order = rng.permutation(n)  # drawn per class, or the same clients would win every rounding
+        order = rng.permutation(n)  # drawn per class, so that rounding does not always favour the same clients
         bounds = np.floor(np.cumsum(counts[order, c]) / counts[:, c].sum() * len(pool) + 0.5).astype(int)
         for client, part in zip(order, np.split(pool, bounds[:-1]), strict=True):
             shares[client].append(part)
@@ -108,13 +108,13 @@ def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Genera
 
 
 def deal_with_flower(partitioner: Partitioner, deal: Deal) -> list[Indices]:
-    """Let a Flower partitioner deal: its rows are the samples, shuffled, since Flower cuts a class in the order of its rows."""
+    """Deal with a Flower partitioner. Samples are shuffled first, since Flower cuts a class in the order of its rows."""
     from datasets import Dataset
 
     order = deal.rng.permutation(len(deal.labels))
     partitioner.dataset = Dataset.from_dict({"index": order, "label": deal.labels[order]}).with_format("numpy")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a redraw, a deprecation inside pyarrow's sort: nothing that a user could act on
+        warnings.simplefilter("ignore")  # redraws, and a deprecation within pyarrow: nothing that a user could act on
         return [np.asarray(partitioner.load_partition(client)[:]["index"], dtype=np.int64) for client in range(deal.clients)]
 
 
@@ -124,11 +124,11 @@ def flower_seed(deal: Deal) -> int:
 
 
 def at_least_one_each(deal: Deal) -> None:
-    """Raise unless there is a training sample for every client."""
+    """Raise :class:`UsageError` if there are fewer training samples than clients."""
     if deal.clients > len(deal.labels):
         raise UsageError(f"{deal.options.name}: {deal.clients} clients, but only {len(deal.labels)} training samples")
 
 
 def join(parts: list[Indices]) -> Indices:
-    """Concatenate; of nothing, an empty array."""
+    """Concatenate; an empty array for an empty list."""
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""From encoded images to one uint8 tensor, and the cache that makes it happen once."""
+"""Decodes images to one uint8 tensor, and caches the result on disk."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
     """Decode the images of ``rows`` to uint8 ``(n, C, H, W)``, C = 1 for mode ``L`` and 3 for ``RGB``.
 
     Args:
-        side: pixels a side that they are brought to, whatever their shape; ``None``: as they are.
+        side: pixels a side to which they are resized, whatever their shape; ``None``: unchanged.
 
     Raises:
         FedprivError: an image cannot be decoded.
-        UsageError: the images differ in size; both name the first offender.
+        UsageError: the images differ in size. Both errors name the first such image.
     """
     values = table.column(column).take(rows)
     images: NDArray[np.uint8] | None = None
@@ -44,7 +44,7 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
         image = _open(value.as_py(), table, int(rows[place]))
         try:
             pixels = np.asarray(image.convert(mode) if side is None else image.convert(mode).resize((side, side), _SMOOTH))
-        except Exception as error:  # Pillow's plugins raise whatever they like on a broken file
+        except Exception as error:  # Pillow's plugins raise any exception on a broken file
             raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
         if images is None:
             images = np.empty((len(rows), *pixels.shape), dtype=np.uint8)
@@ -101,7 +101,7 @@ def cache_folder() -> Path:
 
 
 def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None, side: int | None = None) -> str:
-    """A hash of what the decoded tensors depend on: each file's path, size and time of change, rows, column, mode and side."""
+    """A hash of what the decoded tensors depend on: each file's path, size and modification time, rows, column, mode, side."""
     digest = hashlib.sha256(repr(("1", column, mode, *([side] if side else []))).encode())
     for table, rows in tables:
         for file in table.files:
@@ -112,7 +112,7 @@ def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mo
 
 
 def read_cache(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a cache file, ``None`` where there is none or it is not what was written."""
+    """The tensors of a cache file; ``None`` where it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -125,7 +125,7 @@ def read_cache(path: Path) -> dict[str, Tensor] | None:
 
 
 def write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Keep decoded tensors: under a name of its own first, so that two processes and a crash leave whole files only."""
+    """Write decoded tensors to the cache, atomically, so that neither a crash nor a second process leaves a partial file."""
     from safetensors.torch import save_file
 
     part: str | None = None
@@ -136,8 +136,8 @@ def write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, part, {"sha256": _checksum(tensors)})
         os.replace(part, path)
         part = None
-    except OSError as error:  # a full or read-only disk costs time on the next run, not this run
-        warnings.warn(f"decoded images are not kept ({error}); they will be decoded again next time", stacklevel=2)
+    except OSError as error:  # a full or read-only disk must not stop the run
+        warnings.warn(f"decoded images are not cached ({error}); the next run decodes them again", stacklevel=2)
     finally:
         if part is not None:
             Path(part).unlink(missing_ok=True)

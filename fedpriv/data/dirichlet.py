@@ -1,4 +1,4 @@
-"""The three partitions that papers all call "Dirichlet"; they differ in what is drawn and in what happens to small shares."""
+"""The three partitions that papers call "Dirichlet"; they differ in what is drawn and in the treatment of small shares."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedpriv.errors import UsageError
 
 @dealer("class_dir", "dirichlet", uses=["alpha", "capacity", "min_samples"])
 def class_dir(deal: Deal) -> Dealt:
-    """Per class, shares over the clients ~ Dir(alpha); disjoint, clients can stay empty (MOON, NIID-Bench).
+    """Per class, shares over the clients ~ Dir(alpha); disjoint, clients may be empty (MOON, NIID-Bench).
 
-    With ``capacity`` a client that holds more than N / n samples gets nothing of the classes still to come.
+    With ``capacity`` a client that holds more than N / n samples gets nothing of the remaining classes.
     """
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -25,7 +25,7 @@ def class_dir(deal: Deal) -> Dealt:
     try:
         with np.errstate(invalid="raise"):
             return Dealt(deal_with_flower(partitioner, deal))
-    except FloatingPointError:  # 0 / 0: left alone, Flower would hand the whole class to the last client
+    except FloatingPointError:  # 0 / 0, for which Flower would give the whole class to the last client
         raise UsageError(
             f"{options.name}: with alpha = {options.alpha:g} a class fell on full clients alone; "
             "raise alpha or set capacity to false"
@@ -40,7 +40,7 @@ def class_dir(deal: Deal) -> Dealt:
 @dealer("class_dir_min1", uses=["alpha"])
 def class_dir_min1(deal: Deal) -> Dealt:
     """Per class Dir(alpha) over clients, floored, at least one of each class for all, drawn with overlap (FedDUAL's code)."""
-    # No Flower partitioner lets clients hold the same sample.
+    # No Flower partitioner deals a sample to several clients.
     parts: list[list[Indices]] = [[] for _ in range(deal.clients)]
     for pool in deal.pools():
         if not len(pool):
@@ -55,9 +55,9 @@ def class_dir_min1(deal: Deal) -> Dealt:
 def hsu_client(deal: Deal) -> Dealt:
     """Per client, class proportions ~ Dir(alpha x prior), equal sizes, drawn without replacement (Hsu et al. 2019).
 
-    The prior is the classes' share of the training data and sums to one, as in the paper: the concentration of a class is
-    alpha / C, not alpha. A class that runs out is left out and the proportions renormalised; a client none of whose
-    classes is left draws its proportions again. N mod n samples are held by no client.
+    The prior is the classes' shares of the training data, which sum to one as in the paper, so the concentration of a class is
+    about alpha / C, not alpha. When a class runs out, the proportions are renormalised; a client with no class left draws its
+    proportions again. N mod n samples are held by no client.
     """
     # Flower's InnerDirichletPartitioner draws sample by sample (minutes at 10,000 clients) and divides by zero where all
     # the classes of a client have run out, which at alpha = 0.01 they do.
@@ -67,7 +67,7 @@ def hsu_client(deal: Deal) -> Dealt:
     prior = left / left.sum()
     size = len(deal.labels) // deal.clients
     train = [join([])] * deal.clients
-    for client in deal.rng.permutation(deal.clients):  # those served last get what is left; their numbers should not tell
+    for client in deal.rng.permutation(deal.clients):  # the last ones get what is left, so the order is random
         taken = np.zeros_like(left)
         wanted = np.zeros(deal.classes)
         while (missing := size - taken.sum()) > 0:
@@ -83,7 +83,7 @@ def hsu_client(deal: Deal) -> Dealt:
 
 
 def _proportions(deal: Deal, prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A draw from Dir(alpha x prior), zero where the prior is."""
+    """A draw from Dir(alpha x prior), zero where the prior is zero."""
     proportions = np.zeros(len(prior))
     support = prior > 0
     proportions[support] = deal.rng.dirichlet(deal.options.alpha * prior[support])
@@ -92,16 +92,16 @@ def _proportions(deal: Deal, prior: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dealer("class_subsets", uses=["classes_per_client", "alpha"])
 def class_subsets(deal: Deal) -> Dealt:
-    """Every client draws S classes; the owners of a class, two at least, share its samples ~ Dir(alpha) (for Banking77).
+    """Every client draws S classes; the owners of a class, at least two, share its samples ~ Dir(alpha) (for Banking77).
 
-    Classes that fewer than two clients drew are given to others, drawn at random, which then have more than S.
+    Classes with fewer than two owners are given to further clients, drawn at random, which then have more than S.
     """
-    # No Flower partitioner draws the owners first and unequal shares after.
+    # No Flower partitioner draws owners and then unequal shares.
     per_client, n = deal.options.classes_per_client, deal.clients
     if per_client > deal.classes:
         raise UsageError(f"class_subsets: {per_client} classes per client, but the data set has {deal.classes}")
     if n < 2:
-        raise UsageError("class_subsets: every class has two owners at least, so two clients are needed")
+        raise UsageError("class_subsets: every class has at least two owners, so at least two clients are needed")
     owns = np.zeros((n, deal.classes), dtype=bool)
     for row in owns:
         row[deal.rng.choice(deal.classes, per_client, replace=False)] = True

@@ -1,4 +1,4 @@
-"""Image-text pairs in folders, as the Damage Multimodal Dataset is published (Mouzannar et al. 2018), and that data set."""
+"""Image-text pairs in folders, in the layout of the Damage Multimodal Dataset (Mouzannar et al. 2018), and that data set."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairTable:
-    """Pairs as a :class:`fedpriv.data.tables.Table` with the columns image, text and label; no file is read before its column."""
+    """Pairs as a :class:`fedpriv.data.tables.Table` with the columns image, text and label; files are read on access."""
 
     origin: str
     pairs: tuple[Pair, ...]
@@ -88,15 +88,15 @@ def holds_pairs(path: Path) -> bool:
 def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
     """The pairs of a folder: ``<class>/images/<name>.<jpg, png, ...>`` with ``<class>/text/<name>.txt``.
 
-    The classes may lie under ``train/`` and ``test/`` (or ``valid``, ``validation``, ``val``). One split alone is divided for
-    good, class by class: as :data:`PUBLISHED` says where it has that many pairs of each class, otherwise 90 / 10.
+    The classes may be under ``train/`` and ``test/`` (or ``valid``, ``validation``, ``val``). A single split is divided by a
+    fixed choice, class by class: as :data:`PUBLISHED` where it has that many pairs of each class, otherwise 90 / 10.
 
     Args:
         mode: grey or colour; ``None``: grey where all images are.
 
     Raises:
-        UsageError: another layout, a file without its other half (the first are named), an empty text.
-        FedprivError: a text that is not UTF-8, or an image that cannot be decoded, on access.
+        UsageError: the layout is another, a file has no counterpart (the first are named), or a text is empty.
+        FedprivError: on access, a text is not UTF-8, or an image cannot be decoded.
     """
     divided = (folder / "train").is_dir()
     root = folder / "train" if divided else folder
@@ -107,7 +107,7 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
     if test is None:
         tables = [*_divide(train)]
     elif unknown := set(_class_folders(test)) - set(classes):
-        raise UsageError(f"{test / min(unknown)}: there is no class of that name in {root}")
+        raise UsageError(f"{test / min(unknown)}: {root} has no class of that name")
     else:
         tables = [train, _pair_up(test, classes)]
     return assemble(folder.name, tables, _COLUMNS, mode)
@@ -121,7 +121,7 @@ def open_disaster(data_dir: Path | None) -> Opened:
     if folder is None or not folder.is_dir():
         raise UsageError(
             f"disaster is not at {folder or '<dir>/disaster'}: get the Damage Multimodal Dataset (UCI repository, id 456; for "
-            "research only), put its class folders there and give <dir> as --data-dir or FEDPRIV_DATA; "
+            "research only), put its class folders there and set <dir> by --data-dir or FEDPRIV_DATA; "
             "disaster_synthetic needs no download"
         )
     if not table_files(folder):
@@ -155,8 +155,8 @@ def _pair_up(root: Path, classes: tuple[str, ...]) -> PairTable:
         imageless += [text for stem, text in texts.items() if stem not in images]
     alone = ((textless, "an image without its text", "images without their text"),
              (imageless, "a text without its image", "texts without their image"))  # fmt: skip
-    if said := [_listed(root, files, one, many) for files, one, many in alone if files]:
-        raise UsageError(f"{root}: {' and '.join(said)}; pairs are {_LAYOUT}")
+    if faults := [_listed(root, files, one, many) for files, one, many in alone if files]:
+        raise UsageError(f"{root}: {' and '.join(faults)}; pairs are {_LAYOUT}")
     return PairTable(str(root), tuple(pairs), classes)
 
 
@@ -165,13 +165,13 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     for path in _files(folder):
         if path.suffix.lower() in suffixes:
             if path.stem in found:
-                raise UsageError(f"{path} and {found[path.stem].name} have one name; which of them is the pair's?")
+                raise UsageError(f"{path} and {found[path.stem].name} have the same stem; keep one of them")
             found[path.stem] = path
     return found
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Sorted; none where there is no folder, as a test split may lack a class; without macOS' dotted ones."""
+    """The sorted files of a folder, without hidden ones; none if there is no folder, as a test split may lack a class."""
     return (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if not path.name.startswith("."))
 
 
@@ -200,5 +200,5 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise FedprivError(f"cannot read the text {path}: {error}") from None
     if not text:
-        raise UsageError(f"{path} is empty; write what it says, or remove it and its image")
+        raise UsageError(f"{path} is empty; add the text, or remove it and its image")
     return text

@@ -1,12 +1,9 @@
-"""The clients' data: one resident copy of the samples, and who holds which.
-
-The simulation uses these names: ``train``, ``split``, ``indices``, ``weights``, ``labels``, ``chunks``, ``size``,
-``nonempty``, ``partition``.
-"""
+"""The clients' data: one copy of the samples on the device, and the partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,11 +26,11 @@ class Split(NamedTuple):
     labels: Tensor
 
     def at(self, index: Tensor) -> Split:
-        """Those at positions ``(m,)``."""
+        """The samples at positions ``(m,)``."""
         return Split(take(self.inputs, index), self.labels.index_select(0, index))
 
     def followed_by(self, others: Split) -> Split:
-        """These samples and then others of the same kind."""
+        """These samples followed by others of the same kind."""
         return Split(join([self.inputs, others.inputs]), torch.cat([self.labels, others.labels]))
 
 
@@ -41,8 +38,8 @@ class FederatedData:
     """A data set on the device (once) and its partition; a client's tensors are made on access.
 
     Args:
-        train, test: the data set's splits as a net is shown them.
-        lacks: of image-text pairs, what a client does not have, by client.
+        train, test: the data set's splits as inputs of the net.
+        lacks: for image-text pairs, the modality that a client lacks, by client.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class FederatedData:
         return self._indices[which][client]
 
     def split(self, which: Which, client: int) -> Split:
-        """The client's tensors; of pairs, what it has of them."""
+        """The client's tensors; for pairs, of the modalities that it has."""
         found = self.pick(which, self._indices[which][client])
         return found._replace(inputs=without(found.inputs, self.lacking(client)))
 
@@ -89,7 +86,7 @@ class FederatedData:
         return self.split("train", client)
 
     def weights(self, which: Which, client: int) -> Tensor | None:
-        """Weight of each local test sample ``(n,)``, where clients are tested on more than their share; else ``None``."""
+        """Weight of each local test sample ``(n,)`` where clients are tested on all images of their classes; else ``None``."""
         if which != "test" or self._test_weights is None:
             return None
         return self._test_weights[client][self._test[1][self._indices["test"][client]]]
@@ -99,7 +96,7 @@ class FederatedData:
         return self._pool(which)[1]
 
     def chunks(self, which: Whole, size: int) -> Iterator[Inputs]:
-        """The whole pool as a net is shown it, ``size`` samples at a time."""
+        """The whole pool as inputs of the net, ``size`` samples at a time."""
         samples, _ = self._pool(which)
         for start in range(0, len(samples), size):
             yield samples.pick(slice(start, start + size))
@@ -108,7 +105,7 @@ class FederatedData:
         return {"server": self._server, "test": self._test}.get(which, self._train)
 
     def lacking(self, client: int) -> Modality | None:
-        """Of pairs, what the client does not have of any of its samples."""
+        """For pairs, the modality that the client lacks."""
         return self._lacks.get(client)
 
     @property
@@ -120,3 +117,34 @@ class FederatedData:
     def clients_share_the_server_test_set(self) -> bool:
         """Whether the clients' local test samples are those of the server's test set."""
         return self._test is self._server
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's part of the data."""
+
+    of: FederatedData
+    client: int
+
+    def train(self) -> Split:
+        """Its training tensors; of pairs, what it has of them."""
+        return self.of.train(self.client)
+
+    def size(self, which: Which) -> int:
+        """How many samples of a split it has."""
+        return len(self.of.indices(which, self.client))
+
+    def chunks(self, which: Which, size: int) -> Iterator[Split]:
+        """Its samples of a split, so many at a time."""
+        for part in torch.split(self.of.indices(which, self.client), size):
+            found = self.of.pick(which, part)
+            yield found._replace(inputs=without(found.inputs, self.lacking))
+
+    def weights(self, which: Which) -> Tensor | None:
+        """How much each sample counts in a test ``(n,)``; ``None``: all the same."""
+        return self.of.weights(which, self.client)
+
+    @property
+    def lacking(self) -> Modality | None:
+        """Of pairs, what it does not have of any of its samples."""
+        return self.of.lacking(self.client)

@@ -16,11 +16,11 @@ MOST = 2**40
 def lognormal(deal: Deal) -> Dealt:
     """Log-normal sizes, classes i .. i+S-1 mod C for client i, 90 / 10 train / test per client from the training split (FEMNIST).
 
-    Without ``reuse`` every image is held once, and where a class runs short every client's share of it shrinks by the same
-    factor. With ``reuse`` this is the published generator, in which an inverted comparison makes each client start at the
-    head of a class: nearly all test images of a client are then training images of another.
+    Without ``reuse`` every image is dealt once, and where a class runs short all clients' shares of it shrink by the same factor.
+    With ``reuse`` this is the published generator, in which an inverted comparison makes every client start at the first image of
+    a class, so that nearly all test images of a client are training images of another.
     """
-    # No Flower partitioner gives both sizes and classes.
+    # No Flower partitioner controls both sizes and classes.
     options, n = deal.options, deal.clients
     per_client = options.classes_per_client
     if per_client > deal.classes:
@@ -36,7 +36,7 @@ def lognormal(deal: Deal) -> Dealt:
     pools = deal.pools()
     available = np.array([len(pool) for pool in pools])
     wanted = np.zeros((n, deal.classes), dtype=np.int64)
-    for place in range(per_client):  # evenly over the S classes, the remainder to the first ones
+    for place in range(per_client):  # evenly over the S classes; the remainder goes to the first ones
         wanted[np.arange(n), (np.arange(n) + place) % deal.classes] = sizes // per_client + (place < sizes % per_client)
     held = np.minimum(wanted, available) if options.reuse else _fitted(wanted, available)
     starts = np.zeros_like(held) if options.reuse else np.cumsum(held, axis=0) - held
@@ -52,7 +52,7 @@ def lognormal(deal: Deal) -> Dealt:
 
 
 def _fitted(wanted: Indices, available: Indices) -> Indices:
-    """``wanted`` ``(n, C)``, scaled down (and floored) in the columns that ask for more than there is."""
+    """``wanted`` ``(n, C)``, scaled down (and floored) in the columns whose sum exceeds ``available``."""
     factor = np.minimum(1, available / np.maximum(wanted.sum(axis=0), 1))
     fitted: Indices = np.floor(wanted * factor + 1e-9).astype(np.int64)
     return fitted

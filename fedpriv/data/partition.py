@@ -19,7 +19,7 @@ __all__ = ["SMALLEST_SHARE", "Partition", "SplitName", "class_counts", "make_par
 
 SplitName: TypeAlias = Literal["train", "validation", "test"]
 
-#: Under so many test images per client, `test: auto` scores each client on all test images of its classes.
+#: With fewer test images per client than this, `test: auto` tests each client on all test images of its classes.
 SMALLEST_SHARE = 20
 
 
@@ -51,9 +51,9 @@ class Partition:
         return digest.hexdigest()
 
     def holders(self) -> list[tuple[int, ...]]:
-        """The sets of clients that train on a sample in common, each set once; of disjoint clients, every one by itself.
+        """The distinct sets of clients that hold the same sample; without shared samples, one set per client.
 
-        A client that was dealt a sample several times is as often in its set.
+        A client that was dealt a sample several times occurs as often in its set.
         """
         owner = np.repeat(np.arange(self.clients), [len(held) for held in self.train])
         sample = _flat(self.train)
@@ -64,11 +64,11 @@ class Partition:
         return sorted(alone | {tuple(owner[start : start + count].tolist()) for start, count in shared})
 
     def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
-        """``(n, C)``: how many images of each class each client holds in ``split``; ``labels`` are those of the split indexed."""
+        """``(n, C)``: number of images of each class per client in ``split``; ``labels`` are those of the indexed split."""
         return class_counts(getattr(self, split), labels, classes)
 
     def save(self, path: Path) -> None:
-        """Write the partition to ``path`` (safetensors: flat indices with offsets), whole or not at all."""
+        """Write the partition to ``path`` atomically (safetensors: flat indices with offsets)."""
         import torch
 
         arrays: dict[str, NDArray[Any]] = {"test_on_train": np.array([self.test_split == "train"])}
@@ -96,7 +96,7 @@ class Partition:
                 lists[name] = [distinct[number] for number in arrays[name + ".of"]]
             on_train = bool(arrays["test_on_train"][0])
         except KeyError as error:
-            raise FedprivError(f"{path} is no partition: it has no {error}") from None
+            raise FedprivError(f"{path} is not a partition: it has no {error}") from None
         return cls(**lists, test_weights=arrays.get("test_weights"), test_split="train" if on_train else "test")
 
 
@@ -110,7 +110,7 @@ def class_counts(lists: list[Indices], labels: NDArray[Any], classes: int) -> In
 def make_partition(
     train_labels: NDArray[Any], test_labels: NDArray[Any], classes: int, config: DataConfig, seed: int
 ) -> Partition:
-    """Deal a data set to ``config.clients`` clients; a function of the labels, the config and the seed alone.
+    """Deal a data set to ``config.clients`` clients, determined by the labels, the config and the seed.
 
     Args:
         train_labels: ``(N,)`` class ids of the training split.
@@ -118,7 +118,7 @@ def make_partition(
         seed: used unless ``config.partition.seed`` is set.
 
     Raises:
-        UsageError: an unknown partition, or numbers that cannot be dealt, said in one line.
+        UsageError: the partition is unknown, or its options do not fit the data.
     """
     options = config.partition
     dealing = REGISTRY.find(options.name)
@@ -126,7 +126,7 @@ def make_partition(
         raise UsageError("there are no training samples to deal")
     if options.seed is not None:
         seed = options.seed
-    # One stream each, so that holding out validation data or another test mode leaves the rest of the partition as it was.
+    # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng)
     dealt = dealing.deal(deal)
@@ -152,7 +152,7 @@ def make_partition(
 
 
 def _all_of_class(labels: NDArray[Any], counts: Indices) -> tuple[list[Indices], NDArray[np.float64]]:
-    """Per client all test images of the classes it holds, and weights that give each class the client's proportion of it."""
+    """Per client all test images of its classes, and weights that give each class its proportion in the client's data."""
     available = np.bincount(labels, minlength=counts.shape[1])
     held = np.where(available > 0, counts, 0)
     weights = held / np.maximum(held.sum(axis=1, keepdims=True), 1) / np.maximum(available, 1)
@@ -166,7 +166,7 @@ def _all_of_class(labels: NDArray[Any], counts: Indices) -> tuple[list[Indices],
 
 
 def _carve(indices: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Split off ``fraction`` (rounded) of a client's data; a client with data keeps at least one training sample."""
+    """Hold out ``fraction`` (rounded) of a client's data; a client with data keeps at least one training sample."""
     shuffled = rng.permutation(indices)
     held = min(round(fraction * len(indices)), max(len(indices) - 1, 0))
     return shuffled[held:], shuffled[:held]

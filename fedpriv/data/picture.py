@@ -1,4 +1,4 @@
-"""The picture of a partition: how many images of which class each client holds."""
+"""The picture of a partition: number of images by client and class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All samples of a split as they lie on the device, and what a net is shown of some of them."""
+"""Pools: all samples of a split as stored on the device, from which the net's inputs are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets by name: where each comes from, how it is normalised, and the one way to load it."""
+"""Data sets by name: their sources and normalisation, and the function that loads them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ REGISTRY: Registry[Source] = Registry("data set", "fedpriv.data", ["fedpriv.data
 
 
 def register_dataset(name: str, about: str, **says: Any) -> Callable[[Opener], Opener]:
-    """Register a function, data folder or ``None`` -> :class:`Opened`, as the data set ``name``; :class:`Source` has the fields.
+    """Register a function, data folder or ``None`` -> :class:`Opened`, as the data set ``name``; ``says``: fields of
+    :class:`Source`.
 
-    Another package does the same and lists its module, or a :class:`Source`, under the entry-point group ``fedpriv.data``.
+    A plug-in does the same and lists its module, or a :class:`Source`, in the entry-point group ``fedpriv.data``.
     """
 
     def register(opener: Opener) -> Opener:
@@ -49,13 +50,13 @@ def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = No
 
     Args:
         data_dir: folder that may hold ``<name>/{train,test}.parquet`` (or CSV); ``None``: the environment's ``FEDPRIV_DATA``.
-            Where it does not hold the data set, the Hugging Face hub is asked.
+            Where it does not hold the data set, it is downloaded from the Hugging Face hub.
         limit: number of training samples kept (:func:`in_proportion`); ``None``: all.
-        image_size: pixels a side that images are brought to; ``None``: as they are, or as the data set suggests.
+        image_size: pixels a side to which images are resized; ``None``: unchanged, or as the data set suggests.
 
     Raises:
-        UsageError: unknown name, missing files, samples or labels that do not fit together; one line.
-        FedprivError: a damaged file, named.
+        UsageError: the name is unknown, files are missing, or samples and labels do not fit.
+        FedprivError: a file is damaged.
     """
     source = _find(name)
     opened = _open(source, data_dir, limit)
@@ -77,27 +78,27 @@ def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = No
 
 
 def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
-    """As :func:`load_dataset`, but no sample is read until the result is asked for it."""
+    """As :func:`load_dataset`, but samples are read on access."""
     return _open(_find(name), data_dir, limit)
 
 
 def suggestions(name: str) -> Mapping[str, Any]:
-    """What a data set suggests for keys that the config leaves open, as far as is known without opening it."""
+    """Values that a data set suggests for keys that the config leaves open, as far as known without opening it."""
     return _find(name).suggests
 
 
 def sources() -> dict[str, Source]:
-    """All data sets by name, third parties' included."""
+    """All data sets by name, including those of plug-ins."""
     known = REGISTRY.all()
     return {name: known[name] for name in (*_SOURCES, *sorted(known.keys() - _SOURCES))}
 
 
 def _find(name: str) -> Source:
-    if name in sources():  # before a folder of that name
+    if name in sources():  # takes precedence over a folder of that name
         return REGISTRY.find(name)
     path = Path(name).expanduser()
     if path.suffix in (".parquet", ".csv") or os.sep in name or path.is_dir():
-        path = path.absolute()  # a run that is resumed from another folder must find it
+        path = path.absolute()  # so that a run can be resumed from another working directory
         return Source(str(path), "local files", lambda _: _open_local(path))
     return REGISTRY.find(name)
 
@@ -106,7 +107,7 @@ def _open(source: Source, data_dir: Path | None, limit: int | None) -> Opened:
     if data_dir is None and os.environ.get("FEDPRIV_DATA"):
         data_dir = Path(os.environ["FEDPRIV_DATA"])
     if data_dir is not None and not data_dir.is_dir():
-        raise UsageError(f"the data folder {data_dir} is not there")
+        raise UsageError(f"the data folder {data_dir} does not exist")
     opened = source.open(data_dir)
     opened = replace(opened, suggests={**opened.suggests, **source.suggests})
     return opened if limit is None else _limited(opened, limit)
@@ -163,10 +164,10 @@ def hub_source(
     splits: tuple[str, ...] = ("train", "test"),
     choice: SampleChoice | None = None,
 ) -> Callable[[Path | None], Opened]:
-    """How to open a data set of the hub, or its copy ``<dir>/<name>/{train,test}.parquet`` (or CSV).
+    """An opener for a data set of the hub, or its copy ``<dir>/<name>/{train,test}.parquet`` (or CSV).
 
     Args:
-        columns: what each column is; ``None``: as it looks, where the hub and the published files name them differently.
+        columns: the roles of the columns; ``None``: found by type and name, where the hub and other copies name them differently.
     """
 
     def open_(data_dir: Path | None) -> Opened:
@@ -177,7 +178,7 @@ def hub_source(
         if folder and table_files(folder):
             train, test = open_folder(folder)
             if test is None and len(splits) > 1:
-                raise UsageError(f"{folder} holds no test split; {name} has one of its own, such as test.parquet")
+                raise UsageError(f"{folder} holds no test split; {name} needs one, such as test.parquet")
             tables = [train] if test is None or len(splits) == 1 else [train, test]
         else:
             tables = open_hub(hub_id, name, splits)
@@ -192,9 +193,9 @@ def hub_source(
 
 
 def _open_local(path: Path) -> Opened:
-    """A parquet or CSV file, or a folder of them or of images; one split alone is divided 80 / 20 for good, class by class.
+    """A parquet or CSV file, or a folder of them or of images. A single split is divided 80 / 20 by a fixed choice.
 
-    A folder of image-text pairs is :func:`open_pairs`' to divide.
+    Folders of image-text pairs are opened by :func:`open_pairs`.
     """
     from fedpriv.data.tables import find_columns, open_file, open_folder
 
@@ -227,7 +228,7 @@ def _usual_model(shape: tuple[int, ...] | None, texts: bool) -> str:
 _SOURCES: Mapping[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", "8 x 8 grey digits of scikit-learn, 10 classes; 1,797 images divided 80 / 20 for good", _open_digits,
+        Source("digits", "8 x 8 grey digits of scikit-learn, 10 classes; 1,797 images, fixed 80 / 20 split", _open_digits,
                (0.0,), (1.0,), "mlp_lineage"),
         Source("fashion_mnist", "28 x 28 grey articles of clothing, 10 classes (Zalando)",
                hub_source("zalando-datasets/fashion_mnist", "fashion_mnist", Columns("label", image="image"), "L"),

@@ -1,4 +1,4 @@
-"""Which samples: choices that are fixed for good, since the split of a data set is part of the data set."""
+"""Fixed choices of samples, independent of a run's seed, since the splits of a data set are part of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SEED = 20220601
 
 
 def in_proportion(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Sorted positions ``(count,)`` of a fixed choice of samples with the classes' shares kept, to within one sample each.
+    """Sorted positions ``(count,)`` of a fixed choice of samples that keeps the classes' shares, to within one sample each.
 
-    The samples of a smaller choice are not in general among those of a larger one.
+    A smaller choice is not in general a subset of a larger one.
     """
     rng = np.random.default_rng(_SEED)
     classes, sizes = np.unique(labels, return_counts=True)
@@ -25,7 +25,7 @@ def in_proportion(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def hold_out(labels: NDArray[np.int64], fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of a fixed training and test split, the fraction held out of each class (rounded), both sorted."""
+    """Sorted positions of a fixed training and test split; ``fraction`` of each class (rounded) is held out."""
     rng = np.random.default_rng(_SEED)
     groups = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     test = np.sort(np.concatenate([group[: round(fraction * len(group))] for group in groups]))
@@ -33,6 +33,6 @@ def hold_out(labels: NDArray[np.int64], fraction: float) -> tuple[NDArray[np.int
 
 
 def at_most(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Sorted positions of a fixed choice of so many samples of each class, or of all where there are fewer."""
+    """Sorted positions of a fixed choice of at most ``count`` samples of each class."""
     rng = np.random.default_rng(_SEED)
     return np.sort(np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:count] for c in range(labels.max() + 1)]))

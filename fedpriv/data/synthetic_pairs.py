@@ -1,8 +1,8 @@
-"""Synthetic image-text pairs in the classes of the Damage Multimodal Dataset, for tests and demonstrations; nothing real.
+"""Synthetic image-text pairs in the classes of the Damage Multimodal Dataset, for tests and demonstrations.
 
-An image is a hazy scene as of any class, with a disc of its class's colour and stripes over it, as faint as chance has it. A text
-is common and invented words, with a few of its class's or, misleadingly, of another's. So neither half always tells the class,
-and both together tell more.
+An image is a hazy scene, the same for all classes, with a disc in its class's colour and stripes over it, of random contrast. A
+text consists of common and invented words, with a few of its class's or, misleadingly, of another class's. So neither modality
+always determines the class, and both together are more informative.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpriv.errors import UsageError
 
 CLASSES = tuple(PUBLISHED)
 _PRIOR = np.array([sum(parts) for parts in PUBLISHED.values()], dtype=np.float64) / sum(map(sum, PUBLISHED.values()))
-_FEWEST = int(np.ceil(1 / _PRIOR.min()))  # pairs that leave no class without one
+_FEWEST = int(np.ceil(1 / _PRIOR.min()))  # smallest number of pairs with at least one of each class
 
 
 class _Look(NamedTuple):
@@ -58,11 +58,11 @@ _SYLLABLES = "ba ko mi ru ta ven zo lar pi dus"
 
 @dataclass(frozen=True)
 class SyntheticSplit:
-    """One split, in the order of its classes; pair i depends on seed, name, i and its class alone.
+    """One split, in the order of its classes; pair i depends only on seed, name, i and its class.
 
     Attributes:
         name: ``train`` or ``test``.
-        count: pairs, at least 25, so that each class has one; the classes' shares are those of the Damage Multimodal Dataset.
+        count: number of pairs, at least 25, so that each class has one; class shares are those of the Damage Multimodal Dataset.
         size: pixels a side.
 
     Raises:
@@ -76,7 +76,7 @@ class SyntheticSplit:
 
     def __post_init__(self) -> None:
         if self.count < _FEWEST:
-            raise UsageError(f"{self.count} {self.name} pairs leave a class without one; {_FEWEST} or more do not")
+            raise UsageError(f"{self.count} {self.name} pairs leave a class without any; use at least {_FEWEST}")
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ class SyntheticSplit:
         return (_image(CLASSES[label], self.size, self._rng(place, 0)) for place, label in enumerate(self.labels))
 
     def texts(self) -> Iterator[str]:
-        """Each of 10 to 14 words, the first two of which say what it is."""
+        """Texts of 10 to 14 words, the first two of which mark them as synthetic."""
         return (_text(CLASSES[label], self._rng(place, 1)) for place, label in enumerate(self.labels))
 
     def _rng(self, place: int, half: int) -> np.random.Generator:
@@ -101,7 +101,7 @@ def open_synthetic(train: int = 1200, test: int = 200, size: int = 32, seed: int
     splits = SyntheticSplit("train", train, size, seed), SyntheticSplit("test", test, size, seed)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
-        sized = [replace(split, size=side or size) for split in splits]  # the same scenes, drawn in that size
+        sized = [replace(split, size=side or size) for split in splits]  # the same scenes, rendered at that size
         first, second = (torch.from_numpy(np.stack(list(split.images())).transpose(0, 3, 1, 2).copy()) for split in sized)
         return first, second
 
@@ -112,16 +112,16 @@ def open_synthetic(train: int = 1200, test: int = 200, size: int = 32, seed: int
 
 
 def write_pairs(folder: Path, train: int = 1200, test: int = 200, size: int = 32, seed: int = 0) -> None:
-    """Write the pairs in the layout that :func:`fedpriv.data.disaster.open_pairs` reads: a whole folder or none.
+    """Write the pairs atomically, in the layout that :func:`fedpriv.data.disaster.open_pairs` reads.
 
     Raises:
-        UsageError: the folder holds something already or cannot be written; too few pairs.
+        UsageError: the folder is not empty or cannot be written, or there are too few pairs.
     """
     import PIL.Image
 
     splits = SyntheticSplit("train", train, size, seed), SyntheticSplit("test", test, size, seed)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already and not an empty folder; name a new one")
+        raise UsageError(f"{folder} exists and is not an empty folder; name a new one")
     folder = folder.absolute()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _image(cls: str, size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     angle = np.deg2rad(look.angle + rng.normal(0, 10))
     wave = np.sin(2 * np.pi * (look.stripes * (across * np.cos(angle) + down * np.sin(angle)) + rng.uniform()))
     (x, y), radius = rng.uniform(0.3, 0.7, 2), rng.uniform(0.25, 0.45)
-    # Below zero, for a quarter of the images, nothing of the class is to be seen.
+    # Below zero, as for a quarter of the images, the class is not visible at all.
     strength = max(0.0, rng.uniform(-0.3, 0.9))
     veil = strength * (np.hypot(across - x, down - y) < radius)[..., None]
     colour = np.array(look.colour) + rng.normal(0, 0.08, 3)

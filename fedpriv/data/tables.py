@@ -1,5 +1,4 @@
-"""Opening what holds the samples: parquet and CSV files, folders of images, data sets of the Hugging Face hub. Nothing is decoded
-here."""
+"""Tables of samples: parquet and CSV files, folders of images, data sets of the Hugging Face hub. Images are not decoded here."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ class Table(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where the rows come from, for messages."""
+        """The source of the rows, for messages."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files on disk whose change changes the rows."""
+        """The files on disk on which the rows depend."""
 
     @property
     def features(self) -> datasets.Features:
@@ -71,7 +70,7 @@ class ParquetTable:
         parts = []
         for file in self.files:
             with _readable(file):
-                # ParquetFile, not read_table: a folder called `label=3` on the way is no column.
+                # Not read_table, which would take a parent folder such as `label=3` for a column.
                 table = pq.ParquetFile(file).read(columns=[name])
             if name not in table.column_names:
                 raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
@@ -101,7 +100,7 @@ class CsvTable:
         from pyarrow import csv
 
         with _readable(self.file):
-            # A text may hold line breaks, and one that is empty is empty, not missing.
+            # A text may hold line breaks, and an empty one is not a missing one.
             return csv.read_csv(
                 self.file,
                 parse_options=csv.ParseOptions(newlines_in_values=True),
@@ -142,7 +141,7 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FedprivError(f"{file} is not a whole {file.suffix[1:]} file: {_first_line(error)}") from None
+        raise FedprivError(f"{file} is not a valid {file.suffix[1:]} file: {_first_line(error)}") from None
 
 
 def _check_columns(names: Sequence[str], file: Path) -> None:
@@ -156,15 +155,15 @@ def open_file(file: Path) -> Table:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """The tables that a folder holds: its parquet files, or without any its CSV files."""
+    """The tables in a folder: its parquet files or, if there are none, its CSV files."""
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("*.csv"))
 
 
 def open_folder(folder: Path) -> tuple[Table, Table | None]:
-    """The training split and, where there is one, the test split of a local folder.
+    """The training split and, if there is one, the test split of a local folder.
 
-    Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``) or the same as CSV, or any other parquet
-    files, together one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*``, one split.
+    Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or the same as CSV; any other parquet files
+    together are one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split.
 
     Raises:
         UsageError: it holds neither, or several CSV files none of which is ``train.csv``.
@@ -186,13 +185,13 @@ def open_folder(folder: Path) -> tuple[Table, Table | None]:
 
 
 def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
-    """``<class>/*``; with ``known`` classes, which are numbered as they are."""
+    """The images of ``<class>/*``, with the class numbers of ``known`` if given."""
     import datasets
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     found = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if known and (strange := sorted(set(found) - set(known))):
-        raise UsageError(f"{folder} holds the class {strange[0]!r}, which the training split has not ({', '.join(known)})")
+        raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
     for path in folder.rglob("*"):
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
@@ -215,10 +214,10 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
 
 
 def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
-    """Splits of a data set of the hub; one that was fetched before is found without a connection.
+    """Splits of a data set of the hub; one that was downloaded before needs no connection.
 
     Raises:
-        UsageError: neither the hub nor a fetched copy can be had; the message says both ways out.
+        UsageError: neither the hub nor a downloaded copy is available; the message says what to do.
     """
     import datasets
 
@@ -237,7 +236,7 @@ def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
 
 
 def find_columns(table: Table) -> Columns:
-    """Which column is the image, the text and the label, by Hugging Face type where it is stated and by common name otherwise.
+    """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names.
 
     Raises:
         UsageError: there is no label, or neither an image nor a text; the message lists the columns.
@@ -254,7 +253,7 @@ def find_columns(table: Table) -> Columns:
     missing = "image or text" if image is None and text is None else "label" if label is None else None
     if missing or label is None:
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in features.items())
-        raise UsageError(f"{table.origin} has no {missing} column that I can tell; its columns are: {columns}")
+        raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}")
     return Columns(label, image, text)
 
 

@@ -1,4 +1,4 @@
-"""From texts to token ids, once."""
+"""Tokenises texts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[Tensor, int]:
-    """``(N, L)`` int32 token ids, filled up with the tokenizer's padding, L at most ``longest``; and how many texts were cut.
+    """Token ids ``(N, L)`` int32 with the tokenizer's padding, L at most ``longest``, and the number of truncated texts.
 
     Raises:
-        UsageError: of a text nothing is left, such as one of signs that the tokenizer drops.
+        UsageError: a text has no tokens, as all its characters are dropped by the tokenizer.
     """
-    found = tokenizer(list(texts), verbose=False)["input_ids"]  # which texts are too long is said once, for all of them
+    found = tokenizer(list(texts), verbose=False)["input_ids"]  # the caller reports the number of truncated texts
     if [] in found:
         raise UsageError(f"the tokenizer finds no tokens in the text {texts[found.index([])]!r}; remove it or replace it")
     cut = sum(len(ids) > longest for ids in found)

@@ -1,4 +1,4 @@
-"""Transforms of an upload on its way to the wire, by name and in the order of the config."""
+"""Defences: transforms of an upload before it is sent, by name and in the order of the config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for _name, _kind in _IN_ORDER.items():
 
 
 def transforms() -> dict[str, type[Transform]]:
-    """All transforms by name: ours in the order in which they may be combined, then those of other packages."""
+    """All transforms by name: built-in ones in the order in which they may be combined, then those of plug-ins."""
     known = registry.all()
     return {name: known[name] for name in (*_IN_ORDER, *sorted(known.keys() - _IN_ORDER))}
 
@@ -46,7 +46,7 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
     """``[{name: mask, roles: [head]}, ...]`` -> the transforms, in that order.
 
     Raises:
-        UsageError: an unknown name or option, or an order that voids what one of them promises.
+        UsageError: a name or an option is unknown, or the order is not allowed (:func:`check_order`).
     """
     known, built = transforms(), []
     for index, options in enumerate(configured):
@@ -62,13 +62,13 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
 
 
 def sent_names(names: Sequence[str], built: Sequence[Transform], linear: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``names`` (what a method shares) that the masks leave.
+    """Those of ``names`` (the tensors that a method shares) that no mask drops.
 
     Args:
         linear: the net's fully connected layers in forward order.
 
     Raises:
-        UsageError: a mask leaves nothing of them, or wants more layers than there are.
+        UsageError: a mask drops all of them, or needs more layers than there are.
     """
     for one in built:
         if isinstance(one, Mask):

@@ -1,14 +1,16 @@
-"""Fewer bits a number: uploads in half precision."""
+"""Uploads in half precision."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire import Expected, Form, Payload, TransformContext
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -18,12 +20,23 @@ class Cast:
     """Round every floating-point tensor to 16 bits; the server computes in float32 again."""
 
     stage: ClassVar[Stage] = Stage.DIGITS
-    dtype: Literal["float16", "bfloat16"] = Field("float16", description="what crosses the wire")
+    dtype: Literal["float16", "bfloat16"] = Field("float16", description="the type that is sent")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         dtype = _DTYPES[self.dtype]
         cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in payload.tensors.items()}
         return payload.with_tensors(cast, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        return replace(expected, tensors={name: self._form(form) for name, form in expected.tensors.items()})
+
+    def _form(self, form: Form) -> Form:
+        """Rounded numbers lie in the rounded range."""
+        if not form.dtype.is_floating_point:
+            return form
+        dtype = _DTYPES[self.dtype]
+        bounds = (None if bound is None else float(torch.tensor(bound).to(dtype)) for bound in (form.least, form.most))
+        return replace(form, dtype=dtype, least=next(bounds), most=next(bounds))
 
     def __str__(self) -> str:
         return f"cast({self.dtype})"

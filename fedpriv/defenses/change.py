@@ -1,4 +1,4 @@
-"""The change: what a client learned in its turn, its weights minus what it was sent."""
+"""The change of a client's turn: its weights minus those that it was sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_tensors(payload: Payload) -> dict[str, Tensor]:
 
 
 def changes(payload: Payload, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By name, of the model tensors. What a client was not sent counts from zero: all of it is news."""
+    """The changes of the model tensors, by name. For tensors that the client was not sent, the change is the tensor itself."""
     found = model_tensors(payload)
     if payload.kind != "weights":  # they are changes already
         return found

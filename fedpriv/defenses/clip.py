@@ -11,7 +11,7 @@ from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Payload, TransformContext
 
 CLIPPED = "clipped"
-"""The reported value: 1 where the change was longer than the bound (in the round's record: the share of such clients)."""
+"""The reported value: 1 where the change exceeded the bound (in the round's record: the share of such clients)."""
 
 
 @transform
@@ -26,7 +26,7 @@ class Clip:
         found = changes(payload, context.received)
         length = norm(found.values())
         context.report(CLIPPED, float(length > self.norm))
-        if length <= self.norm:  # what is short enough is sent to the bit
+        if length <= self.norm:  # within the bound, the upload stays bit-identical
             return payload.with_tensors(payload.tensors, str(self))
         factor = self.norm / length
         references = context.received if payload.kind == "weights" else {}

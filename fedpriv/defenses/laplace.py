@@ -21,7 +21,7 @@ class Laplace:
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         def draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-            # The difference of two Exp(1) is Lap(0, 1), of variance 2; unlike the inverse of its distribution, never infinite.
+            # The difference of two Exp(1) is Lap(0, 1), of variance 2; unlike inverse transform sampling, it is never infinite.
             one, other = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
             return (one - other) / 2**0.5
 

@@ -1,8 +1,9 @@
-"""Layer masking: what is masked is not sent."""
+"""Layer masking: masked layers are not sent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Self
 
@@ -11,14 +12,14 @@ from pydantic import Field, model_validator
 from fedpriv.defenses.stage import transform
 from fedpriv.errors import UsageError
 from fedpriv.models.net import ROLES
-from fedpriv.wire import Payload, TransformContext, tensor_of
+from fedpriv.wire import Expected, Payload, TransformContext, tensor_of
 from fedpriv.wire.coding import base_name, is_model
 
 
 @transform
 class Mask:
-    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or those of the
-    last fully connected layers, weights and biases (MpFedcon sec. 5.10).
+    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or the weights and
+    biases of the last fully connected layers (MpFedcon sec. 5.10).
 
     Raises:
         UsageError: a pattern matches nothing in the net or the upload (a mask without effect would look like a defence), the
@@ -27,7 +28,7 @@ class Mask:
 
     roles: tuple[str, ...] = Field((), description="roles whose tensors are dropped")
     names: tuple[str, ...] = Field((), description="shell patterns of tensor names to drop")
-    last: int = Field(0, ge=0, description="so many of the net's last fully connected layers, whatever is sent of them")
+    last: int = Field(0, ge=0, description="number of the net's last fully connected layers to drop, shared or not")
 
     @model_validator(mode="after")
     def _masks_something(self) -> Self:
@@ -44,6 +45,9 @@ class Mask:
                 raise UsageError(f"{self}: {pattern!r} matches no tensor; there are {', '.join(sorted(known))}")
         names = self.kept(list(payload.tensors), context.linear)
         return payload.with_tensors({name: payload.tensors[name] for name in names}, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        return replace(expected, tensors={name: expected.tensors[name] for name in self.kept(list(expected.tensors), linear)})
 
     def kept(self, names: Sequence[str], linear: Sequence[str]) -> list[str]:
         """Those of ``names`` that are not dropped.
@@ -62,7 +66,7 @@ class Mask:
         return left
 
     def _drops(self, name: str, hidden: tuple[str, ...]) -> bool:
-        # What is said of a hidden tensor (a control variate is a gradient) is hidden with it.
+        # Statistics of a masked tensor (a control variate is a gradient) are masked, too.
         about = tensor_of(name)
         return (
             about.split(".")[0] in self.roles

@@ -1,8 +1,8 @@
 """Common parts of additive noise: the tensors it is added to, and the signal-to-noise ratio per layer.
 
-The model tensors of an upload are weights, and their reference (what the server sent) is known to both sides: noise on the
-weights is the same noise on the change. How much a variance hides depends on the size of that change, so the ratio is
-reported; it is a fact about the run and no guarantee: without a bound on the change (``clip``) no noise has an epsilon.
+The model tensors of an upload are weights, and the weights that the server sent are known to both sides: noise on the weights is
+the same noise on the change. How much a variance hides depends on the size of that change, so the ratio is reported. It is no
+guarantee: without a bound on the change (``clip``) no noise has an epsilon.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Draw = Callable[[torch.Size, torch.Generator], Tensor]
 
 SNR = "snr_db/"
 """Prefix of the reported ratios."""
-_SILENCE = 1e-30  # stands for the power of a change that is exactly zero, whose ratio has no logarithm
+_SILENCE = 1e-30  # power of a change that is exactly zero, so that its ratio has a logarithm
 
 
-def add_noise(payload: Payload, context: TransformContext, variance: float, draw: Draw, said: str) -> Payload:
+def add_noise(payload: Payload, context: TransformContext, variance: float, draw: Draw, note: str) -> Payload:
     """Add ``sqrt(variance) * draw`` to every entry of the model tensors and report the ratio per layer."""
     if not variance:
-        return payload.with_tensors(payload.tensors, said)
+        return payload.with_tensors(payload.tensors, note)
     report_snr(payload, context, variance)
     noisy = dict(payload.tensors)
     for name, tensor in model_tensors(payload).items():
         noise = math.sqrt(variance) * draw(tensor.shape, context.generator)
         noisy[name] = tensor + noise.to(tensor)
         if name.endswith("running_var"):
-            noisy[name].clamp_(min=0)  # a variance below zero makes every later output NaN
-    return payload.with_tensors(noisy, said)
+            noisy[name].clamp_(min=0)  # a negative running variance would make outputs NaN
+    return payload.with_tensors(noisy, note)
 
 
 def report_snr(payload: Payload, context: TransformContext, variance: float) -> None:

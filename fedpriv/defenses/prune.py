@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,17 +12,17 @@ from torch import Tensor
 
 from fedpriv.defenses.change import changes
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
-from fedpriv.wire.coding import INDICES, VALUES
+from fedpriv.wire import Expected, Form, Payload, TransformContext
+from fedpriv.wire.coding import INDICES, VALUES, is_model
 
 
 @transform
 class Prune:
-    """Send the largest entries of the change, by magnitude over all model tensors, as (index, value); the rest stays as the
-    server sent it (gradient sparsification, Aji and Heafield 2017; as a defence, Zhu et al. 2019).
+    """Send only the largest entries of the change, by magnitude over all model tensors, as (index, value); for the others the
+    server keeps its values (gradient sparsification, Aji and Heafield 2017; as a defence, Zhu et al. 2019).
 
-    An entry costs 8 bytes instead of 4, so this saves bytes below ``fraction`` 1/2. What the client was not sent has no
-    change and is sent whole.
+    An entry costs 8 bytes instead of 4, so this saves bytes if ``fraction`` is below 1/2. Tensors that the client was not sent
+    have no change and are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.SPARSE
@@ -41,6 +42,16 @@ class Prune:
                 sent[name + VALUES] = change.reshape(-1)[indices].float()
                 start += change.numel()
         return replace(payload, kind="delta").with_tensors(sent, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        """How many entries of a tensor are sent is open; their numbers are checked where they are read."""
+        forms: dict[str, Form] = {}
+        for name, form in expected.tensors.items():
+            if is_model(name) and name in expected.received:
+                forms |= {name + INDICES: Form((name,), torch.int32), name + VALUES: Form((name,))}
+            else:
+                forms[name] = form
+        return replace(expected, kind="delta", tensors=forms)
 
     def __str__(self) -> str:
         return f"prune({self.fraction:g})"

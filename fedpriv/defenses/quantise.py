@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,17 +13,17 @@ from torch import Tensor
 
 from fedpriv.defenses.change import changes
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
-from fedpriv.wire.coding import SCALE, base_name, codes_name, pack_codes
+from fedpriv.wire import Expected, Form, Payload, TransformContext
+from fedpriv.wire.coding import SCALE, base_name, codes_name, is_model, pack_codes
 
 
 @transform
 class Quantise:
-    """Send each tensor's change as whole numbers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
+    """Send each tensor's change as integers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
 
     ``scale = max|change| / L``, ``L = 2^(bits-1) - 1``, ``code = floor(change / scale + u)`` with u uniform in [0, 1):
-    unbiased, and off by less than one scale. The server makes ``received + code * scale`` of it. What the client was not
-    sent is sent whole.
+    unbiased, with an error of less than one scale. The server decodes ``received + code * scale``. Tensors that the client was
+    not sent are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.DIGITS
@@ -35,6 +37,23 @@ class Quantise:
                 codes, sent[name + SCALE] = self._codes(change.float(), context.generator)
                 sent[codes_name(name, self.bits)] = pack_codes(codes, self.bits)
         return replace(payload, kind="delta").with_tensors(sent, str(self))
+
+    def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
+        """The codes and the scale of each tensor; what they may be is checked where they are read."""
+        forms: dict[str, Form] = {}
+        for name, form in expected.tensors.items():
+            if is_model(name) and form.dtype.is_floating_point and base_name(name) in expected.received:
+                forms |= {codes_name(name, self.bits): self._form(name, form.shape), name + SCALE: Form((1,))}
+            else:
+                forms[name] = form
+        return replace(expected, kind="delta", tensors=forms)
+
+    def _form(self, name: str, shape: tuple[int | str, ...]) -> Form:
+        if self.bits == 8:
+            return Form(shape, torch.int8)
+        known = [size for size in shape if isinstance(size, int)]
+        packed = math.ceil(math.prod(known) * self.bits / 8) if len(known) == len(shape) else f"{name}, packed"
+        return Form((packed,), torch.uint8)
 
     def _codes(self, change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         levels = 2 ** (self.bits - 1) - 1

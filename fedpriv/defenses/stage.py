@@ -1,4 +1,4 @@
-"""The stages of transforms, and the orders that are refused."""
+"""The stages of transforms, and the orders that are not allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ transform = dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_n
 
 
 class Stage(IntEnum):
-    """A transform's place; one without a ``stage`` (a mask, or another package's) may stand anywhere."""
+    """A transform's place in the order; one without a ``stage`` (a mask, or a plug-in's) may be anywhere."""
 
     CLIP = 1
     NOISE = 2
@@ -25,20 +25,20 @@ class Stage(IntEnum):
 
 
 _WHY = {
-    (Stage.CLIP, Stage.NOISE): "noise is measured against a change that is bounded before it is added",
-    (Stage.NOISE, Stage.SPARSE): "which entries were kept would show the change itself, which no noise then covers",
-    (Stage.CLIP, Stage.SPARSE): "the bound would not be that of what was chosen from",
-    (Stage.SPARSE, Stage.SPARSE): "an upload is pruned once",
-    (Stage.DIGITS, Stage.DIGITS): "numbers are shortened once",
+    (Stage.CLIP, Stage.NOISE): "noise protects only a change whose norm was bounded before",
+    (Stage.NOISE, Stage.SPARSE): "the choice of the kept entries would depend on the change without noise",
+    (Stage.CLIP, Stage.SPARSE): "the bound would not hold for the change from which entries are chosen",
+    (Stage.SPARSE, Stage.SPARSE): "an upload can be pruned only once",
+    (Stage.DIGITS, Stage.DIGITS): "an upload can be rounded only once",
 }
-_DIGITS_LAST = "it would make whole numbers again of what was shortened"
+_DIGITS_LAST = "it would undo the rounding"
 
 
 def check_order(transforms: Sequence[Transform]) -> None:
-    """Refuse an order in which a transform voids what an earlier one promised.
+    """Check that no transform invalidates an earlier one.
 
     Raises:
-        UsageError: with the two transforms and the reason.
+        UsageError: the order is not allowed; the message has the two transforms and the reason.
     """
     staged = [(one, stage) for one in transforms if isinstance(stage := getattr(one, "stage", None), Stage)]
     for index, (later, stage) in enumerate(staged):

@@ -1,10 +1,10 @@
 """Linear probe: the quality of an encoder, measured by a linear classifier on its frozen features.
 
-Protocol (L-DAWA; where its code departs from common use, so as said here): features of the net in evaluation mode, computed
-once; BatchNorm's running statistics are first re-estimated in one pass over the training images, since averaging clients
-spoils them (their code hides that by leaving the frozen encoder in training mode); no augmentation; SGD with momentum for 100
-epochs, test accuracy after the last one. Those epochs are few steps where labels are few, and features of a small scale are then
-hardly fitted: a logistic regression on standardised features, fitted to its end, stands beside.
+The protocol is L-DAWA's, except as noted. Features are computed once, with the net in evaluation mode and without augmentation.
+Before that, BatchNorm's running statistics are re-estimated in one pass over the training images, since averaging over clients
+makes them invalid (L-DAWA's code avoids that by leaving the frozen encoder in training mode). The classifier is trained by SGD
+with momentum for 100 epochs, and tested after the last one. With few labels those epochs are few steps, too few for features of a
+small scale; so the accuracy of a logistic regression on standardised features, fitted to convergence, is reported as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Where = Literal["pooled", "prepool"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the classifier is trained (as in L-DAWA's linear evaluation)."""
+    """The training of the classifier (as in L-DAWA's linear evaluation)."""
 
     epochs: int = 100
     lr: float = 0.01
@@ -50,10 +50,10 @@ class Probed:
     """The result of a classifier.
 
     Attributes:
-        fraction, samples: share and number of the training labels it saw.
+        fraction, samples: share and number of the training labels that it used.
         accuracy: on all test images, in [0, 1].
-        accuracy_as_is: the same with the running statistics as the run left them; ``None`` without BatchNorm.
-        accuracy_logistic: that of a logistic regression on the same features; ``None`` where it was not requested.
+        accuracy_as_is: the same with the run's own BatchNorm statistics; ``None`` without BatchNorm.
+        accuracy_logistic: of a logistic regression on the same features; ``None`` where it was not requested.
     """
 
     fraction: float
@@ -77,10 +77,10 @@ class Samples:
 
 
 def samples(dataset: Dataset, shape: Sequence[int], device: torch.device) -> tuple[Samples, Samples]:
-    """Training and test samples of a data set, resized to images ``(C, H, W)`` and normalised by the data set's own colours.
+    """Training and test samples of a data set, resized to ``(C, H, W)`` and normalised by the data set's mean and deviation.
 
     Raises:
-        UsageError: it has another number of channels.
+        UsageError: the data set has another number of channels.
     """
     channels, *sides = shape
     if dataset.input_shape[0] != channels:
@@ -113,18 +113,18 @@ def probe(
     protocol: Protocol | None = None,
     logistic: bool = True,
 ) -> list[Probed]:
-    """Probe an encoder; it is left as it is.
+    """Probe an encoder, which is not changed.
 
     Args:
         encoder: (B, C, H, W) -> (B, d).
-        fractions: shares of the training samples; of each a fixed choice with the classes in proportion.
-        where: features as the encoder gives them, or what goes into its last pooling, flat (as L-DAWA's code has it).
+        fractions: shares of the training samples; for each a fixed choice with the classes in proportion.
+        where: the encoder's output, or the flattened input of its last pooling (as in L-DAWA's code).
 
     Returns:
-        one a fraction, in their order.
+        a result for each fraction, in their order.
 
     Raises:
-        UsageError: a fraction leaves a class without a sample, or there is no pooling to look before.
+        UsageError: a fraction leaves a class without a sample, or the encoder has no pooling at its end.
     """
     labels = train.labels.cpu().numpy()
     chosen = [_choice(labels, fraction) for fraction in fractions]
@@ -148,7 +148,7 @@ def probe(
 
 
 def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> float:
-    """Accuracy on ``unseen`` features of scikit-learn's logistic regression (L2, C = 1) on standardised ones ``(n, d)``."""
+    """Accuracy on ``unseen`` features of scikit-learn's logistic regression (L2, C = 1) on standardised features ``(n, d)``."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -159,10 +159,10 @@ def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> flo
 
 
 def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
-    """A copy whose BatchNorm statistics are the means over the batches of one pass, in a drawn order; weights unchanged."""
+    """A copy whose BatchNorm statistics are the means over the batches of one pass, in random order; weights are unchanged."""
     copied, count = copy.deepcopy(encoder), len(train.labels)
     order = torch.randperm(count, generator=generator(seed, "probe", "batch norm"))
-    # Batches of one size, within one: the last would else count for more than its samples.
+    # Batches of equal size, within one: otherwise the samples of a small last batch would have more weight.
     parts = torch.tensor_split(order, max(1, round(count / CHUNK)))
     with global_rng(seed, "probe", "dropout"):
         update_bn((train.images(part) for part in parts), copied)
@@ -176,7 +176,7 @@ def features(encoder: nn.Module, of: Samples, where: Where = "pooled") -> Tensor
     if where == "prepool":
         pools = [module for module in encoder.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
         if not pools:
-            raise UsageError("--features prepool: the encoder has no average pooling at its end; resnet18 and vgg16 have")
+            raise UsageError("--features prepool needs an encoder with average pooling at its end, such as resnet18 or vgg16")
         hook = pools[-1].register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
     try:
         for images in _chunks(of):
@@ -195,7 +195,7 @@ def _chunks(of: Samples) -> Iterator[Tensor]:
 
 
 def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) -> nn.Linear:
-    """A linear classifier trained on features ``(n, d)``, by a draw of its own."""
+    """A linear classifier trained on features ``(n, d)``, with its own random generator."""
     with global_rng(seed, "probe", "classifier"):
         classifier = nn.Linear(x.shape[1], classes)
     classifier.to(x.device)
@@ -213,7 +213,7 @@ def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) 
 
 def _choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
     if not 0 < fraction <= 1:
-        raise UsageError(f"--fraction {fraction:g}: a share of the training labels is above 0 and at most 1")
+        raise UsageError(f"--fraction {fraction:g}: must be above 0 and at most 1")
     chosen = in_proportion(labels, round(fraction * len(labels)))
     if missing := sorted(set(np.unique(labels).tolist()) - set(labels[chosen].tolist())):
         raise UsageError(f"--fraction {fraction:g} of {len(labels)} leaves no sample of class {missing[0]}; take more")

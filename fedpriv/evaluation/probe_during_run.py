@@ -1,4 +1,4 @@
-"""The probe of a run while it goes: what a linear classifier makes of the server's encoder, round by round."""
+"""Linear probes of the server's encoder during a run, round by round."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedpriv.evaluation.linear_probe import probe, samples
 from fedpriv.methods.base import Method
 
 PROBE, AS_IS = "probe/", "probe_as_is/"
-"""Names of metrics, before the share of the labels: with BatchNorm's statistics re-estimated, and as the run left them."""
+"""Prefixes of metrics, followed by the share of the labels: with BatchNorm's statistics re-estimated, and unchanged."""
 
 
 def check_probe(config: RunConfig, method: Method) -> None:
-    """Refuse a probe that has nothing to look at.
+    """Check that the run can be probed.
 
     Raises:
-        UsageError: the server has no whole encoder, or the test set is not to be looked at.
+        UsageError: the server has no whole encoder, or the run is evaluated on validation data only.
     """
     require_encoder(method)
     if config.eval.split == "validation":
@@ -27,10 +27,12 @@ def check_probe(config: RunConfig, method: Method) -> None:
 
 
 def require_encoder(method: Method) -> None:
-    """Raises :class:`UsageError` where some of the encoder stays with the clients."""
+    """Raise :class:`UsageError` if parts of the encoder stay with the clients."""
     own = [name for name in method.context.space.select(["encoder"]) if name not in set(method.shared_names)]
     if own:
-        raise UsageError(f"a probe looks at the server's encoder, and method {method.name} leaves {own[0]} with the clients")
+        raise UsageError(
+            f"a probe needs the whole encoder at the server, but method {method.name} leaves {own[0]} with the clients"
+        )
 
 
 class Prober:

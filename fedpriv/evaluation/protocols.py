@@ -1,4 +1,4 @@
-"""How a run is scored: one pass over all clients' local test sets, and the papers' protocols over the passes of a run."""
+"""Evaluation protocols: summaries of a pass over all clients' local test sets, and of the passes of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
         sizes: number of test samples of each client.
 
     Returns:
-        ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by test samples), and how fair it is:
+        ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by test samples), and for fairness
         ``accuracy_worst_tenth`` (mean of the worst tenth of the clients), ``accuracy_best``, ``accuracy_std``.
     """
     scored = [(accuracy, size) for accuracy, size in zip(accuracies, sizes, strict=True) if accuracy is not None]
@@ -59,7 +59,7 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
 def per_class(confusion: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """``precision``, ``recall`` and ``f1`` of each class ``(C,)``, shares in [0, 1].
 
-    Nothing out of nothing counts as 0: the precision of a class that is never predicted, the recall of one without samples.
+    0 / 0 counts as 0: the precision of a class that is never predicted, the recall of a class without samples.
 
     Args:
         confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
@@ -79,9 +79,9 @@ def global_summary(confusion: NDArray[np.int64]) -> dict[str, float]:
         confusion: as for :func:`per_class`.
 
     Returns:
-        ``global_precision_macro``, ``global_recall_macro``, ``global_f1_macro`` (unweighted mean over the classes that occur,
-        in the labels or in the predictions: a class without samples that is predicted counts as 0, one that neither has nor is
-        predicted does not count) and the same as ``..._weighted`` (by the classes' samples; the recall is then the accuracy).
+        ``global_precision_macro``, ``global_recall_macro``, ``global_f1_macro`` (unweighted mean over the classes that occur in
+        the labels or in the predictions) and the same as ``..._weighted`` (by the classes' samples; the recall is then the
+        accuracy).
     """
     true, occurs = confusion.sum(axis=1), confusion.sum(axis=1) + confusion.sum(axis=0) > 0
     summary = {}

@@ -1,4 +1,4 @@
-"""Experiments: one YAML per table or figure of a paper; what it runs, the results as data, the comparison with the paper."""
+"""Experiments, one YAML per table or figure of a paper: the runs, the results as data, the comparison with the paper."""
 
 from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
 from fedpriv.experiments.render import report

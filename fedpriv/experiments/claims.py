@@ -1,14 +1,14 @@
-"""Our number beside the paper's, and the verdict.
+"""The verdict on a paper's claim: our number compared with the paper's.
 
-The rule, on the differences d of the seeds, counted so that the claim says d > margin >= 0:
+The rule, for the differences d of the seeds, with signs such that the claim is d > margin >= 0:
 
-* **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean that reaches the margin.
-* **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, and by more than the seeds
-  differ from each other. The second clause speaks from 2 seeds on: two seeds cannot make an interval worth the name, but "wrong
-  on both, clearly" is not a draw. If A and B were equal, it would say so by chance for one pair of seeds in ten.
+* **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean of at least the margin.
+* **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, by more than the seeds differ
+  from each other. The second clause applies from 2 seeds on, for which an interval is too wide to be useful. If A and B were
+  equal, it would hold by chance for one pair of seeds in ten.
 * **inconclusive** otherwise, and always with a single seed.
 
-A count of bytes is not drawn at random: it is compared as it stands, whatever the number of seeds.
+Bytes are not random, so they are compared directly, with any number of seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
 Results = Mapping[str, Mapping[int, Result]]
-"""label -> seed -> result; a label without results is there, and empty."""
+"""label -> seed -> result; empty for a label without results."""
 
 MIN_SEEDS = 3
 _SHORT = "short of it on every seed"
@@ -33,7 +33,7 @@ REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inco
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word, and what a reader should know beside it."""
+    """The verdict in a word, with a remark."""
 
     word: str
     remark: str = ""
@@ -44,12 +44,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim and what our runs say to it.
+    """A claim and the result of our runs.
 
     Attributes:
-        opponent: the run that ``best_baseline`` turned out to be.
+        opponent: the run that ``best_baseline`` stands for.
         values: seed -> the metric of ``of``, the share of clients, or the difference A - B.
-        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not of a count).
+        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes).
     """
 
     claim: Claim
@@ -61,7 +61,7 @@ class Judgement:
 
 
 def judge(claim: Claim, results: Results) -> Judgement:
-    """Compute our number and the verdict, over the seeds that every run concerned has finished."""
+    """Compute our number and the verdict, over the seeds that all runs of the claim have finished."""
     opponent = None
     concerned = list(results) if BEST_BASELINE in claim.labels else claim.labels
     seeds = [
@@ -102,7 +102,7 @@ def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
         holds = all(abs(value - claim.equals) <= claim.within for value in values)
         return Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
     if claim.of and claim.stand_in:
-        return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level does not compare")
+        return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
     if claim.above is not None:
         verdict = decide([value - claim.above for value in values], wrong=_SHORT)
     elif claim.below is not None:
@@ -147,23 +147,23 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
-    """A metric of :data:`fedpriv.experiments.spec.Metric`, but for ``clients_better``; ``None`` where it does not apply.
+    """A metric of :data:`fedpriv.experiments.spec.Metric` except ``clients_better``; ``None`` where it does not apply.
 
     ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds; ``test_loss_roughness`` the standard
-    deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half.
-    ``probe`` is the accuracy, after the last round, of a linear classifier that saw the share ``fraction`` of the labels.
+    deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half;
+    ``probe`` the accuracy, after the last round, of a linear classifier trained with the share ``fraction`` of the labels.
 
     Raises:
-        UsageError: an accuracy of a run that is self-supervised, or a probe of one that was not probed so.
+        UsageError: an accuracy of a self-supervised run, or a probe that the run does not have.
     """
     summary = result.summary
     if name == "probe":
         share = f"{fraction:g}"
         if share not in summary.get("probe", {}):
-            raise UsageError(f"run {result.label} was not probed with {share} of the labels (eval.probe, eval.probe_fractions)")
+            raise UsageError(f"run {result.label} has no probe with {share} of the labels (eval.probe, eval.probe_fractions)")
         return float(summary["probe"][share])
     if summary["accuracy"] is None and name != "upload_bytes":
-        raise UsageError(f"run {result.label} is self-supervised and has no {name}; metric probe is what it has, with eval.probe")
+        raise UsageError(f"run {result.label} is self-supervised and has no {name}; use metric probe, with eval.probe")
     if name == "test_loss_roughness":
         losses: list[float | None] = result.curve.get("test_loss") or []
         late = [loss for number, loss in zip(result.curve["round"], losses, strict=False) if number > summary["rounds"] / 2]
@@ -180,7 +180,7 @@ def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
 
 
 def clients_better(ours: Result, theirs: Result) -> float:
-    """Share of the clients that are strictly better off with ``ours`` (of those that both tested)."""
+    """Share of the clients with a strictly higher accuracy in ``ours``, among those tested in both."""
     pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     return statistics.fmean(a > b for a, b in known)

@@ -1,4 +1,4 @@
-"""Which layers the clients disagree in: the norm of the loss's gradient, tensor by tensor, before and after local training."""
+"""Gradient norms by tensor before and after local training, which show in which layers clients differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpriv.simulation.setup import Federation
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """L2 norms of one tensor's gradient, a value for each client: at the received model, and at what was made of it."""
+    """L2 norms of one tensor's gradient for each client: at the received model, and at the locally trained one."""
 
     before: tuple[float, ...]
     after: tuple[float, ...]
@@ -28,9 +28,9 @@ def gradient_norms(
     round: int,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> dict[str, GradientNorm]:
-    """Per tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
+    """For each tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
 
-    Each client trains as at its first turn: what it kept of earlier ones is not looked at.
+    Each client trains as in its first turn, without state of earlier ones.
 
     Args:
         reduction: over a client's samples; the sum grows with their number, which differs between clients.
@@ -38,7 +38,7 @@ def gradient_norms(
     method, resident, space = federation.method, federation.resident, federation.resident.space
     payload = method.download(server, round)
     received = {} if payload is None else {name: tensor.to(resident.device) for name, tensor in payload.tensors.items()}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.layers}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.agreement.layers}
     for client in clients:
         private = method.first_private(client, federation.initial)
         space.pack(received, resident.row.copy_(federation.initial))

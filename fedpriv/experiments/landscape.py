@@ -1,8 +1,7 @@
-"""How sharp the minimum is that a run ended in: the loss around it, and the largest curvature at it.
+"""The sharpness of a run's final minimum: the loss around it, and the largest curvature at it.
 
-Directions are filter-normalised (Li et al. 2018): a Gaussian direction, each filter of it as long as the model's own filter, so
-that a radius means the same for nets of other scales. A surface shows one pair of directions, which proves nothing; the rises
-are means over many.
+Directions are filter-normalised (Li et al. 2018): Gaussian directions whose filters have the norms of the model's, so that radii
+are comparable between nets of different scales. A surface shows a single pair of directions; the rises are means over many pairs.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class SampleLoss:
 
 
 def filter_direction(space: ParameterSpace, row: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction ``(p,)``: each filter (first index of a weight) as long as the model's; 0 for biases, norms, buffers."""
+    """A random direction ``(p,)`` whose filters (first index of a weight) have the model's norms; 0 for all other entries."""
     direction = torch.randn(row.shape, generator=generator).to(row)
     for entry in space.entries:
         part = space.view(direction, entry.name)
@@ -80,14 +79,14 @@ def filter_direction(space: ParameterSpace, row: Tensor, generator: torch.Genera
 
 
 def surface(loss: Loss, row: Tensor, directions: tuple[Tensor, Tensor], steps: Sequence[float]) -> list[list[float]]:
-    """``loss(row + a d1 + b d2)`` for all a, b of ``steps``; a row of the result for each b."""
+    """``loss(row + a d1 + b d2)`` for all a, b of ``steps``; the result has a row for each b."""
     across, up = directions
     return [[loss(row + a * across + b * up) for a in steps] for b in steps]
 
 
 @dataclass(frozen=True)
 class Rise:
-    """How much higher the loss is at a radius, in nats: mean and maximum over points of all pairs, and each pair's mean."""
+    """The increase of the loss at a radius, in nats: mean and maximum over the points of all pairs, and each pair's mean."""
 
     radius: float
     mean: float
@@ -96,7 +95,7 @@ class Rise:
 
 
 def rises(loss: Loss, row: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], radii: Sequence[float], angles: int = 8) -> list[Rise]:
-    """The loss at so many points of a circle in the plane of each pair of directions, less the loss in the middle."""
+    """The loss at ``angles`` points of circles in the plane of each pair of directions, minus the loss at the centre."""
     middle = loss(row)
     found = []
     for radius in radii:
@@ -115,14 +114,14 @@ def rises(loss: Loss, row: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], radii
 def top_eigenvalue(
     times: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 60, tolerance: float = 1e-3
 ) -> tuple[float, int]:
-    """The largest eigenvalue of a symmetric matrix by power iteration, and the number of products it took.
+    """The largest eigenvalue of a symmetric matrix by power iteration, and the number of matrix-vector products.
 
-    Where the eigenvalue of largest magnitude is negative, the iteration goes on with the matrix shifted by it.
+    Where the eigenvalue of largest magnitude is negative, the iteration continues with the matrix shifted by it.
 
     Args:
         times: vector -> matrix times vector.
         start: any vector that is not orthogonal to the eigenvector.
-        tolerance: it stops where the value changes by less than this share of itself.
+        tolerance: relative change of the value at which the iteration stops.
     """
     dominant, taken = _dominant(times, start, iterations, tolerance)
     if dominant >= 0:

@@ -24,7 +24,7 @@ class MethodRow:
         mean: ``None`` where the run is self-supervised.
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
-        never_trained: seed -> number of clients that never had a turn.
+        never_trained: seed -> number of clients that never took part.
         bytes_per_round: of a round of training, without the broadcast of round 0.
     """
 
@@ -49,7 +49,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class TargetRow:
-    """The rounds and bytes of a method to reach the target; per seed, ``None`` where it does not.
+    """The rounds and bytes of a method to reach the target, by seed; ``None`` where it does not reach it.
 
     Attributes:
         speed_up: rounds of the target's own run over rounds of this one, mean over seeds.
@@ -67,7 +67,7 @@ class TargetRow:
 
 
 def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]], list[str]]:
-    """The results beside the YAML, and what is wrong with those that do not count (one line each)."""
+    """The valid results beside the YAML, and a line on each that is not valid."""
     results: dict[str, dict[int, Result]] = {label: {} for label in experiment.configs}
     complaints = []
     for label, seed in experiment.select():
@@ -82,7 +82,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
         if other is None:
             results[label][seed] = result
         else:
-            complaints.append(f"{label}-s{seed} does not count: {other}")
+            complaints.append(f"{label}-s{seed} is left out: {other}")
     for seed in experiment.seeds:
         if len({of_label[seed].partition_hash for of_label in results.values() if seed in of_label}) > 1:
             complaints.append(f"seed {seed}: the methods ran on different partitions, so their differences are not paired")
@@ -110,11 +110,11 @@ class Comparison:
 
     @property
     def missing(self) -> list[str]:
-        """Runs without a result that counts, as ``<label>-s<seed>``."""
+        """Runs without a valid result, as ``<label>-s<seed>``."""
         return [f"{label}-s{seed}" for label, seed in self.experiment.select() if seed not in self.results[label]]
 
     def as_data(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The comparison as JSON."""
         return {
             "file": str(self.experiment.path),
             "title": self.experiment.title,
@@ -177,7 +177,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
 
 
 def target_rows(results: Results, target: str) -> list[TargetRow]:
-    """Rounds and bytes until each method reaches ``target``'s final accuracy at the same seed; empty without results of it."""
+    """Rounds and bytes until each method reaches the final accuracy of ``target`` at the same seed; empty without its results."""
     targets = results.get(target, {})
     own = {seed: reach(result, result.summary["accuracy"]) for seed, result in targets.items()}
     rows = []
@@ -204,8 +204,8 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
 def reach(result: Result, target: float) -> tuple[int, int] | None:
     """The first evaluated round whose smoothed accuracy reaches ``target``, and the bytes until then (both ways, with round 0).
 
-    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, the round itself included. That is a
-    mean of 5 where every round is evaluated, and the evaluation itself where only every fifth is.
+    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, including the round itself: five evaluations where
+    every round is evaluated, a single one where only every fifth is.
     """
     if result.tested_at_end:
         return None

@@ -58,7 +58,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         what the report says, as data; ``report`` and ``plot`` are the files written.
 
     Raises:
-        UsageError: no YAML there, or one that is wrong.
+        UsageError: there is no YAML, or one is not valid.
     """
     if path.is_dir():
         files = sorted(path.glob("*.yaml"))
@@ -74,14 +74,14 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     ]
     data, waiting = [], []
     for file in files:
-        said, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
-        data.append(said)
+        record, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
+        data.append(record)
         if len(section) > 1:
             parts += section
         else:
             waiting += section
     if waiting:
-        parts += ["## Not played yet", bullets(waiting)]
+        parts += ["## Not run yet", bullets(waiting)]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, ("\n\n".join(parts) + "\n").encode())
     return {"experiments": data, "report": str(output)}
@@ -96,7 +96,7 @@ def _of_runs(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_cells(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The same of a leakage experiment."""
+    """A leakage experiment as data, and as a section of a report in ``folder``."""
     leakage = LeakageComparison.of(read_leakage(file))
     pictures = draw(leakage.cells, file.parent / "results", file.stem)
     data = {**leakage.as_data(), "plot": [str(path) for path in pictures.values()]}
@@ -223,7 +223,7 @@ def _to_target(comparison: Comparison) -> list[str]:
 
 
 def _traces(results: Mapping[str, Mapping[int, Result]]) -> str:
-    """A row for each number that a run reported, a column for each run that reported any; empty where none did."""
+    """A row for each reported number, a column for each run that reported any; empty where none did."""
     seen: dict[str, dict[str, list[float]]] = {}
     for label, of_label in results.items():
         for result in of_label.values():
@@ -243,15 +243,15 @@ def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
     claim = judgement.claim
     names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
     if claim.metric == "clients_better":
-        told = f"of the clients better off with {names[0]} than with {names[1]}"
+        unit = f"of the clients better off with {names[0]} than with {names[1]}"
     else:
         best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
-        told = " − ".join(names) + best + _WHAT[claim.metric]
+        unit = " − ".join(names) + best + _WHAT[claim.metric]
     low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
     return (
         claim.id,
         " ".join(claim.statement.split()),
-        f"– ({told})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {told}",
+        f"– ({unit})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {unit}",
         _by_seed({seed: _number(claim, value) for seed, value in judgement.values.items()}),
         f"[{low_high}]" if low_high else "–",
         str(judgement.verdict),

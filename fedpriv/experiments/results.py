@@ -1,4 +1,4 @@
-"""The result of one run as data: small, free of this machine's paths, made to be committed beside the YAML."""
+"""The result of one run as data: small, without local paths, to be committed beside the YAML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CURVE = {
 }
 
 _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
-"""Of a run's summary: what is about its folder, and what the result has elsewhere."""
+"""Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Result:
     """The result of one run.
 
     Attributes:
-        config: as resolved, without where, and how much of it, is stored and tracked.
+        config: the resolved config, without keys on storage and tracking.
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, all
             protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
             upload in one round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
-            have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has every round, and
-            where it was probed ``probe/1``, the accuracy of a linear classifier with all labels, and ``probe_as_is/1``, the same
-            without new statistics of BatchNorm.
-        traces: what merges and clients reported (``simprox/tv``): columns, one entry per round, ``None`` where there was nothing.
+            have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has an entry for
+            every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
+            ``probe_as_is/1``, the same without re-estimated BatchNorm statistics.
+        traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
     """
 
     label: str
@@ -63,7 +63,7 @@ class Result:
     traces: dict[str, list[Any]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write as JSON, one line per field, so that a change shows in a diff."""
+        """Write as JSON, one line per field, so that diffs are readable."""
         values = asdict(self)
         tables = {name: values.pop(name) for name in ("curve", "traces")}
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
@@ -77,27 +77,27 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read what :meth:`write` wrote; :class:`UsageError` where it is something else."""
+        """Read what :meth:`write` wrote; :class:`UsageError` where the file is something else."""
         values = read_json(path)
         if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
             raise UsageError(f"{path} is not a result of an experiment (no {missing[0]!r})")
         return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def tested(self) -> list[tuple[int, float]]:
-        """(round, accuracy) of the evaluations that show the method as it is meant to be tested.
+        """(round, accuracy) of the evaluations with the method's complete protocol.
 
-        A method that fine-tunes in the last rounds only is evaluated before that without it: those do not count.
+        Those before the last rounds are left out for a method that fine-tunes in the last rounds only.
         """
         points = zip(self.curve["round"], self.curve["accuracy"], strict=True)
         return [(at, accuracy) for at, accuracy in points if accuracy is not None and at >= self.summary["tested_from"]]
 
     @property
     def tested_at_end(self) -> bool:
-        """Whether only the last rounds show the method as it is meant, so that it has no learning curve."""
+        """Whether only the last rounds have the method's complete protocol, so that there is no learning curve."""
         return bool(self.summary["tested_from"] > 1)
 
     def records(self) -> list[Record]:
-        """:meth:`tested` in the form of ``metrics.jsonl``, as :mod:`fedpriv.plots` takes it."""
+        """:meth:`tested` in the form of ``metrics.jsonl``, for :mod:`fedpriv.plots`."""
         rounds = {number for number, _ in self.tested()}
         columns = {metric: self.curve[name] for name, metric in _CURVE.items() if name in self.curve}
         return [
@@ -108,7 +108,7 @@ class Result:
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Whether a run has played all its rounds and written its results."""
+    """Whether a run has finished all rounds and written its results."""
     return folder.summary() is not None and folder.facts.get("status") == "finished"
 
 
@@ -122,8 +122,8 @@ def collect(folder: RunFolder, label: str) -> Result:
     if summary is None or not is_finished(folder):
         raise UsageError(f"{folder.path} is not finished")
     records = read_records(folder.path)
-    played = [record["metrics"] for record in records if record["round"] > 0]
-    turns = sum(metrics["participants"] - metrics["dropped"] for metrics in played)
+    trained = [record["metrics"] for record in records if record["round"] > 0]
+    turns = sum(metrics["participants"] - metrics["dropped"] for metrics in trained)
     round_zero = sum(record["metrics"]["bytes_down"] for record in records if record["round"] == 0)
     result = Result(
         label=label,
@@ -143,7 +143,7 @@ def collect(folder: RunFolder, label: str) -> Result:
         curve=_curve(records),
         traces=_traces(records),
     )
-    # Not the config: a variance of 8.4e-7 is not 1e-6, and the result would count as another run's.
+    # The config is not rounded: a variance of 8.4e-7 would become 1e-6, and the result would not match the run.
     return Result(**{name: value if name == "config" else _rounded(value) for name, value in asdict(result).items()})
 
 
@@ -172,7 +172,7 @@ def _traces(records: Sequence[Record]) -> dict[str, list[Any]]:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to 6 digits; what is not finite (JSON has no word for it) becomes ``None``."""
+    """Floats rounded to 6 digits; ``None`` for those that are not finite, which JSON cannot represent."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -194,7 +194,7 @@ FOUND_BY_THE_RUN = ("model.encoder", "model.pooling", "model.tune", "model.adapt
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:
     """The first difference between a stored (resolved) config and the requested one; ``None``: it is the same run.
 
-    What a config leaves open counts as its default, so a result outlives the arrival of a new option.
+    Keys that a config leaves open count as their defaults, so that results stay valid when options are added.
 
     Args:
         stored: a run folder's config, or the ``config`` of a :class:`Result`.
@@ -213,6 +213,6 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
 
 
 def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
-    """A config as a run stores it, flat, without loading the data; without the executor, on which no result depends."""
+    """A config as a run stores it, flat; without loading the data, and without the executor, on which results do not depend."""
     flat = flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name))))
     return {key: value for key, value in flat if not key.startswith("executor.")}

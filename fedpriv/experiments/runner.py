@@ -1,4 +1,4 @@
-"""Running an experiment: what is done is kept, what is finished is collected, what was interrupted goes on, the rest starts."""
+"""Runs an experiment: collects finished runs, resumes interrupted ones, and starts the rest."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import read_records
 
 State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]
-"""done: its result was there; collected: its folder was finished before; finished: now; left: neither done nor begun."""
+"""done: the result exists; collected: the run had finished before; finished: it finished now; left: not started."""
 
 Say = Callable[[str], None]
 
 _FEDPRIV = "from fedpriv.cli import main; main()"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_POLL = 0.2  # seconds between looks at the processes
+_POLL = 0.2  # seconds between checks of the processes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run of the experiment stands in the end."""
+    """The outcome of a run of the experiment."""
 
     label: str
     seed: int
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass
 class _Job:
-    """A run whose process is going."""
+    """A run with a running process."""
 
     label: str
     seed: int
@@ -65,7 +65,7 @@ class _Job:
 
 @dataclass
 class _Interrupts:
-    """How often the user asked to stop."""
+    """Counts the user's requests to stop."""
 
     count: int = 0
 
@@ -79,19 +79,20 @@ def run(
     data_dir: Path | None = None,
     say: Say = lambda text: None,
 ) -> list[Outcome]:
-    """Bring the runs of an experiment to their end, each in a process of its own with one torch thread.
+    """Finish the runs of an experiment, each in its own process with one torch thread.
 
-    A run that fails is recorded and the others go on. The first Ctrl-C (or SIGTERM) lets each running process end its round,
-    a second one stops it at once; either way the same call goes on later. The processes end with this one, however that ends.
+    If a run fails, the others continue. The first Ctrl-C (or SIGTERM) lets running processes finish their round, a second one
+    stops them at once; either way the same call resumes them later. No process
+    outlives this one, however this one ends.
 
     Args:
-        workers: processes at a time; 0: only collect what is finished.
-        labels, seeds: which runs; all where none are named.
-        data_dir: where the data are, if not where the YAML or ``FEDPRIV_DATA`` says.
+        workers: number of processes at a time; 0: only collect finished runs.
+        labels, seeds: the runs; all where none are given.
+        data_dir: the data folder, if not that of the YAML or ``FEDPRIV_DATA``.
         say: called with progress messages of one line.
 
     Raises:
-        UsageError: a label or a seed that the experiment does not have.
+        UsageError: the experiment has no such label or seed.
     """
     waiting = deque(experiment.select(labels, seeds))
     jobs: list[_Job] = []
@@ -127,18 +128,18 @@ def run(
 
 
 def _told(outcome: Outcome) -> str | None:
-    said = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can go on"}
+    states = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can be resumed"}
     if outcome.state == "failed":
         return f"{outcome.name}: FAILED: {outcome.error}"
-    if outcome.state in said:
+    if outcome.state in states:
         accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.3f}"
-        return f"{outcome.name}: {said[outcome.state]}{accuracy}"
+        return f"{outcome.name}: {states[outcome.state]}{accuracy}"
     return None
 
 
 @dataclass(frozen=True)
 class _Runner:
-    """Begins and ends runs; ``asked`` is a folder for the configs that the processes are given."""
+    """Starts and ends runs; ``asked`` is a folder for the configs of the processes."""
 
     experiment: Experiment
     runs_dir: Path
@@ -147,7 +148,7 @@ class _Runner:
     say: Say
 
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
-        """Find a run done, collect it, or set its process going."""
+        """Return a run's outcome if it is done or can be collected, else start its process."""
         config, stored = self.experiment.config(label, seed), self.experiment.result_file(label, seed)
         try:
             if stored.exists():
@@ -177,7 +178,7 @@ class _Runner:
             file = self.asked / f"{label}-s{seed}.yaml"
             file.write_text(config.to_yaml())
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
-        # The data folder goes by environment and not by config, so that a run can be resumed where it is another.
+        # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
         if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
             # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.
@@ -185,13 +186,13 @@ class _Runner:
         log = folder.path / "log.txt"
         with log.open("ab") as output:
             start = output.tell()
-            # A group of its own: Ctrl-C reaches it through the loop of `run` alone, once.
+            # In its own process group, so that Ctrl-C reaches it only through the loop of `run`.
             command = python_command(_FEDPRIV, *arguments)
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
             )
         done = read_records(folder.path)
-        self.say(f"{label}-s{seed}: {'goes on after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")
+        self.say(f"{label}-s{seed}: {'resumed after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")
         return _Job(label, seed, folder, process, log, start)
 
     def end(self, job: _Job, stopping: bool) -> Outcome:

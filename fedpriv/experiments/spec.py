@@ -1,4 +1,4 @@
-"""An experiment's YAML: runs that share a base config, their seeds, and the paper's claims to hold them against."""
+"""An experiment's YAML: runs that share a base config, their seeds, and the paper's claims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
-"""In a claim: of all runs but the other side, the one with the highest mean of the metric."""
+"""In a claim: the run with the highest mean of the metric, except the other side of the comparison."""
 
 Metric = Literal[
     "accuracy",
@@ -30,11 +30,11 @@ Metric = Literal[
 
 
 class Claim(BaseModel):
-    """One sentence of a paper and how our number beside it is computed.
+    """A claim of a paper, and how our number is computed.
 
-    ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with ``metric: clients_better`` it is the share of
-    clients better off with A than with B, ``above`` or ``below`` a value. ``of: A`` holds one run's metric against ``above``,
-    ``below``, or (bytes, which are counted and not drawn) ``equals`` up to ``within``.
+    ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with ``metric: clients_better``, that the share of clients
+    with a higher accuracy in A than in B is ``above`` or ``below`` a value. ``of: A`` compares one run's metric with ``above``,
+    ``below``, or, for bytes, which are not random, ``equals`` up to ``within``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -50,7 +50,7 @@ class Claim(BaseModel):
     equals: float | None = None
     within: NonNegativeFloat = 0.0
     fraction: float = Field(1.0, gt=0, le=1, description="metric probe: share of the labels that the linear classifier saw")
-    stand_in: str | None = Field(None, description="what replaces the paper's data; every verdict then says so")
+    stand_in: str | None = Field(None, description="what replaces the paper's data; noted in every verdict")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Claim(BaseModel):
         if self.of and (len(bounds) != 1 or self.margin):
             raise ValueError("of: A needs one of above, below, equals, and no margin")
         if self.equals is not None and self.metric != "upload_bytes":
-            raise ValueError("equals is for upload_bytes, which are counted; a measured metric needs above or below")
+            raise ValueError("equals is for upload_bytes only; other metrics need above or below")
         if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric == "clients_better" else 1):
             raise ValueError(f"{BEST_BASELINE} can be used only as one side of a comparison of means")
         return self
@@ -93,10 +93,10 @@ class Experiment:
     """An experiment, as its YAML describes it.
 
     Attributes:
-        configs: label -> config, but for the seed.
+        configs: label -> config, without the seed.
         target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
-        meaning: interpretation of the results, written by a person.
-        notes: in what this differs from the paper.
+        meaning: interpretation of the results, written by hand.
+        notes: differences from the paper.
     """
 
     path: Path
@@ -121,10 +121,10 @@ class Experiment:
         return self.path.parent / "results" / self.path.stem / f"{label}-s{seed}.json"
 
     def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
-        """The (label, seed) pairs, seed by seed; all where nothing is named.
+        """The (label, seed) pairs, seed by seed; all where nothing is given.
 
         Raises:
-            UsageError: a label or a seed that the YAML does not have.
+            UsageError: the YAML has no such label or seed.
         """
         for label in labels:
             if label not in self.configs:
@@ -136,10 +136,10 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """Read and check an experiment; every run's config included.
+    """Read and check an experiment, including every run's config.
 
     Raises:
-        UsageError: in one line; where a run's config is wrong, with the run's label.
+        UsageError: the YAML is not valid; the message has the label of an invalid run.
     """
     values = read_yaml(path)
     for key in ("title", "runs", "seeds"):
@@ -159,7 +159,7 @@ def read(path: Path) -> Experiment:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` laid over it, mapping by mapping; neither is changed."""
+    """``base`` updated by ``over``, mapping by mapping; neither is changed."""
     merged = {**base, **over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
@@ -183,7 +183,7 @@ def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
 
 
 def _check_metric(where: str, claim: Claim, label: str, config: RunConfig) -> None:
-    """Refuse a claim about what a run does not measure."""
+    """Check that the run measures the claim's metric."""
     if claim.metric == "probe":
         if config.eval.probe == "none" or claim.fraction not in config.eval.probe_fractions:
             raise UsageError(

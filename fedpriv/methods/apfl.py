@@ -1,4 +1,4 @@
-"""APFL (Deng et al. 2020): each client is tested with a mix of the global model and one of its own."""
+"""APFL (Deng et al. 2020): each client is tested with a mixture of the global model and its personal one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, params
 from fedpriv.objectives.apfl import ALPHA, PERSONAL, Mixed, mixed
 
 OWN = "apfl.own"
@@ -18,22 +18,22 @@ OWN = "apfl.own"
 
 @params
 class ApflMethodParams:
-    """Options of APFL besides those of its step."""
+    """Options of APFL, without those of its step."""
 
     test_with: Literal["global", "local"] = Field(
         "global",
-        description="what a client's own model is mixed with for the test: the new global model, or its own last w",
+        description="model that is mixed with the personal one for the test: the new global model, or the client's last w",
     )
 
 
 @register("apfl")
 class Apfl(Method):
-    """A global model, and a personal one of each client that learns and is tested in a mix with it."""
+    """A global model, and a personal model per client, trained and tested in a mixture with it."""
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflMethodParams
     objective_class = Mixed
-    fixed_objective = "clients are tested with the mix that only its own objective trains"
+    fixed_objective = "clients are tested with a mixture that only its own objective trains"
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 
     def __init__(self, params: ApflMethodParams, context: Context, *halves: Any) -> None:
@@ -47,7 +47,7 @@ class Apfl(Method):
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {**super().keep(turn), **({OWN: turn.row} if self.params.test_with == "local" else {})}
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
-        shared = private[OWN] if self.params.test_with == "local" else server.row
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
+        shared = private[OWN] if self.params.test_with == "local" else row
         space = self.context.space
-        return space.unpack(mixed(space, shared.to(server.row), private[PERSONAL].to(server.row), float(private[ALPHA])))
+        return space.unpack(mixed(space, shared.to(row), private[PERSONAL].to(row), float(private[ALPHA])))

@@ -1,8 +1,8 @@
 """The base class of methods: the shared roles, the state of each side, and the four steps of a round.
 
-A method never sees the loop, the wire or another client: it gets a :class:`ClientTurn` on the client's side and sealed
+A method has no access to the loop, the wire or another client: it gets a :class:`ClientTurn` on the client's side and sealed
 payloads on the server's. Its two halves, ``Objective`` and ``Aggregation``, can each be replaced by another one by name; a
-method overrides what its paper changes and neither half can say. The defaults are FedAvg's.
+method overrides what its paper changes besides the two halves. The defaults are FedAvg's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpriv.interfaces import ClientTurn, Context, NoParams, Phase, Private, St
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.wire import Payload, tensor_of
+from fedpriv.wire import Form, Payload, tensor_of
 
 __all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
@@ -32,7 +32,7 @@ class ServerState:
     row: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
     report: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the last merge for the round's record; not kept."""
+    """Numbers of the last merge for the round's record; not part of the state."""
 
 
 class Method:
@@ -50,20 +50,20 @@ class Method:
     fixed_objective: ClassVar[str] = ""
     """Why its objective cannot be replaced; empty: it can."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Options of its own halves for which the method has another default than they have."""
+    """Options of its own halves whose defaults the method changes."""
     suggests: ClassVar[Mapping[str, Any]] = {}
     """As :attr:`fedpriv.interfaces.Part.suggests`, before those of its halves."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
-    """The roles that cross the wire; the rest stays with the client."""
+    """The roles that are sent; the others stay with the client."""
     sends: ClassVar[str] = ""
     keeps: ClassVar[str] = ""
-    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, of what neither half does; the roles that stay are not repeated."""
+    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, without those of the halves and without private roles."""
     no_dp: ClassVar[str] = ""
-    """As :attr:`fedpriv.interfaces.Part.no_dp`, of what the method itself does."""
+    """As :attr:`fedpriv.interfaces.Part.no_dp`, for the method itself."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """Whether the floating-point buffers of shared roles are averaged like weights, or kept by each client."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """Config keys without effect under this method, and the option in their place; a run that sets one says so."""
+    """Config keys without effect under this method -> the option to use instead; a run that sets such a key warns."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
 
@@ -77,22 +77,22 @@ class Method:
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
-        learnt = space.select(self.objective.reaches)  # the rest is as it was initially, on every side
+        learnt = space.select(self.objective.reaches)  # the rest keeps its initial values, on every side
         self.private_names = tuple(name for name in learnt if name not in set(self.shared_names))
         tests_own = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_own else self.private_names
-        """Names of the client's own tensors with which it is tested; the others are the server's."""
+        """Names of the tensors that a test takes from the client; the others are the server's."""
         self.kept_names = self.tested_names
-        """Names of the net's tensors that a client keeps between rounds; may be more than it is tested with."""
+        """Names of the net's tensors that a client keeps between rounds; may be more than :attr:`tested_names`."""
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @property
     def halves(self) -> tuple[Objective, Aggregation]:
-        """Both parts, which the client's steps go through in this order."""
+        """Both halves, in the order in which the client's steps use them."""
         return self.objective, self.aggregation
 
     def select_shared(self) -> tuple[str, ...]:
-        """The names of the tensors that cross the wire, in row order: by default those of the shared roles that are trained."""
+        """The names of the tensors that are sent, in row order: by default those of the shared roles that are trained."""
         return self.context.space.select(self.shared & self.objective.reaches, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Method:
         return ServerState(row, self.aggregation.start(row))
 
     def broadcast(self, server: ServerState) -> Payload | None:
-        """Round 0: what every client is sent before the first round."""
+        """The broadcast of round 0 to every client, before the first round."""
         return Payload(self.context.space.unpack(server.row), round=0) if self.round_zero else None
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
@@ -110,22 +110,42 @@ class Method:
         return sampled
 
     def download(self, server: ServerState, round: int) -> Payload | None:
-        """Server state -> what each participant is sent. ``None``: the method does not communicate."""
+        """The download of each participant. ``None``: the method does not communicate."""
         names = self.aggregation.sent(self.shared_names, server.memory, round)
         return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
 
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        """Why an upload with these statistics, by full name, cannot be merged, in a few words; ``None``: it can.
+    def forms(
+        self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
+    ) -> dict[str, Form]:
+        """The form of each tensor of an upload (:meth:`upload`), by full name, as the server knows it before it arrives.
 
-        They are finite, and what one says of a tensor of the net has its shape. An upload that is objected to is left out of
-        the round before the merge. By default what the aggregation says.
+        Args:
+            received: what the client was sent, by name.
+            round: 1-based.
+            examples: the most training samples that a client may have.
+            unused: tensors of the net that the client's data never reach.
+        """
+        space = self.context.space
+        found = {name: Form(space[name].shape) for name in self.aggregation.asked(self.shared_names, received, round)}
+        steps = sum(max(stretch.steps or 0, stretch.epochs * examples) for stretch in self.phases(round))
+        for half in self.halves:
+            found |= {
+                name: form for name, form in half.forms(received, steps).items() if tensor_of(name) not in self.private_names
+            }
+        return {name: form for name, form in found.items() if tensor_of(name) not in unused}
+
+    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
+        """Why an upload with these statistics, by full name, must be rejected, in a few words; ``None``: it is valid.
+
+        It was checked before that statistics are finite, and that those of a tensor of the net have its shape. A rejected upload
+        is left out of the round. By default the aggregation's objection.
         """
         return self.aggregation.objection(statistics)
 
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """The server's state after a merge besides the model, by name; by default the aggregation's.
+        """The server's state after a merge, without the model, by name; by default the aggregation's.
 
         Args:
             before, merged: the server's state before and after the merge.
@@ -151,7 +171,7 @@ class Method:
         return self.objective.loss(step)
 
     def begin(self, turn: ClientTurn) -> None:
-        """Before local training."""
+        """Called before local training."""
         for half in self.halves:
             half.begin(turn)
 
@@ -162,14 +182,14 @@ class Method:
             turn.train(stretch, self.local_loss, self.objective)
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """The upload besides the model, by full name; without statistics of tensors that stay on the client."""
+        """The statistics of the upload, by full name; without those of tensors that stay on the client."""
         private = {*self.private_names, *turn.unused}
         found = {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
     def upload(self, turn: ClientTurn) -> Payload | None:
-        """Client state -> what is sent (before transforms)."""
-        names = [name for name in self.aggregation.asked(self.shared_names, turn) if name not in turn.unused]
+        """The upload, before transforms."""
+        names = [name for name in self.aggregation.asked(self.shared_names, turn.received, turn.round) if name not in turn.unused]
         tensors = {**turn.state(names), **self.statistics(turn)}
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
 
@@ -182,36 +202,36 @@ class Method:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
-        """The model that a client is tested with: the new server model and the client's own parts."""
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
+        """The model with which a client is tested: the server's ``(p,)`` with the client's private tensors."""
         own = {name: private[name] for name in self.tested_names}
-        if self._unpacked is None or self._unpacked[0] is not server.row:  # every client uses the same server state
-            self._unpacked = server.row, self.context.space.unpack(server.row)
+        if self._unpacked is None or self._unpacked[0] is not row:  # every client uses the same server state
+            self._unpacked = row, self.context.space.unpack(row)
         return {**self._unpacked[1], **own}
 
     def adaptation(self, round: int) -> Sequence[Phase]:
-        """Training on a copy before a client is tested in this round; it changes no state. By default none."""
+        """Phases of training on a copy before a client's test in this round; they change no state. By default none."""
         return ()
 
     @property
     def averaged_rounds(self) -> int:
-        """How many of the last rounds make up the reported accuracy."""
+        """The number of last rounds over which the reported accuracy is averaged."""
         config = self.context.config
         return min(config.eval.last, config.train.rounds)
 
     @property
     def tested_from(self) -> int:
-        """The first round in which the method is tested as it is meant; before that, fine-tuning may be left out."""
+        """The first round whose test follows the method's complete protocol; before, fine-tuning may be left out."""
         return 1
 
     @property
     def has_global_model(self) -> bool:
-        """Whether the server alone holds a complete model, so that a server-side test set makes sense."""
+        """Whether the server holds a complete model, which can be tested on the server's test set."""
         return not self.private_names
 
 
 def options_of(method: type[Method], own_objective: bool = True, own_aggregation: bool = True) -> type[Any]:
-    """The dataclass of a method's options: its own, and those of the halves that are not replaced by others."""
+    """The dataclass of a method's options: its own, and those of its halves that are not replaced."""
     parts = [method.Params]
     parts += [method.objective_class.Params] if own_objective else []
     parts += [method.aggregation_class.Params] if own_aggregation and method.shared else []

@@ -1,4 +1,4 @@
-"""From a config to its method: options checked and filled in, halves put together."""
+"""Builds the method of a config: checks and fills in options, and combines the halves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpriv.objectives import Objective, find_objective
 def with_options(config: RunConfig) -> RunConfig:
     """The config with all options of its method, objective and aggregation, checked; :class:`UsageError` where one is wrong.
 
-    What the method suggests for keys that the config leaves open is filled in too.
+    Keys that the config leaves open get the values that the method suggests.
     """
     method = find_method(config.method.name)
     halves: dict[str, NamedOptions | None] = {}
@@ -45,7 +45,7 @@ def _filled(named: NamedOptions, name: str, schema: type[Any], kind: str) -> Any
 
 
 def build_method(config: RunConfig, context: Context) -> Method:
-    """The method that a config with all its options (:func:`with_options`) names, with its halves.
+    """The method of a config with all options (:func:`with_options`), with its halves.
 
     Raises:
         UsageError: the halves do not fit each other, or the net.
@@ -68,7 +68,7 @@ def build_method(config: RunConfig, context: Context) -> Method:
 def _check(method: Method, config: RunConfig) -> None:
     objective, aggregation = method.halves
     if method.fixed_objective and not isinstance(objective, method.objective_class):
-        raise UsageError(f"objective {objective.name}: method {method.name} keeps its own, as {method.fixed_objective}")
+        raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
     if config.aggregation is not None and not method.shared_names:
         raise UsageError(f"aggregation {aggregation.name}: method {method.name} sends nothing, so there is nothing to merge")
     pairs = (("objective", objective, "aggregation", aggregation), ("aggregation", aggregation, "objective", objective))
@@ -81,4 +81,4 @@ def _check(method: Method, config: RunConfig) -> None:
     roles = {name.split(".")[0] for name in method.context.space.names}
     if missing := sorted(objective.needs - roles):
         option = ROLE_OPTIONS.get(missing[0], "another net")
-        raise UsageError(f"objective {objective.name} needs a {missing[0]}, and the net has none; --set {option}")
+        raise UsageError(f"objective {objective.name} needs a {missing[0]}, but the net has none; --set {option}")

@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): each client trains a personal model beside the global one, pulled towards what it received."""
+"""Ditto (Li et al. 2021): each client also trains a personal model, with a proximal term to the received global one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.interfaces import Learner
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, ServerState, params, phase
+from fedpriv.methods.base import ClientTurn, Context, Method, Private, params, phase
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
 
 PERSONAL = "ditto.personal"
@@ -38,7 +38,7 @@ class Pull(Plain):
 
 @register("ditto")
 class Ditto(Method):
-    """The global model as its objective trains it, and a personal one that is kept, tested, and pulled towards what was received.
+    """The global model, and a personal one that is kept and tested, with a proximal term to the received global one.
 
     A turn trains two models: twice the local compute.
     """
@@ -63,7 +63,7 @@ class Ditto(Method):
         stretch = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
         turn.train(stretch, cross_entropy, Pull(self.params.lam, turn.start))
         turn.memo[PERSONAL] = turn.row.clone()
-        # What is uploaded, weighed and reported is of the global model.
+        # Uploads, weights and reports are those of the global model.
         turn.row.copy_(shared)
         turn.mean_loss, turn.steps = loss, steps
         turn.trained.pop()
@@ -71,5 +71,5 @@ class Ditto(Method):
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {**super().keep(turn), PERSONAL: turn.memo[PERSONAL]}
 
-    def client_state(self, server: ServerState, private: Private) -> dict[str, Tensor]:
+    def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
         return self.context.space.unpack(private[PERSONAL])

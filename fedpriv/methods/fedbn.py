@@ -1,4 +1,4 @@
-"""FedBN (Li et al. 2021): everything is averaged but BatchNorm, which stays with the client."""
+"""FedBN (Li et al. 2021): all layers are averaged except BatchNorm, which stays with the client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedpriv.methods.base import Method
 class FedBN(Method):
     """FedAvg, but each client keeps its own BatchNorm layers: scales, shifts and running statistics.
 
-    They are found by the type of the module. A net without any makes it FedAvg, bit for bit; with them there is no global model,
-    and each client is tested with its own layers in the averaged net.
+    They are found by module type. For a net without any, this is FedAvg, bit for bit; otherwise there is no global model, and
+    each client is tested with its own layers in the averaged net.
     """
 
     paper = "Li et al., ICLR 2021"

@@ -34,14 +34,14 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
 class FedDualParams:
     """Options of FedDUAL.
 
-    A reading sets options of the halves where they are not given. ``paper`` follows the equations to the letter, and its eps
-    of 1e-5 makes one client win outright. ``scale_free`` differs in the unit of eps only. ``code`` is what the released program
-    does: a mean of all but the output layer, which keeps its first random values.
+    A reading sets options of the halves that are not given. ``paper`` follows the equations literally; its eps of 1e-5 gives all
+    weight to one client. ``scale_free`` differs only in the unit of eps. ``code`` is the released program: a mean of all layers
+    except the output layer, which keeps its random initial values.
     """
 
     reading: Literal["scale_free", "paper", "code"] = Field(
         "scale_free",
-        description="the equations with eps relative, the equations, or the released code; other options go before it",
+        description="the equations with a relative eps, the equations, or the released code; other options take precedence",
     )
 
     @model_validator(mode="before")

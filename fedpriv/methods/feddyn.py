@@ -10,7 +10,7 @@ from fedpriv.objectives.feddyn import FedDyn as Objective
 
 @register("feddyn")
 class FedDyn(Method):
-    """A dynamic regulariser at the clients, and a server that moves on by their drift."""
+    """A dynamic regulariser at the clients, and a server that adds their accumulated drift."""
 
     paper = "Acar et al., ICLR 2021"
     objective_class = Objective

@@ -30,10 +30,10 @@ class FedPer(Method):
     round_zero = True
 
     def select_shared(self) -> tuple[str, ...]:
-        """The encoder, but for what ``personal`` keeps with the client.
+        """The encoder without the tensors of ``personal``.
 
         Raises:
-            UsageError: a pattern fits nothing of the encoder, or all of it is personal.
+            UsageError: a pattern matches nothing of the encoder, or all of it is personal.
         """
         names, patterns = super().select_shared(), self.params.personal
         for pattern in patterns:

@@ -10,7 +10,7 @@ from fedpriv.objectives.fedprox import FedProx as Objective
 
 @register("fedprox")
 class FedProx(Method):
-    """FedAvg whose clients are pulled back to the received model."""
+    """FedAvg with a proximal term to the received model in the clients' loss."""
 
     paper = "Li et al., MLSys 2020"
     objective_class = Objective

@@ -8,7 +8,7 @@ from fedpriv.methods.scaffold import Scaffold
 
 @register("fedpvr")
 class FedPVR(Scaffold):
-    """Control variates for the last layers only; those step without momentum, the others as in FedAvg."""
+    """Control variates for the last layers only, which are trained without momentum; the others as in FedAvg."""
 
     paper = "Li et al., CVPR 2023"
     defaults = {"layers": 2, "plain": True}  # noqa: RUF012

@@ -8,7 +8,7 @@ from fedpriv.objectives.siamese import Siamese
 
 @register("fedsiam-da")
 class FedSiamDA(Method):
-    """Pulled to a copy of the global model that learns too, pushed from the client's past; a mean weighted by cosines."""
+    """Training towards a copy of the global model that is trained too, and away from the client's past; a mean by cosines."""
 
     paper = "FedSiam-DA, arXiv 2211.09421"
     objective_class = Siamese

@@ -1,7 +1,7 @@
 """The "+FT" rows: each client fine-tunes a copy of the global model on its own data before it is tested.
 
-The protocol of FedRep's comparison (Collins et al. 2021). Fine-tuning minimises the method's loss by plain steps of the client's
-optimiser, fresh: proximal terms and control variates are of training, and off. No state changes, on either side.
+The protocol of FedRep's comparison (Collins et al. 2021). Fine-tuning minimises the method's loss with a fresh optimiser, without
+proximal terms and control variates. It changes no state of the client or the server.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fedpriv.models.net import ROLES
 class FineTuneParams:
     """Options of the "+FT" rows.
 
-    ``ft_scope`` head: projector and head learn, the encoder is frozen (FedRep's protocol). ``ft_when`` final: tested with
-    fine-tuning after the last round only; last: in each of the last ``eval.last`` rounds.
+    ``ft_scope`` head: projector and head are trained, the encoder is frozen (FedRep's protocol). ``ft_when`` final: fine-tuning
+    only before the test after the last round; last: in each of the last ``eval.last`` rounds.
     """
 
     ft_epochs: int = Field(10, ge=1, description="epochs of fine-tuning (FedRep, supplement)")
@@ -31,7 +31,7 @@ class FineTuneParams:
 
 
 class FineTuned(Method):
-    """Mixed into a method before its own class: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
+    """A mixin that precedes the method: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
 
     Params = FineTuneParams
 

@@ -1,4 +1,4 @@
-"""L-DAWA (Rehman et al. 2023): clients learn without labels, and the server weighs each of their layers by its cosine."""
+"""L-DAWA (Rehman et al. 2023): clients train without labels, and the server weighs each of their layers by its cosine."""
 
 from fedpriv.aggregation.dawa import LDawa as LDawaAggregation
 from fedpriv.methods import register
@@ -8,7 +8,7 @@ from fedpriv.objectives.simclr import SimClr
 
 @register("l-dawa")
 class LDawa(Method):
-    """SimCLR at the clients; each layer of an upload counts by its cosine with the global layer."""
+    """SimCLR at the clients; each layer of an upload is weighted by its cosine with the global layer."""
 
     paper = "Rehman et al., ICCV 2023"
     objective_class = SimClr

@@ -1,4 +1,4 @@
-"""SOLO: every client on its own."""
+"""SOLO: every client trains alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class LocalParams:
 
 @register("local")
 class Local(Method):
-    """SOLO: every client trains its own model from the common initial one; nothing crosses the wire."""
+    """SOLO: every client trains its own model from the common initial one; nothing is sent."""
 
     paper = "baseline"
     Params = LocalParams
     shared = frozenset()
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
-        """As many clients as are sampled, but in turn: sampling would give some clients no training at all.
+        """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.
 
-        Over T rounds at participation r each client has T r turns (give or take one), so the budget of the federated methods.
+        Over T rounds at participation r each client has about T r turns, the budget of the federated methods.
         """
         seed = self.context.config.seed
         order = sorted(everyone, key=lambda client: derive(seed, "turn order", client))

@@ -16,7 +16,7 @@ from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.wire import STATISTIC, Payload
+from fedpriv.wire import STATISTIC, Form, Payload
 
 CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
 REFERENCE = "reference"
@@ -65,7 +65,7 @@ class MpFedcon(FedRep):
         shape = (self.context.classes, self.context.projection_dim)
         centers, mask = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.bool)
         if self.params.center_init == "random_unit":
-            # As orthonormal as C vectors in k dimensions can be: the anchors are then a fixed simplex-like frame.
+            # Anchors: a fixed set of C vectors that is as orthonormal as possible in k dimensions.
             drawn = self.context.generator("centers")
             centers = torch.linalg.qr(torch.randn(max(shape), min(shape), generator=drawn)).Q
             centers = F.normalize(centers if centers.shape == shape else centers.T, dim=1).contiguous()
@@ -107,14 +107,14 @@ class MpFedcon(FedRep):
         z, centers, mask = step.outputs.projection, step.received[CENTERS], step.received[MASK]
         negative = None
         if self.params.negative == "R3" and not in_encoder_phase:
-            negative = z.detach()  # received encoder with the present projector: in this phase, the trained net itself
+            negative = z.detach()  # received encoder with the present projector, which is the trained net in this phase
         elif self.params.negative != "none":
             negative = step.teacher(REFERENCE).projection
         if self.params.denominator == "pair":
             contrast = center_contrast(z, centers, step.labels, negative, self.params.tau)
         else:
             contrast = all_center_contrast(z, centers, step.labels, mask, negative, self.params.tau)
-        # The mean is over the whole batch, not over the samples with a centre, so that mu keeps its meaning.
+        # The mean is over the whole batch, not only over samples with a centre, so that mu keeps its scale.
         total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
         return total
 
@@ -127,6 +127,18 @@ class MpFedcon(FedRep):
         if self.params.center_weighting == "counts":
             centers[COUNTS] = counts.cpu()[held].to(torch.int32)
         return {**super().statistics(turn), **centers}
+
+    def forms(
+        self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
+    ) -> dict[str, Form]:
+        last = self.context.classes - 1
+        found = {
+            CENTERS: Form(("classes", self.context.projection_dim)),
+            CLASSES: Form(("classes",), torch.int16, least=0, most=last, rising=True),
+        }
+        if self.params.center_weighting == "counts":
+            found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples)
+        return {**super().forms(received, round, examples, unused), **found}
 
     def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
         if CLASSES in statistics and CENTERS in statistics:
@@ -148,7 +160,7 @@ class MpFedcon(FedRep):
         sums = torch.zeros(before.memory[CENTERS].shape, dtype=torch.float64)
         weights = torch.zeros(len(sums), dtype=torch.float64)
         for sent in statistics:
-            if CLASSES not in sent or CENTERS not in sent:  # masked on the way: as if the client held no class
+            if CLASSES not in sent or CENTERS not in sent:  # masked: as if the client held no class
                 continue
             classes, centers = sent[CLASSES].long(), sent[CENTERS].double()
             if self.params.center_normalize:
@@ -158,7 +170,7 @@ class MpFedcon(FedRep):
             weights.index_add_(0, classes, weight)
         old, mask = before.memory[CENTERS], before.memory[MASK]
         new = (sums / weights.clamp(min=1e-300)[:, None]).float()
-        beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class has nothing to be averaged with
+        beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class is not averaged
         heard = weights > 0
         centers = torch.where(
             heard[:, None], beta * old + (1 - beta) * new, old

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah et al. 2020): a global model that is good after one step of a client's own."""
+"""Per-FedAvg (Fallah et al. 2020): a global model trained to be good after one local step of each client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpriv.objectives.perfedavg import MetaGradient
 
 @params
 class PerFedAvgMethodParams:
-    """Options of Per-FedAvg besides those of its step."""
+    """Options of Per-FedAvg, without those of its step."""
 
     b: float = Field(
         0.001,
@@ -27,7 +27,7 @@ class PerFedAvgMethodParams:
 
 @register("perfedavg")
 class PerFedAvg(Method):
-    """A global model that is tested after one step of each client's own, and trained for that."""
+    """A global model that is trained for, and tested after, one local step of each client."""
 
     paper = "Fallah et al., NeurIPS 2020"
     Params = PerFedAvgMethodParams

@@ -11,7 +11,7 @@ from fedpriv.objectives.scaffold import Scaffold as Objective
 
 @register("scaffold")
 class Scaffold(Method):
-    """Local gradients are corrected by control variates, which double what crosses the wire."""
+    """Local gradients are corrected by control variates, which double the traffic."""
 
     paper = "Karimireddy et al., ICML 2020"
     objective_class = Objective

@@ -21,7 +21,7 @@ USUAL = "resnet50"
 
 @dataclass(frozen=True)
 class Backbone:
-    """An image encoder by name: how a new one is made, and the width d of its features."""
+    """An image encoder by name: a factory, and the width d of its features."""
 
     name: str
     width: int
@@ -32,11 +32,11 @@ def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Bac
     """The image encoder of a name.
 
     Args:
-        name: of a torchvision classifier; without pretrained weights also one of ``fedpriv models``, which then comes first:
-            it is made for the images' size. ``None``: ResNet-50.
+        name: of a torchvision classifier. Without pretrained weights also of ``fedpriv models``, which takes precedence and fits
+            the images' size. ``None``: ResNet-50.
 
     Raises:
-        UsageError: no such net, it does not fit the images, or its weights are not to be had.
+        UsageError: there is no such net, it does not fit the images, or its weights are not available.
     """
     import torchvision
 
@@ -58,7 +58,7 @@ def _classifier(name: str, pretrained: bool) -> Any:
     from torchvision.models import get_model
 
     try:
-        with redirect_stdout(sys.stderr):  # where it says that it downloads
+        with redirect_stdout(sys.stderr):  # for messages on downloads
             return get_model(name, weights="DEFAULT" if pretrained else None)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise UsageError(
@@ -68,10 +68,10 @@ def _classifier(name: str, pretrained: bool) -> Any:
 
 
 def _behead(net: Any) -> nn.Module:
-    """The net with nothing in the place of its last linear layer, and without the classifiers that some add for their training.
+    """The net without its last linear layer, and without auxiliary classifiers.
 
     Raises:
-        UsageError: it does not end in a linear layer.
+        UsageError: the net does not end in a linear layer.
     """
     for name in ("AuxLogits", "aux1", "aux2"):
         if hasattr(net, name):
@@ -79,23 +79,23 @@ def _behead(net: Any) -> nn.Module:
             setattr(net, name, None)
     path, last = [(path, module) for path, module in net.named_modules() if next(module.parameters(False), None) is not None][-1]
     if not isinstance(last, nn.Linear):
-        raise UsageError(f"the backbone {type(net).__name__} ends in a {type(last).__name__}, not in a linear layer to leave out")
+        raise UsageError(f"the backbone {type(net).__name__} ends in a {type(last).__name__}, but must end in a linear layer")
     owner, _, attribute = path.rpartition(".")
     setattr(net.get_submodule(owner), attribute, nn.Identity())
     for module in net.modules():
         if isinstance(module, nn.ReLU):
-            module.inplace = False  # hooks on activations and torch.func need the values to survive
+            module.inplace = False  # hooks on activations and torch.func need the values
     return net  # type: ignore[no-any-return]
 
 
 def _width(name: str, input_shape: Shape) -> int:
-    """d, from a pass without values.
+    """The width d, from a forward pass on the meta device.
 
     Raises:
         UsageError: the images do not fit.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # on how weights are drawn that are never used
+        warnings.simplefilter("ignore", FutureWarning)  # on the initialisation of weights that are never used
         net = _behead(_classifier(name, pretrained=False)).eval().to("meta")
     with torch.no_grad():
         try:

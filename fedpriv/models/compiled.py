@@ -1,4 +1,4 @@
-"""K nets as one, compiled by ``torch.compile``."""
+"""K stacked nets, compiled by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedpriv.models.stacked import Form, ForwardContext, StackedNet
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]
-"""Of ``torch.compile``. ``reduce-overhead``: CUDA graphs where shapes are static; on a processor the same as ``default``."""
+"""Modes of ``torch.compile``. ``reduce-overhead``: CUDA graphs where shapes are static; on a CPU the same as ``default``."""
 BACKEND = "inductor"
 
 
 class CompiledNet(Form):
-    """A stacked net that is compiled on first use, and recompiled for shapes and modes that are new to it.
+    """A stacked net that is compiled on first use, and again for new shapes and modes.
 
-    Dropout's masks are drawn outside of the compiled code, so that each client draws what it would draw alone.
+    Dropout's masks are drawn outside of the compiled code, so that each client has the same draws as alone.
     """
 
     def __init__(self, net: StackedNet, mode: Mode) -> None:
@@ -31,7 +31,7 @@ class CompiledNet(Form):
         # Where losses are computed client by client, backward runs through the group's forward pass more than once.
         torch._functorch.config.donated_buffer = False
         options: dict[str, Any] = {"mode": mode} if BACKEND == "inductor" else {"backend": BACKEND}
-        # A run has phases, evaluations and batches of many lengths, and its code is not compiled for those of another net.
+        # Phases, evaluations and batches of many sizes need many compilations, so the limit is counted per net.
         options |= {"recompile_limit": 64, "isolate_recompiles": True}
         self._encode, self._rest = torch.compile(net.encode, **options), torch.compile(net.from_features, **options)
         # One function for all passes: a new function object would trigger recompilation.
@@ -47,19 +47,19 @@ class CompiledNet(Form):
         return Outputs(h, found.projection.clone(), prediction, found.logits.clone())
 
     def _run(self, compiled: Callable[[ForwardContext, Tensor], T], ctx: ForwardContext, x: Tensor) -> T:
-        """What the callers keep is copied: the next pass of a CUDA graph writes where this one did.
+        """Run compiled code; results are copied, since the next pass of a CUDA graph overwrites them.
 
         Raises:
-            FedprivError: it cannot be compiled, for instance because there is no C++ compiler.
+            FedprivError: the net cannot be compiled, for instance because there is no C++ compiler.
         """
         self._ctx = ctx
-        # Compiled code may not change a tensor that shares its storage with others.
+        # Compiled code must not change a tensor that shares its storage with others.
         buffers = {name: ctx.tensors[name].clone() for name in self._buffers if name in ctx.tensors}
         try:
             found = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
         except torch._dynamo.exc.TorchDynamoException as error:
-            said = " ".join(str(error).strip().splitlines()[:2])
-            raise FedprivError(f"torch.compile cannot compile this net here ({said}); use --compile none") from None
+            reason = " ".join(str(error).strip().splitlines()[:2])
+            raise FedprivError(f"torch.compile cannot compile this net here ({reason}); use --compile none") from None
         for name, buffer in buffers.items():
             ctx.tensors[name].copy_(buffer)
         return found

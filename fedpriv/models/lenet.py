@@ -1,4 +1,4 @@
-"""The sigmoid LeNet that gradient inversion is calibrated on."""
+"""The sigmoid LeNet, the usual victim of gradient inversion."""
 
 from collections import OrderedDict
 
@@ -10,8 +10,8 @@ from fedpriv.models.registry import Shape, register_model
 
 
 def _uniform_half(net: Net) -> None:
-    """Every weight and bias from U(-0.5, 0.5), as DLG's code does. The attack's success depends on this scale: with default
-    initialisation the sigmoids pass gradients too small to match."""
+    """Draw every weight and bias from U(-0.5, 0.5), as DLG's code does. The attack's success depends on this scale: with the
+    default initialisation, gradients through the sigmoids are too small to match."""
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.uniform_(-0.5, 0.5)

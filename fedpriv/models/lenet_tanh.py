@@ -1,4 +1,4 @@
-"""LeNets with tanh and average pooling: LeNet-5 as LeCun et al. describe it, and what FedDUAL's code calls LeNet."""
+"""LeNets with tanh and average pooling: LeNet-5 of LeCun et al., and the LeNet of FedDUAL's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpriv.models.registry import Shape, register_model
 
 
 def glorot(net: Net) -> None:
-    """Weights uniform as Glorot and Bengio (2010) have them, biases zero: what Keras begins with."""
+    """Glorot's uniform initialisation (2010) with zero biases, the default of Keras."""
     for parameter in net.parameters():
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter)
@@ -57,7 +57,7 @@ def lenet5_tanh(input_shape: Shape) -> tuple[nn.Module, int]:
 def lenet_released(input_shape: Shape) -> tuple[nn.Module, int]:
     """(B, C, H, W) -> (B, 84): 6 and 6 channels, 120 units at each pixel (before the flattening), 84 units.
 
-    The layer of 84 units on all of that holds 98 % of the parameters.
+    The layer of 84 units holds 98 % of the parameters.
     """
     height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
     layers: OrderedDict[str, nn.Module] = OrderedDict(

@@ -1,5 +1,5 @@
-"""Multilayer perceptrons on the flattened input. Their first layer sees the input itself: its weight and bias gradients
-give a single sample away exactly (dW / db), which is what the audit's analytic attack shows."""
+"""Multilayer perceptrons on the flattened input. The weight and bias gradients of the first layer reveal a single sample exactly
+(dW / db), as the audit's analytic attack shows."""
 
 from collections import OrderedDict
 from math import prod
@@ -21,7 +21,7 @@ def mlp(input_shape: Shape, widths: tuple[int, ...]) -> tuple[nn.Module, int]:
 
 @register_model("mlp_lineage", input_shape=(1, 28, 28), classes=10, source="FedRep's released FEMNIST net, without its softmax")
 def mlp_lineage(input_shape: Shape) -> tuple[nn.Module, int]:
-    """in -> 512 -> 256 -> 64. The released code feeds a softmax to a cross-entropy that normalises again; not replicated."""
+    """in -> 512 -> 256 -> 64. The released code applies a softmax before a cross-entropy with softmax; not replicated."""
     return mlp(input_shape, (512, 256, 64))
 
 

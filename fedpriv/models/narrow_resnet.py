@@ -1,4 +1,4 @@
-"""A ResNet of an eighth of the width: residual blocks and BatchNorm at a cost that a processor can pay."""
+"""A ResNet of an eighth of the width: residual blocks and BatchNorm at a cost that is feasible on a CPU."""
 
 from collections import OrderedDict
 
@@ -21,7 +21,7 @@ def resnet9_narrow(input_shape: Shape) -> tuple[nn.Module, int]:
     net = ResNetGenerator("resnet-9", width=1 / 8)
     if input_shape[0] != 3:
         net.conv1 = nn.Conv2d(input_shape[0], net.conv1.out_channels, 3, padding=1, bias=False)
-    # Reassembled: lightly's forward pools over 4 x 4 pixels, whatever the image.
+    # Reassembled, as lightly's forward always pools over 4 x 4 pixels.
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=net.conv1, bn1=net.bn1, relu=nn.ReLU(), layer1=net.layer1, layer2=net.layer2, layer3=net.layer3, layer4=net.layer4,
         avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),

@@ -1,4 +1,4 @@
-"""The one shape every net has, encoder -> projector -> predictor -> head, so that each tensor belongs to a named role."""
+"""The structure of every net, encoder -> projector -> predictor -> head, so that each tensor belongs to a named role."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outputs:
     """(B, C): the head's output on z."""
 
     def to(self, like: Tensor) -> Outputs:
-        """The same on the device, and in the precision, of a tensor."""
+        """The outputs on the device and in the precision of a tensor."""
         prediction = None if self.prediction is None else self.prediction.to(like)
         return Outputs(self.features.to(like), self.projection.to(like), prediction, self.logits.to(like))
 
@@ -84,7 +84,7 @@ class Net(nn.Module):
         return features
 
     def from_features(self, h: Tensor) -> Outputs:
-        """Features (B, d) -> all outputs; with a frozen encoder the features of a phase are computed once and enter here."""
+        """Features (B, d) -> all outputs; used with features that are computed once while the encoder is frozen."""
         z = self.projector(h)
         prediction = None if self.predictor is None else self.predictor(z)
         return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z))

@@ -1,5 +1,5 @@
-"""Nets by name. A file of this package, or an entry point of the group ``fedpriv.models``, registers encoders;
-:func:`build_model` puts projector, predictor and head on top, the same way for every encoder."""
+"""Nets by name. Files of this package, and entry points of the group ``fedpriv.models``, register encoders;
+:func:`build_model` adds projector, predictor and head."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def register_model(
     smallest: int | None = None,
     initialise: Callable[[Net], None] | None = None,
 ) -> Callable[[BuildEncoder], BuildEncoder]:
-    """Register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``; the fields are :class:`ModelSpec`'s.
+    """Register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``; arguments as for :class:`ModelSpec`.
 
-    Another package does the same and lists its module, or a :class:`ModelSpec`, under the entry-point group ``fedpriv.models``.
+    A plug-in does the same and lists its module, or a :class:`ModelSpec`, in the entry-point group ``fedpriv.models``.
     """
 
     def register(build: BuildEncoder) -> BuildEncoder:
@@ -100,13 +100,14 @@ def build_model(
         classes: number C of classes over all clients; every client's head has C rows.
         projection: width k of the projector's output; None: no projector. The head is Linear(k, C), or Linear(d, C) without a
             projector, with no activation before it.
-        predictor: a number adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the head, as BYOL and
-            SimSiam have it; True: k hidden units.
+        predictor: a number of hidden units adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the
+            head, as in BYOL and SimSiam; True: k hidden units.
         projector: ``two_layers``: Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); ``linear``: Linear(d, k) (L-DAWA's code);
-            ``simclr``: two layers, ``barlow_twins``: three, with BatchNorm as lightly has them, of d and of k hidden units.
+            ``simclr``: two layers with d hidden units, ``barlow_twins``: three with k hidden units, both with BatchNorm as in
+            lightly.
 
     Raises:
-        UnknownName: no such net.
+        UnknownName: there is no such net.
         UsageError: the net does not fit the input, or a width is below one.
     """
     spec = model_spec(name)
@@ -128,7 +129,7 @@ def assemble(
     predictor: bool | int = False,
     projector: Projector = "two_layers",
 ) -> Net:
-    """A net on top of an encoder with features ``(B, d)``; the rest as :func:`build_model`."""
+    """A net with this encoder, whose features are ``(B, d)``; the other arguments as for :func:`build_model`."""
     hidden = None if predictor is False else int(predictor)
     for what, width in (("classes", classes), ("projection", projection), ("predictor", hidden)):
         if width is not None and width < 1:

@@ -1,8 +1,8 @@
-"""K nets of one kind as one: their layers, side by side, as grouped layers of one wide net.
+"""K nets of the same architecture as one wide net with grouped layers.
 
-Images of all clients lie in one tensor ``(B, K*C, H, W)``, channels last, so that a convolution of six channels fills a vector
-unit ten clients at a time and pooling walks through memory once; vectors lie in ``(K, B, d)``, for batched matrix products. The
-functions are those of the single net: nothing flows between clients.
+Images of all clients are one tensor ``(B, K*C, H, W)``, channels last, so that a convolution of six channels for ten clients
+fills vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products. Clients do not
+interact: the functions are those of the single net.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedpriv.models.net import ROLES, Net, Outputs
 
 
 class NotStackable(Exception):
-    """A part of the net has no form for K nets at a time."""
+    """A part of the net has no stacked form."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class ForwardContext:
 
     Attributes:
         clients: K.
-        tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; a buffer that changes is changed in place.
-        training: the roles that are in training mode.
-        draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, each client's from its own draws.
+        tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; buffers are updated in place.
+        training: the roles in training mode.
+        draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, from each client's own generator.
     """
 
     clients: int
@@ -51,7 +51,7 @@ class Layer:
     module: nn.Module
 
     def tensor(self, ctx: ForwardContext, name: str) -> Tensor | None:
-        """``(K, *shape)``; ``None``: the layer has none of this name. A constant is the same for all."""
+        """A tensor of the layer ``(K, *shape)``; ``None`` if it has none of this name. Constants are the same for all."""
         own: Tensor | None = getattr(self.module, name)
         if own is None or (known := ctx.tensors.get(f"{self.name}.{name}")) is not None:
             return known if own is not None else None
@@ -63,7 +63,7 @@ class Layer:
 
 LayerForm = Callable[[Layer, ForwardContext, Tensor], Tensor]
 _IMAGES, _VECTORS = 4, 3
-"""Dimensions of what flows: they tell images from vectors."""
+"""Number of dimensions of stacked images and of stacked vectors."""
 
 
 def _convolution(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def _without_bias(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
 
 
 def _with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
-    """A convolution's bias is added by itself: the library's own gradient of it takes as long as half a convolution."""
+    """Add a convolution's bias separately, since oneDNN's gradient of it takes half as long as the convolution."""
     bias = layer.tensor(ctx, "bias")
     return y if bias is None else y + bias.flatten()[:, None, None]
 
@@ -96,7 +96,7 @@ def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     assert isinstance(module, _BatchNorm)
     flat = x if x.ndim == _IMAGES else x.transpose(0, 1).flatten(1)
     stored = [layer.tensor(ctx, name) for name in ("running_mean", "running_var")]
-    # Copies: rows do not lie side by side, and backward must find them as they were.
+    # Copies, as the rows are not contiguous and backward needs their values unchanged.
     running = [None if tensor is None else tensor.flatten().clone() for tensor in stored]
     weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
     training = layer.training(ctx) or running[0] is None
@@ -132,12 +132,12 @@ def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     if not layer.training(ctx) or not module.p:
         return x
     if x.ndim == _IMAGES:
-        raise NotStackable(f"{layer.name}: dropout of pixels, which a client alone draws in an order of its own")
+        raise NotStackable(f"{layer.name}: dropout on images, whose draws would differ from those of a single client")
     return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p))
 
 
 def _alike(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
-    """A layer without a state that treats every entry, or every channel, by itself."""
+    """A layer without state that acts on each entry, or each channel, separately."""
     y: Tensor = layer.module(x)
     return y
 
@@ -167,7 +167,7 @@ _FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
 
 
 def to_vectors(x: Tensor, clients: int) -> Tensor:
-    """Images ``(B, K*C, H, W)`` as vectors ``(K, B, C*H*W)``, each as its client alone would have it; vectors as they are."""
+    """Images ``(B, K*C, H, W)`` flattened to vectors ``(K, B, C*H*W)``; vectors are unchanged."""
     return x if x.ndim == _VECTORS else _by_client(x, clients).flatten(2)
 
 
@@ -177,7 +177,7 @@ def _by_client(x: Tensor, clients: int) -> Tensor:
 
 
 def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
-    """K batches, of images ``(B_k, C, H, W)`` or of vectors ``(B_k, d)``, side by side; zeros after the shorter ones."""
+    """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``; shorter ones are padded with zeros."""
     padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
     if samples[0].ndim == _IMAGES:
         return torch.cat(padded, 1).contiguous(memory_format=torch.channels_last)
@@ -185,12 +185,12 @@ def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
 
 
 class Form(Protocol):
-    """K nets as one."""
+    """The interface of K nets as one."""
 
     draws: bool
-    """Whether a pass in training mode draws."""
+    """Whether a forward pass in training mode draws random numbers."""
     mixes: frozenset[str]
-    """Roles in which, in training mode, the samples of a batch look at each other, so that none may be made up."""
+    """Roles in which, in training mode, the samples of a batch interact, so that batches must not be padded."""
 
     def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """Stacked inputs -> features ``(K, B, d)``."""
@@ -200,10 +200,10 @@ class Form(Protocol):
 
 
 class StackedNet(Form):
-    """The forward pass of K nets of the kind of ``net``, layer by layer.
+    """The forward pass of K nets with the architecture of ``net``, layer by layer.
 
     Raises:
-        NotStackable: a layer, or how they are put together, has no stacked form.
+        NotStackable: a layer, or a connection of layers, has no stacked form.
     """
 
     def __init__(self, net: Net) -> None:
@@ -217,7 +217,7 @@ class StackedNet(Form):
 
     @torch.no_grad()
     def _check(self, net: Net) -> None:
-        """Two clients at once, as a trial: the outputs must be those of the net."""
+        """Check on two clients that the outputs equal those of the net."""
         state = net.state_dict()
         like = next(iter(state.values()))
         x = torch.rand((2, 3, *net.input_shape), generator=torch.Generator().manual_seed(0)).to(like)
@@ -230,7 +230,7 @@ class StackedNet(Form):
                 logits = self.from_features(ctx, self.encode(ctx, to_stack(list(x), 3))).logits
             for own, alone in zip(logits, x, strict=True):
                 if not torch.allclose(own, net(alone).logits, rtol=1e-3, atol=1e-4):
-                    raise NotStackable("the net as a whole: its forward pass does more than its layers say")
+                    raise NotStackable("the net as a whole: its stacked forward pass differs from its own")
         finally:
             for module, training in zip(net.modules(), modes, strict=True):
                 module.training = training
@@ -249,11 +249,11 @@ class StackedNet(Form):
 
 def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], Tensor]:
     """A role's forward pass over stacked tensors."""
-    if type(module) in _FORMS:  # a layer by itself has nothing to trace
+    if type(module) in _FORMS:  # a single layer needs no tracing
         return _step(Layer(role, module))
     try:
         graph = fx.Tracer().trace(module)
-    except Exception as error:  # whatever control flow or input tracing stumbles over
+    except Exception as error:  # tracing may raise any exception
         raise NotStackable(f"{role}: its forward pass cannot be traced ({str(error).splitlines()[0]})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
     pooled: dict[fx.Node, Layer] = {}
@@ -288,7 +288,7 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
 
 
 def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
-    """The maximum pooling that is all that becomes of a convolution's result."""
+    """The maximum pooling that is the only use of a convolution's output; ``None`` if there is another."""
     if len(node.users) != 1 or not isinstance(module.get_submodule(str(node.target)), nn.Conv2d):
         return None
     user = next(iter(node.users))
@@ -297,12 +297,12 @@ def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
 
 
 def _pooled(convolution: Layer, pooling: Callable[[ForwardContext, Tensor], Tensor], ctx: ForwardContext, x: Tensor) -> Tensor:
-    """The maximum of shifted values is the shifted maximum, at a quarter of the additions."""
+    """A convolution with pooling before the bias is added: the same result with a quarter of the additions."""
     return _with_bias(convolution, ctx, pooling(ctx, x))
 
 
 def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The tensors that a function with a stacked form is called with; empty: it has none, or not as it is called here."""
+    """The tensor arguments of a function with a stacked form; empty if it has none for this call."""
     if node.target not in _FUNCTIONS or node.kwargs.keys() - {"inplace"}:
         return ()
     arguments = node.args[:1] if node.target is torch.flatten and node.args[1:] == (1,) else node.args
@@ -323,7 +323,7 @@ def _step(layer: Layer) -> Callable[[ForwardContext, Tensor], Tensor]:
 
 
 class VmappedNet(Form):
-    """The forward pass of K nets by way of ``torch.func.vmap``, for what has no stacked form; hardly faster than one by one."""
+    """The forward pass of K nets by ``torch.func.vmap``, for nets without a stacked form; hardly faster than one by one."""
 
     def __init__(self, net: Net) -> None:
         self._net = net

@@ -1,4 +1,4 @@
-"""Transformers as text encoders: token ids in, one vector a text out; and what of them learns."""
+"""Transformers as text encoders: token ids to one vector per text, with full tuning, LoRA, or frozen."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TextEncoder(nn.Module):
     """Token ids ``(B, L)`` -> ``(B, d)``.
 
     Args:
-        pad: the id that fills short texts; it is attended to by nothing.
+        pad: the id of padding, which is masked in attention.
 
     Attributes:
-        by_sample: whether ``torch.func`` can take it sample by sample.
+        by_sample: whether ``torch.func`` can process it sample by sample.
     """
 
     def __init__(self, transformer: PreTrainedModel, pad: int, pooling: Pooling) -> None:
@@ -35,34 +35,34 @@ class TextEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids.ne(self.pad)
-        # transformers looks into a mask (B, L) to see whether it can do without, which torch.func cannot.
-        said = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
+        # transformers branches on the values of a mask (B, L), which torch.func does not allow.
+        outputs = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
         if self.pooling == "pooler":
-            return said.pooler_output  # type: ignore[no-any-return]
-        hidden: Tensor = said.last_hidden_state
+            return outputs.pooler_output  # type: ignore[no-any-return]
+        hidden: Tensor = outputs.last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
         weights = mask.to(hidden.dtype).unsqueeze(2)
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
     def lengths(self, ids: Tensor) -> Tensor:
-        """``(B,)`` numbers of tokens."""
+        """Numbers of tokens ``(B,)``."""
         return ids.ne(self.pad).sum(1)
 
     def trim(self, ids: Tensor) -> Tensor:
-        """The same texts in as few columns as the longest of them fills."""
+        """The texts without columns of padding only."""
         filled = ids.ne(self.pad).any(0).nonzero()
         return ids[:, : int(filled[-1]) + 1] if len(filled) else ids[:, :1]
 
 
 def _whole(mask: Tensor) -> Tensor:
-    """``(B, L)`` -> ``(B, 1, L, L)``: each token attends to all that are there."""
+    """Mask ``(B, L)`` -> ``(B, 1, L, L)``: each token attends to all that are not padding."""
     return mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
 @torch.no_grad()
 def _takes_whole_masks(transformer: Any, pad: int) -> bool:
-    """Whether it says the same under a whole mask as under its usual one: not where it is causal, or has a way of its own."""
+    """Whether outputs under a whole mask equal those under the usual one, which fails for causal and other special attention."""
     words = [word for word in range(4) if word != pad][:3]
     ids = torch.tensor([words, [words[0], pad, pad]])
     mask = ids.ne(pad)
@@ -79,20 +79,20 @@ def _takes_whole_masks(transformer: Any, pad: int) -> bool:
 
 
 def text_encoder(encoder: Encoder, tune: Tune, rank: int = 8, alpha: int = 16) -> TextEncoder:
-    """A new text encoder in which only what learns requires a gradient; the rest is the same for all clients and not sent.
+    """A new text encoder in which only trained parameters require a gradient; the others are common to all clients and not sent.
 
     Args:
-        rank, alpha: of LoRA (Hu et al. 2022): a layer W becomes W + (alpha / r) B A, with B zero at first.
+        rank, alpha: of LoRA (Hu et al. 2022): a layer W becomes W + (alpha / r) B A, with B initially zero.
 
     Raises:
-        UsageError: it has no pooler, or no attention layers that peft knows.
+        UsageError: the encoder has no pooler, or peft does not know its attention layers.
     """
     model: Any = encoder.model()
     if encoder.pooling == "pooler":
         if getattr(model, "pooler", None) is None:
             raise UsageError(f"{encoder.name} has no pooler; --set model.pooling=mean")
     elif getattr(model, "pooler", None) is not None:
-        model.pooler = None  # it would cross the wire without ever having a gradient
+        model.pooler = None  # it would be sent although it never has a gradient
     if tune == "lora":
         _add_lora(model, encoder.name, rank, alpha)
     else:
@@ -106,7 +106,7 @@ def _add_lora(model: Any, name: str, rank: int, alpha: int) -> None:
 
     targets = TARGETS.get(model.config.model_type)
     if targets is None:
-        raise UsageError(f"peft does not know where LoRA goes in {name} ({model.config.model_type}); model.tune full or head")
+        raise UsageError(f"peft has no LoRA target for {name} ({model.config.model_type}); use model.tune full or head")
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets)), model)
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in parameter_name)
@@ -114,7 +114,7 @@ def _add_lora(model: Any, name: str, rank: int, alpha: int) -> None:
 
 @torch.no_grad()
 def features(encoder: TextEncoder, ids: Tensor, chunk: int = 128) -> Tensor:
-    """``(N, d)`` of token ids ``(N, L)``, in evaluation mode; texts of like length go together, so that little is padding."""
+    """Features ``(N, d)`` of token ids ``(N, L)``, in evaluation mode; texts are batched by length, to reduce padding."""
     encoder.eval()
 
     def encode(part: Inputs) -> Tensor:

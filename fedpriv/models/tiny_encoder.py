@@ -1,4 +1,4 @@
-"""A random text encoder of two small layers, with words of its own: for tests and demonstrations."""
+"""A random text encoder of two small layers with its own vocabulary, for tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from transformers import BertConfig, PreTrainedTokenizerBase
 
 WORDS = 2000
-"""Words at most that it knows: the most frequent of the training texts."""
+"""Largest size of its vocabulary: the most frequent words of the training texts."""
 
 
 def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertConfig]:
-    """Its tokenizer, a function of the texts alone, and the shape of its model."""
+    """Its tokenizer, which depends on the texts alone, and the config of its model."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import BertConfig, PreTrainedTokenizerFast
 

@@ -1,7 +1,7 @@
 """ResNet, DenseNet and VGG from torchvision, untrained. Inputs whose smaller side is at most 64 get the CIFAR stem, unless
 the net's name says otherwise.
 
-torchvision is imported when a net is built, not when the registry looks for names.
+torchvision is imported when a net is built, not when names are listed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from fedpriv.models.registry import Shape, register_model
 
 CIFAR_STEM_UP_TO = 64
-"""Pixels. The ImageNet stems shrink an image fourfold before the first block, which leaves little of a small one."""
+"""In pixels. The ImageNet stems shrink an image fourfold before the first block, too much for small images."""
 
 
 def _is_small(input_shape: Shape) -> bool:
@@ -22,7 +22,7 @@ def _is_small(input_shape: Shape) -> bool:
 
 
 def _stem(original: nn.Conv2d, input_shape: Shape, small: bool, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """The first convolution for this input: torchvision's own where it fits, else one that does, initialised like it."""
+    """The first convolution for this input: torchvision's own if it fits, else one that fits, with the same initialisation."""
     if not small and input_shape[0] == original.in_channels:
         return original
     if small:
@@ -34,7 +34,7 @@ def _stem(original: nn.Conv2d, input_shape: Shape, small: bool, fan: Literal["fa
 
 
 def _out_of_place(module: nn.Module) -> nn.Module:
-    """Turn in-place activations off: hooks on activations and torch.func need the values to survive."""
+    """Turn off in-place activations, as hooks on activations and torch.func need the values."""
     for child in module.modules():
         if isinstance(child, nn.ReLU):
             child.inplace = False
@@ -110,7 +110,7 @@ def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     features.conv0 = _stem(features.conv0, input_shape, small, "fan_in")
     if small:
         features.pool0 = nn.Identity()
-    # Reassembled because torchvision's forward applies the last ReLU in place.
+    # Reassembled, because torchvision's forward applies the last ReLU in place.
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         features=features, relu=nn.ReLU(), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
     )
@@ -130,7 +130,7 @@ def vgg16(input_shape: Shape) -> tuple[nn.Module, int]:
 
     layers: OrderedDict[str, nn.Module]
     if _is_small(input_shape):
-        # Not through torchvision's constructor, which draws 120 M FC parameters that are not used here.
+        # Without torchvision's constructor, which would draw 120 M FC parameters that are not used here.
         features, width = vgg.make_layers(vgg.cfgs["D"]), 512
         layers = OrderedDict(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
         stale = [layer for layer in features if isinstance(layer, nn.Conv2d)]

@@ -1,7 +1,7 @@
-"""FedDUAL's CIFAR net: VGG16's convolutions as ImageNet left them, which never learn and never leave, and 64 units on top.
+"""FedDUAL's CIFAR net: VGG16's convolutions with ImageNet weights, which are never trained or sent, and a layer of 64 units.
 
-The convolutions are no part of the net's state: they are loaded once a process, when first used, and shared by all its nets.
-So what is trained, sent and kept is the layer of 64 units and the head, 33,482 numbers with 10 classes.
+The convolutions are not part of the net's state: they are loaded once per process, on first use, and shared by all nets. Trained,
+sent and stored are the layer of 64 units and the head, 33,482 numbers with 10 classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def convolutions(device: str) -> nn.Module:
     """VGG16's convolutional layers with torchvision's ImageNet weights, in evaluation mode.
 
     Raises:
-        UsageError: the weights are neither in torch's cache nor to be downloaded.
+        UsageError: the weights are not in torch's cache and cannot be downloaded.
     """
     from torchvision.models import VGG16_Weights, vgg16
 
@@ -38,7 +38,7 @@ def convolutions(device: str) -> nn.Module:
 
 
 class FrozenConvolutions(nn.Module):
-    """(B, 3, H, W) -> (B, 512), the mean over the pixels that are left; without parameters."""
+    """(B, 3, H, W) -> (B, 512), the mean over the remaining pixels; without parameters."""
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = convolutions(str(images.device))(images)

@@ -1,4 +1,4 @@
-"""The clients' losses and steps; one idea a file."""
+"""Objectives, the client's half of a method: losses and optimisation steps; one idea per file."""
 
 from fedpriv.objectives.base import Objective
 from fedpriv.registry import Registry, subclass_of

@@ -7,10 +7,10 @@ With delta = weights - received weights, log(p_i / q_i) = delta_i - log E_q[exp(
 
     KL = E_p[delta] - log E_q[exp(delta)]        gradient: p (delta - E_p[delta])
 
-That closed form is what is computed here: in float32, differentiating through the log-softmax of millions of weights is wrong by
-most of the gradient, because log p = -log d has a coarser spacing than the KL has size.
+The closed form is used because differentiating through the log-softmax of millions of weights in float32 is mostly rounding
+error: the spacing of floats at log p, about -log d, exceeds the size of the KL.
 
-As p is 1/d in each of the d entries but for a little, the term is FedProx with mu = beta/d: far too small to act on a net.
+As p is about 1/d in each of the d entries, the term is approximately FedProx with mu = beta/d: far too small to affect a net.
 The round's record has its size as ``adaptive_kl/kl``.
 """
 
@@ -37,7 +37,7 @@ LAST_ACCURACY = "adaptive-kl.accuracy"
 def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:
     """``KL(softmax(weights) || softmax(reference))`` of two vectors ``(d,)``, in nats; a scalar.
 
-    Exact to rounding however close they are: the parts that cancel (the mean of delta) are taken out beforehand.
+    Exact up to rounding even for close vectors: the part that cancels (the mean of delta) is removed beforehand.
     """
     delta = weights - reference
     p, q = torch.softmax(weights, -1), torch.softmax(reference, -1)
@@ -48,7 +48,7 @@ def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:
 
 
 def kl_gradient(weights: Tensor, reference: Tensor) -> Tensor:
-    """Its gradient by ``weights``: ``p (delta - E_p[delta])``, over the last dimension; shape of ``weights``."""
+    """The KL's gradient by ``weights``: ``p (delta - E_p[delta])``, over the last dimension; shape of ``weights``."""
     p, delta = torch.softmax(weights, -1), weights - reference
     return p * (delta - (p * delta).sum(-1, keepdim=True))
 
@@ -71,8 +71,8 @@ class AdaptiveKLParams:
 
     beta_mode: Literal["epoch", "epoch_running", "stale", "half"] = Field(
         "epoch",
-        description="when the local accuracy is measured: before each local epoch (FedDUAL does not say when), in passing during "
-        "the last epoch, on the client's last own model, or never (beta = 0.5, the released code)",
+        description="when the local accuracy is measured: before each local epoch (not stated by FedDUAL), on the batches of the "
+        "last epoch, on the client's last own model, or never (beta = 0.5, the released code)",
     )
     beta_sign: Literal[1, -1] = Field(
         1, description="1: beta grows with local - global accuracy (eq. 6); -1: the paper's later prose"
@@ -82,14 +82,14 @@ class AdaptiveKLParams:
         description="one softmax over all weights (released code), over the trained ones, or one per trained tensor, summed",
     )
     kl_scale: Literal[1, "dim"] = Field(
-        1, description="`dim`: the KL times its number of weights, which makes it a proximal term that acts; not in the paper"
+        1, description="`dim`: the KL times its number of weights, an effective proximal term; not in the paper"
     )
     kl_grad: bool = Field(True, description="false: the KL has no gradient (released code)")
 
 
 @register("adaptive-kl")
 class AdaptiveKL(Objective):
-    """Cross-entropy and the KL between the softmaxes of all weights, weighted by what training gains in accuracy."""
+    """Cross-entropy and the KL between the softmaxes of all weights, weighted by the gain in accuracy from training."""
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = AdaptiveKLParams
@@ -125,9 +125,9 @@ class AdaptiveKL(Objective):
         return weight_of_kl(local, received, self.params.beta_sign)
 
     def loss(self, step: Step) -> Tensor:
-        """The cross-entropy's part; the KL's gradient comes in :meth:`correct`.
+        """The weighted cross-entropy; :meth:`correct` adds the KL's gradient.
 
-        Outside a turn with a received model, such as fine-tuning before a test, there is no KL and so no weight.
+        Without a received model, as in fine-tuning before a test, there is no KL, and the cross-entropy has weight 1.
         """
         if _BETA not in step.memo:
             return cross_entropy(step)
@@ -163,11 +163,11 @@ class AdaptiveKL(Objective):
         return {LAST_ACCURACY: torch.tensor(turn.accuracy(), dtype=torch.float64)}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        # Not read: a client's first turn is known as such. But what a client keeps has the same names from the start.
+        # Not read in a client's first turn; but a client's private state has the same names from the start.
         return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
 
     def _softmaxes(self, trains: frozenset[str]) -> list[Tensor | slice]:
-        """The entries of the row that go into each softmax: a slice, or their indices where buffers lie between."""
+        """The entries of the row in each softmax: a slice, or indices where there are buffers in between."""
         if trains not in self._parts:
             entries = [entry for entry in self.context.space.entries if entry.kind != "buffer"]
             if self.params.kl_scope != "all":

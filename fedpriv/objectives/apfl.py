@@ -1,12 +1,12 @@
-"""APFL's step (Deng et al. 2020, sec. 4): a global model, and a personal one that learns in a mix with it.
+"""APFL's step (Deng et al. 2020, sec. 4): a global model, and a personal one that is trained in a mixture with it.
 
-With ``mix = alpha v + (1 - alpha) w``, everything at the step's start::
+With ``mix = alpha v + (1 - alpha) w``, all values from the step's start::
 
     w <- w - lr grad L(w)
     v <- v - lr alpha grad L(mix)                                   # alpha: the chain rule
     alpha <- clip(alpha - lr_alpha < grad L(mix), v - w >, 0, 1)    # where it is adaptive
 
-Both models have an optimiser of their own; weight decay acts on ``w`` and on ``v``.
+Each model has its own optimiser; weight decay acts on ``w`` and on ``v``.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class ApflParams:
         None,
         ge=0,
         le=1,
-        description="share of the personal model in the mix; null: 0.75, or 0.5 to begin with if adaptive",
+        description="share of the personal model in the mixture; null: 0.75, or initially 0.5 if adaptive",
     )
-    adaptive: bool = Field(False, description="whether each client's alpha learns too (sec. 4.2)")
+    adaptive: bool = Field(False, description="whether each client's alpha is trained, too (sec. 4.2)")
     alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: that of the models")
 
 
 @register("apfl")
 class Mixed(CrossEntropy):
-    """Cross-entropy of the global model, and of a mix of it with a personal one; method apfl tests the mix.
+    """Cross-entropy of the global model, and of its mixture with a personal one, which method apfl tests.
 
-    The mix is one of parameters. BatchNorm's running statistics are those of the mix, and stay with the personal model.
+    Parameters are mixed. BatchNorm's running statistics are those of the mixture, and stay with the personal model.
     """
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflParams
     uses_companion = True
     keeps = "its personal model and alpha: p + 1 floats"
-    no_dp = "its steps train two models on the same samples, of which clipping and noise would cover one"
+    no_dp = "its steps train two models on the same samples, but clipping and noise would protect only one"
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
         alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha
@@ -59,7 +59,7 @@ class Mixed(CrossEntropy):
         turn.memo[ALPHA] = turn.private[ALPHA].clone()
 
     def epoch(self, turn: ClientTurn, epoch: int) -> None:
-        if PERSONAL not in turn.memo:  # a second model exists within a phase only
+        if PERSONAL not in turn.memo:  # the second model exists only within a phase
             turn.companion.row.copy_(turn.private[PERSONAL])
             turn.memo[PERSONAL] = turn.companion.row
 

@@ -12,14 +12,14 @@ from fedpriv.interfaces import Context, Step, params
 from fedpriv.objectives import Objective, register
 
 EPSILON = 1e-5
-"""Added to the variance, as BatchNorm does: where a batch is constant, its standard deviation has no gradient."""
+"""Added to the variance, as in BatchNorm, since the standard deviation of a constant batch has no gradient."""
 
 
 def cross_correlation_loss(first: Tensor, second: Tensor, weight: float, epsilon: float = EPSILON) -> Tensor:
     """``sum_i (C_ii - 1)^2 + weight sum_{i != j} C_ij^2`` with ``C = Z1^T Z2 / B``; a scalar.
 
-    Z are the projections, standardised over the batch with the unbiased standard deviation as L-DAWA's code does it; so
-    ``C_ii`` is at most (B - 1) / B.
+    Z are the projections, standardised over the batch with the unbiased standard deviation, as in L-DAWA's code; so ``C_ii`` is
+    at most (B - 1) / B.
 
     Args:
         first, second: ``(B, D)`` projections of the two views, B at least 2.
@@ -46,7 +46,7 @@ class BarlowTwinsParams:
 
 @register("barlow-twins")
 class BarlowTwins(Objective):
-    """Two views of an image agree, and no two dimensions of the projection say the same; no labels."""
+    """Views of an image agree, and the dimensions of the projection are decorrelated; needs no labels."""
 
     paper = "Zbontar et al., ICML 2021; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = BarlowTwinsParams

@@ -14,8 +14,8 @@ from fedpriv.models.net import ROLES
 class Objective(Part):
     """The loss and the step of a client; a subclass defines at least :meth:`loss`.
 
-    Where a term's gradient is known (a proximal term, a control variate), it is cheaper and more exact to add it in
-    :meth:`correct`, once a step on the flat row, than to differentiate through every tensor.
+    If a term's gradient is known (a proximal term, a control variate), adding it in :meth:`correct`, once per step on the flat
+    row, is cheaper and more exact than differentiating through every tensor.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -23,21 +23,21 @@ class Objective(Part):
     reaches: ClassVar[frozenset[str]] = frozenset(ROLES)
     """Roles that the loss depends on; the others are neither trained nor sent."""
     labels: ClassVar[bool] = True
-    """Whether it looks at labels; without, a run has no accuracy until it is probed."""
+    """Whether it uses labels; without, a run has no accuracy until it is probed."""
     views: ClassVar[int] = 1
-    """Augmented views of a batch that a step sees."""
+    """Number of augmented views of a batch in a step."""
     batches_per_step: int = 1
-    """Batches of ``train.batch_size`` that a step takes together."""
+    """Number of batches of ``train.batch_size`` in a step."""
 
     smallest_batch: ClassVar[int] = 1
-    """A batch of fewer samples is skipped."""
+    """Batches with fewer samples are skipped."""
     uses_companion: ClassVar[bool] = False
     """Whether its step trains a second model (:attr:`ClientTurn.companion`)."""
     decomposes: ClassVar[bool] = True
-    """Whether its loss is a mean over samples, so that a batch may go through in parts (``train.accumulate``)."""
+    """Whether its loss is a mean over samples, so that a batch may be processed in parts (``train.accumulate``)."""
 
     def __init__(self, params: Any, context: Context) -> None:
-        """Raises :class:`UsageError` where an option of the run is not for this objective's steps, or for private ones."""
+        """Raises :class:`UsageError` where an option of the run does not fit this objective's steps, or private ones."""
         super().__init__(params, context)
         train, private = context.config.train, context.config.privacy.level == "sample"
         if train.accumulate > 1 and (reason := self._needs_whole_batches(private)):
@@ -49,13 +49,13 @@ class Objective(Part):
             )
 
     def _needs_whole_batches(self, private: bool) -> str:
-        """Why a batch cannot go through the net in parts; empty: it can."""
+        """Why a batch cannot be processed in parts; empty: it can."""
         if private:
-            return "privacy.level sample clips sample by sample, in parts that it chooses itself"
+            return "privacy.level sample clips sample by sample, and chooses the parts itself"
         if not self.decomposes:
-            return f"the loss of objective {self.name} compares the samples of a batch, so it is no mean over parts"
+            return f"the loss of objective {self.name} compares the samples of a batch, so it is not a mean over parts"
         if type(self).step is not Objective.step:
-            return f"objective {self.name} has a step of its own, which sees a batch as a whole"
+            return f"objective {self.name} has its own step, which needs the whole batch"
         return ""
 
     def loss(self, step: Step) -> Tensor:
@@ -66,14 +66,14 @@ class Objective(Part):
         """Called before each local epoch (0, 1, ... within its phase)."""
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
-        """Change ``learner.grad`` in place before a step. Under sample-level DP: after clipping and noise, so it must not look
-        at the data."""
+        """Change ``learner.grad`` in place before a step. Under sample-level DP it is called after clipping and noise, so it must
+        not use the data."""
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         """One step on a batch; the value of ``loss``, detached.
 
         Args:
-            loss: what to minimise: :meth:`loss`, or what a method makes of it.
+            loss: the loss to minimise: :meth:`loss`, or the method's variant of it.
         """
         learner = turn.learner
         value = learner.differentiate(batch, loss)

@@ -1,4 +1,4 @@
-"""The model-contrastive loss with class centres (Li et al. 2022, eq. 5, with the minus sign that the text lost)."""
+"""The model-contrastive loss with class centres (Li et al. 2022, eq. 5, with the minus sign that the paper omits)."""
 
 import torch
 from torch import Tensor
@@ -27,14 +27,14 @@ def center_contrast(z: Tensor, centers: Tensor, labels: Tensor, negative: Tensor
 
 
 def all_center_contrast(z: Tensor, centers: Tensor, labels: Tensor, valid: Tensor, negative: Tensor | None, tau: float) -> Tensor:
-    """The other reading of eq. 5's denominator: every valid class centre counts as a negative too, per sample ``(B,)``.
+    """The loss with another reading of eq. 5's denominator: every valid class centre is a negative, too; per sample ``(B,)``.
 
     Args:
         valid: ``(C,)`` bool, which centres exist. The rest as in :func:`center_contrast`.
     """
     similarity = F.cosine_similarity(z[:, None, :], centers.detach()[None], dim=2)
     positive = similarity.gather(1, labels[:, None]).squeeze(1)
-    # A finite stand-in for "absent": the caller weighs samples of a class without a centre with 0, and 0 times inf is NaN.
+    # A finite value for absent centres: the caller multiplies samples without a centre by 0, and 0 times inf would be NaN.
     denominator = similarity.masked_fill(~valid, -1e4)
     if negative is not None:
         denominator = torch.cat([denominator, F.cosine_similarity(z, negative.detach(), dim=1)[:, None]], dim=1)

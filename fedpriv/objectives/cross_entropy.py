@@ -8,10 +8,10 @@ from fedpriv.objectives import Objective, register
 
 
 class Plain(Objective):
-    """A step along the gradient of whatever loss it is given."""
+    """A plain gradient step on any loss."""
 
     def __init__(self) -> None:
-        """It needs no options and no facts of a run."""
+        """Without options and without a run's context."""
 
 
 PLAIN = Plain()

@@ -1,4 +1,4 @@
-"""FedDyn's objective (Acar et al. 2021): each client's loss gets a linear term that makes the clients' optima agree.
+"""FedDyn's objective (Acar et al. 2021): a linear term in each client's loss, which makes the clients' optima agree.
 
     L_k(x) = CE(x) - <l_k, x> + alpha/2 ||x - x_g||^2,      then l_k <- l_k - alpha (x_k - x_g)
 
@@ -18,7 +18,7 @@ from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
 
 DISPLACEMENT = "displacement"
-"""What the client's half promises the server's: a memory of its own displacements."""
+"""The statistic that FedDyn's server needs: the client keeps the sum of its displacements."""
 _KEPT, _STRENGTH, _ANCHOR = "feddyn.displacement", "feddyn.strength", "feddyn.anchor"
 
 
@@ -34,10 +34,10 @@ class FedDynParams:
 
 @register("feddyn")
 class FedDyn(CrossEntropy):
-    """Cross-entropy, and a dynamic regulariser that remembers where the client has drifted.
+    """Cross-entropy, and a dynamic regulariser by the client's accumulated drift.
 
-    The term that undoes drift may grow without bound where clients never reach a stationary point, so a gradient's norm is
-    bounded at 10, as in the authors' code, unless ``train.clip_grad_norm`` says otherwise.
+    The linear term may grow without bound where clients never reach a stationary point, so gradient norms are clipped at 10, as
+    in the authors' code, unless ``train.clip_grad_norm`` is set.
     """
 
     paper = "Acar et al., ICLR 2021"

@@ -1,7 +1,7 @@
-"""FedProx (Li et al. 2020): cross-entropy, and a pull back to the received model.
+"""FedProx (Li et al. 2020): cross-entropy, and a proximal term to the received model.
 
-The term ``mu/2 ||x - x_g||^2`` enters as its gradient ``mu (x - x_g)``, before momentum or Adam's moments; ``x_g`` is what was
-received this round. Parameters only, and only those that the server sent.
+The term ``mu/2 ||x - x_g||^2`` is added by its gradient ``mu (x - x_g)``, before momentum or Adam's moments; ``x_g`` is the model
+received this round. It covers parameters only, and only those that the server sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FedProxParams:
 
 @register("fedprox")
 class FedProx(CrossEntropy):
-    """Cross-entropy, and a pull back to the received model."""
+    """Cross-entropy, and a proximal term to the received model."""
 
     paper = "Li et al., MLSys 2020"
     Params = FedProxParams

@@ -1,4 +1,4 @@
-"""MOON (Li et al. 2021): the representation is pulled to the received model's and pushed from the client's own last one's."""
+"""MOON (Li et al. 2021): representations are drawn to the received model's and away from those of the client's last model."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class MoonParams:
 
 @register("moon")
 class Moon(Objective):
-    """Cross-entropy, and a contrast of models: near the received one, away from the client's own last one.
+    """Cross-entropy, and a contrastive term: near the received model, away from the client's last one.
 
-    ``z`` is what the head sees: the projector's output, or the features of a net without. Both reference models are frozen and
-    in evaluation mode, on the same augmented samples. At a client's first turn there is no last model and no such term.
+    ``z`` is the head's input: the projector's output, or the features of a net without one. Both reference models are frozen and
+    in evaluation mode, on the same augmented samples. A client's first turn has no last model, and so no contrastive term.
     """
 
     paper = "Li et al., CVPR 2021"

@@ -1,4 +1,4 @@
-"""Per-FedAvg's step (Fallah et al. 2020): the gradient, at the model, of the loss after one step of the client's own.
+"""Per-FedAvg's step (Fallah et al. 2020): the gradient of the loss after one local step, with respect to the model before it.
 
 With independent batches ``D, D', D''`` and inner rate ``a``::
 
@@ -6,7 +6,7 @@ With independent batches ``D, D', D''`` and inner rate ``a``::
     first order:   g = v
     Hessian-free:  g = v - a ( grad L(w + e v; D'') - grad L(w - e v; D'') ) / (2 e)
 
-``g`` goes through the client's optimiser (learning rate, momentum, weight decay); the inner step is plain.
+``g`` is the gradient for the client's optimiser (learning rate, momentum, weight decay); the inner step is plain SGD.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class PerFedAvgParams:
 
 @register("perfedavg")
 class MetaGradient(CrossEntropy):
-    """Cross-entropy after one step of the client's own, by first-order or Hessian-free gradients.
+    """Cross-entropy after one local step, by first-order or Hessian-free gradients.
 
-    A step takes ``train.batch_size`` samples for each of its two (Hessian-free: three) independent batches. A batch that has
-    fewer samples than that, as of a client with one, stands for all of them: they are then not independent.
+    A step takes ``train.batch_size`` samples for each of its two (Hessian-free: three) independent batches. If there are too few
+    samples to split, as for a client with one, the same batch is used for all, which are then not independent.
     """
 
     paper = "Fallah et al., NeurIPS 2020"
     Params = PerFedAvgParams
-    no_dp = "its steps are made of gradients at several models, which the clipping of single samples does not cover"
+    no_dp = "its steps combine gradients at several models, which per-sample clipping does not cover"
 
     def __init__(self, params: PerFedAvgParams, context: Context) -> None:
         super().__init__(params, context)
@@ -76,7 +76,7 @@ class MetaGradient(CrossEntropy):
             difference -= learner.grad
             learner.grad.copy_(outer - rate / (2 * e) * difference)
         learner.row.copy_(here)
-        # Of all the passes, only the outer one leaves a trace in BatchNorm's statistics.
+        # Only the outer pass updates BatchNorm's statistics.
         for entry in self.context.space.entries:
             if entry.kind == "buffer":
                 learner.row[entry.start : entry.stop] = outer_pass[entry.start : entry.stop]
@@ -104,7 +104,7 @@ def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
 
 
 def inner_rate(a: float, context: Context, round: int) -> float:
-    """The inner rate in a round: it decays as the learning rate does, also where a client adapts before its test."""
+    """The inner rate in a round; it decays as the learning rate does, also in the adaptation before a test."""
     decay: float = context.config.train.lr_decay ** (max(round, 1) - 1)
     return a * decay
 

@@ -1,6 +1,8 @@
-"""A pull of the model towards an anchor, as a term of the gradient: what FedProx and FedDyn share."""
+"""A proximal term to an anchor, as a term of the gradient; common to FedProx and FedDyn."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,15 +11,15 @@ from fedpriv.interfaces import ClientTurn, Learner
 from fedpriv.parameters import ParameterSpace
 
 
-def received_parameters(turn: ClientTurn, space: ParameterSpace) -> list[str]:
-    """The parameters (no buffers) that the server sent this round: what has a global value to be pulled to."""
-    return [entry.name for entry in space.entries if entry.kind != "buffer" and entry.name in turn.received]
+def received_parameters(received: Mapping[str, Tensor], space: ParameterSpace) -> list[str]:
+    """The parameters (no buffers) that the server sent this round, to which a proximal term can apply."""
+    return [entry.name for entry in space.entries if entry.kind != "buffer" and entry.name in received]
 
 
 def on_received(turn: ClientTurn, space: ParameterSpace, value: float) -> Tensor:
-    """``(p,)``: ``value`` where a received parameter lies, zero elsewhere."""
+    """``(p,)``: ``value`` at received parameters, zero elsewhere."""
     row = torch.zeros_like(turn.start)
-    for part in space.spans(received_parameters(turn, space)):
+    for part in space.spans(received_parameters(turn.received, space)):
         row[part] = value
     return row
 

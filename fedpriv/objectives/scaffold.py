@@ -1,13 +1,14 @@
-"""SCAFFOLD's client (Karimireddy et al. 2020): every gradient is corrected by what this client's differs from all clients'.
+"""SCAFFOLD's client (Karimireddy et al. 2020): gradients are corrected by the mean variate minus the client's.
 
     step:   y <- y - lr (g(y) - c_k + c)
-    after:  c_k <- the client's new control variate; what it changed by is uploaded
+    after:  c_k <- the client's new control variate; its change is uploaded
 
-A tensor is corrected where the server sent both it and its variate c; the server's half says which those are.
+A tensor is corrected where the server sent both it and its variate c; the server's half determines which those are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from fedpriv.models.net import ROLES
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import received_parameters
-from fedpriv.wire import statistic
+from fedpriv.wire import Form, statistic
 
 VARIATE = "variate"
 _CORRECTION, _GRADIENT, _SUM, _TAKEN, _DECAY = (
@@ -48,7 +49,7 @@ class Scaffold(CrossEntropy):
     (``train.clip_grad_norm``) acts after it, so with option II the variates are then of bounded steps.
 
     Raises:
-        UsageError: option II under momentum or Adam, where displacement over steps is no gradient.
+        UsageError: option II under momentum or Adam, where displacement over steps is not a mean gradient.
     """
 
     paper = "Karimireddy et al., ICML 2020"
@@ -65,7 +66,7 @@ class Scaffold(CrossEntropy):
             steps = "Adam's steps" if train.optimizer != "sgd" else f"steps with momentum {train.momentum:g}"
             plain = "train.optimizer=sgd and " if train.optimizer != "sgd" else ""
             raise UsageError(
-                f"objective scaffold: variate II takes the displacement of plain SGD for a gradient, which {steps} do not give; "
+                f"objective scaffold: variate II assumes plain SGD, but this run has {steps}; "
                 f"use variate=mean (the same for plain SGD), or {plain}train.momentum=0"
             )
         self._drops_momentum = params.plain and train.optimizer == "sgd" and train.momentum > 0
@@ -103,12 +104,17 @@ class Scaffold(CrossEntropy):
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {statistic(VARIATE, name): new - self._own(turn, name) for name, new in self._renewed(turn).items()}
 
+    def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
+        return {statistic(VARIATE, name): Form(self.context.space[name].shape) for name in self._correctable(received)}
+
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {_kept(name): new for name, new in self._renewed(turn).items()}
 
     def _corrected(self, turn: ClientTurn) -> list[str]:
-        received = received_parameters(turn, self.context.space)
-        return [name for name in received if statistic(VARIATE, name) in turn.received and name not in turn.unused]
+        return [name for name in self._correctable(turn.received) if name not in turn.unused]
+
+    def _correctable(self, received: Mapping[str, Tensor]) -> list[str]:
+        return [name for name in received_parameters(received, self.context.space) if statistic(VARIATE, name) in received]
 
     def _own(self, turn: ClientTurn, name: str) -> Tensor:
         """c_k of a tensor; zero before the client's first turn."""
@@ -125,7 +131,7 @@ class Scaffold(CrossEntropy):
         return row
 
     def _note(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
-        """Count the step, and add its raw gradient; by role, as in layered methods a phase trains some only."""
+        """Count the step, and add its raw gradient; by role, as a phase of a layered method trains only some roles."""
         memo, rule = turn.memo, self.params.variate
         for index, (role, span) in enumerate(self._spans.items()):
             if role in trains:
@@ -134,7 +140,7 @@ class Scaffold(CrossEntropy):
                     memo[_SUM][span].add_(learner.grad[span]).addcmul_(memo[_DECAY][span], learner.row[span])
 
     def _renewed(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """The new c_k by tensor; as it was where no step was taken."""
+        """The new c_k by tensor; unchanged where no step was taken."""
         memo, space, rule = turn.memo, self.context.space, self.params.variate
         taken = dict(zip(self._spans, memo[_TAKEN].tolist(), strict=True))
         if rule == "II":
@@ -153,7 +159,7 @@ class Scaffold(CrossEntropy):
         return new
 
     def _descend(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
-        """A step of the optimiser, but a plain one of SGD for the corrected tensors."""
+        """A step of the optimiser, with plain SGD for the corrected tensors."""
         train, space = self.context.config.train, self.context.space
         moving = [name for name in self._corrected(turn) if space[name].role in trains]
         parts = [

@@ -1,12 +1,13 @@
 """The local training of FedSiam-DA (arXiv 2211.09421, Algorithm 1, lines 13-25).
 
-Three models of one net see the same batch: L, which is sent; the anchor A, a copy of the received model that learns too and is
-thrown away; and H, an older L that is constant. With projection z, prediction p and D a mean cosine over the batch,
+Three models of the same net process each batch: L, which is sent; the anchor A, a copy of the received model that is trained,
+    too,
+and discarded; and H, an older L that is constant. With projection z, prediction p and D a mean cosine over the batch,
 
     A takes a step on  - mu/2 D(p_A, sg z_L)                                             (eq. 8)
     L takes a step on  cross-entropy - mu/2 D(p_L, sg z_A) + mu D(sg z_H, z_L)           (eq. 9, with A as it is now)
 
-The paper calls both signs D; what is minimised is a negative cosine in the pulls and a positive one in the push (eqs. 3-4).
+The paper uses D for both signs; the pulls minimise a negative cosine and the push a positive one (eqs. 3-4).
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ class SiameseParams:
     push: bool = Field(True, description="push the projection from the history model's (eq. 10)")
     history: Literal["epoch", "round", "step", "none"] = Field(
         "epoch",
-        description="the history model: L as it was an epoch ago, and in a turn's first epoch the last upload (our reading of "
-        "eq. 10); the last upload throughout (eq. 3); L as it was a step ago (eq. 10 to the letter); none",
+        description="the history model: L of the last epoch, in a turn's first epoch the last upload (our reading of eq. 10); "
+        "always the last upload (eq. 3); L of the last step (eq. 10 taken literally); none",
     )
     order: Literal["alternating", "simultaneous"] = Field(
         "alternating", description="L is pulled to the anchor after its step (eqs. 8-9), or before it (one pass less)"
     )
     anchor: Literal["trained", "frozen"] = Field(
-        "trained", description="the anchor learns (eq. 8), or stays the received model (ablation)"
+        "trained", description="the anchor is trained (eq. 8), or stays the received model (ablation)"
     )
     local_init: Literal["global", "persistent"] = Field(
-        "global", description="L starts as the received model, or goes on from the last upload (ablation)"
+        "global", description="L starts as the received model, or as the last upload (ablation)"
     )
     loss_grouping: Literal["algorithm", "eq11", "eq5"] = Field(
         "algorithm",
@@ -64,7 +65,7 @@ class SiameseParams:
 
 @register("siamese")
 class Siamese(Objective):
-    """Cross-entropy, a pull to a copy of the received model that learns too, and a push from the client's own past."""
+    """Cross-entropy, a pull to a copy of the received model that is trained, too, and a push away from the client's past."""
 
     paper = "FedSiam-DA, arXiv 2211.09421"
     Params = SiameseParams
@@ -73,7 +74,7 @@ class Siamese(Objective):
     keeps = "its last upload, the first history model"
     smallest_batch = 2  # the predictor's BatchNorm
     uses_companion = True
-    no_dp = "its step trains a second model, whose gradients nothing clips; use objective cross-entropy"
+    no_dp = "its step trains a second model, whose gradients are not clipped; use objective cross-entropy"
 
     @property
     def _pull(self) -> float:
@@ -101,7 +102,7 @@ class Siamese(Objective):
 
     def begin(self, turn: ClientTurn) -> None:
         previous = turn.private.get(PREVIOUS)
-        if previous is None:  # its first turn: nothing to push from, and no place of its own to go on from
+        if previous is None:  # its first turn has no history model and no last upload
             return
         if self._push > 0:
             self._remember(turn, previous)
@@ -145,8 +146,8 @@ class Siamese(Objective):
         return value.detach()
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """Nothing is sent. It reports, of the last batch: how alike z_L is to z_A and to z_H, and how far z_L spreads
-        (mean over its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
+        """Sends nothing. Reports for the last batch the cosines of z_L with z_A and with z_H, and the spread of z_L (mean over
+        its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
         projection = turn.memo.get(_SEEN)
         if projection is not None:
             turn.report("siamese/spread", float(F.normalize(projection, dim=1).std(0, correction=0).mean()))
@@ -158,7 +159,7 @@ class Siamese(Objective):
     def _target(self, turn: ClientTurn, batch: Batch, projection: Tensor) -> Tensor:
         """The anchor's step towards L's ``projection`` ``(B, k)``, and its own projection ``(B, k)``, constant."""
         anchor = turn.companion
-        # Draws of its own (dropout), or L's would be others than without an anchor.
+        # With separate random draws (dropout), so that L's are the same as without an anchor.
         taken = turn.memo.setdefault(_TAKEN, torch.zeros((), dtype=torch.int64))
         taken += 1
         with global_rng(self.context.config.seed, turn.round, turn.client, "anchor", int(taken)):

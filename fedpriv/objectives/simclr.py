@@ -1,4 +1,4 @@
-"""SimCLR's contrastive loss (Chen et al. 2020), as it is by the book and as L-DAWA's code has it."""
+"""SimCLR's contrastive loss (Chen et al. 2020), as published and as in L-DAWA's code."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,8 +22,8 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool =
     Args:
         first, second: ``(B, k)`` projections of the two views.
         symmetric: anchors of both views; else of the first only.
-        include_self: ``k`` runs over all 2B embeddings, the anchor itself included (whose term is the constant e^(1/t), so that
-            the loss stays above log 2 where views agree), and not over the 2B - 1 others.
+        include_self: ``k`` runs over all 2B embeddings, including the anchor itself, instead of the 2B - 1 others. The anchor's
+            term is the constant e^(1/t), which keeps the loss above log 2 even where views agree.
     """
     size = len(first)
     embeddings = F.normalize(torch.cat([first, second]), dim=1)
@@ -50,7 +50,7 @@ class SimClrParams:
 
 @register("simclr")
 class SimClr(Objective):
-    """Two views of an image agree, and differ from those of the others in the batch; no labels."""
+    """Views of an image agree, and differ from those of other images in the batch; needs no labels."""
 
     paper = "Chen et al., ICML 2020; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = SimClrParams
@@ -60,7 +60,7 @@ class SimClr(Objective):
     decomposes = False
     smallest_batch = 2
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
-    no_dp = "its loss holds the samples of a batch against each other, so no sample has a gradient of its own"
+    no_dp = "its loss compares the samples of a batch, so there are no per-sample gradients"
 
     def __init__(self, params: SimClrParams, context: Context) -> None:
         super().__init__(params, context)

@@ -1,1 +1,1 @@
-"""Differential privacy: what is bounded and noised at which level, and one ledger of what it spends."""
+"""Differential privacy: clipping and noise at client and sample level, and the ledger of the epsilon spent."""

@@ -1,10 +1,9 @@
-"""Epsilon of a history of Poisson-subsampled Gaussian mechanisms, and the noise for a wanted epsilon. Opacus computes both.
+"""Epsilon of a history of Poisson-subsampled Gaussian mechanisms, and the noise for a target epsilon; both by Opacus.
 
-A history is a sequence of (noise, rate, steps): so many times, each sample (or client) is drawn with probability ``rate``,
-independently, and a sum to which each adds at most C in L2 norm gets N(0, (noise C)^2). It is (epsilon, delta)-DP for one of
-them that counts as zero instead (:mod:`fedpriv.privacy.ledger` says why that is the neighbour). RDP (Mironov et al. 2019,
-conversion of Balle et al. 2020) is an upper bound; PRV (Gopi et al. 2021) composes numerically and is tighter by what RDP
-gives away.
+A history is a sequence of (noise, rate, steps): in each step, each sample (or client) is drawn with probability ``rate``,
+independently, and N(0, (noise C)^2) is added to a sum to which each contributes at most C in L2 norm. It is (epsilon, delta)-DP
+under zero-out adjacency (:mod:`fedpriv.privacy.ledger`). RDP (Mironov et al. 2019, conversion of Balle et al. 2020) is an upper
+bound; PRV (Gopi et al. 2021) composes numerically and is tighter.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Spending = tuple[float, float, int]
 """(noise, rate, steps)"""
 History = tuple[Spending, ...]
 Plan = tuple[tuple[float, int], ...]
-"""(rate, steps) of all that is to be spent together, at a noise that is still to be found."""
+"""(rate, steps) of a future history, whose noise is not determined yet."""
 
-_TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and no such guarantee is worth them
-_PRV_AT_MOST = 8  # histories that PRV looks at in search of the dearest; each takes a second where rates are mixed
+_TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and such a guarantee is useless
+_PRV_AT_MOST = 8  # histories for which PRV is computed in search of the largest epsilon; each takes up to a second
 _MOST_NOISE = 1e6
-_TOLERANCE = 0.01  # in epsilon, of the noise that is found
+_TOLERANCE = 0.01  # of the search for the noise, in epsilon
 
 
 def _orders() -> list[float]:
@@ -45,7 +44,7 @@ _WHOLE = tuple(range(2, 130))
 
 
 def composed(*histories: Sequence[Spending]) -> History:
-    """One history of several, in an order that does not depend on theirs."""
+    """Compose several histories to one, in a canonical order."""
     total: dict[tuple[float, float], int] = {}
     for noise, rate, steps in (spending for history in histories for spending in history):
         total[noise, rate] = total.get((noise, rate), 0) + steps
@@ -53,7 +52,7 @@ def composed(*histories: Sequence[Spending]) -> History:
 
 
 def history_of(noise: float, plan: Plan) -> History:
-    """The cost of a plan at some noise."""
+    """The history of a plan at some noise."""
     return composed([(noise, rate, steps) for rate, steps in plan])
 
 
@@ -73,7 +72,7 @@ def _rdp(history: Sequence[Spending], orders: tuple[float, ...]) -> NDArray[np.f
 
 
 def _converted(rdp: NDArray[np.float64], orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """RDP ``(..., A)`` -> epsilon ``(...)`` at ``delta`` (Balle et al. 2020, theorem 21), as Opacus for one of them."""
+    """RDP ``(..., A)`` -> epsilon ``(...)`` at ``delta`` (Balle et al. 2020, theorem 21); Opacus' conversion, batched."""
     a = np.asarray(orders, dtype=np.float64)
     epsilons = rdp + np.log((a - 1) / a) - (np.log(delta) + np.log(a)) / (a - 1)
     best: NDArray[np.float64] = np.where(np.isnan(epsilons), np.inf, epsilons).min(-1)
@@ -83,7 +82,7 @@ def _converted(rdp: NDArray[np.float64], orders: Sequence[float], delta: float) 
 def epsilons_rdp(histories: Sequence[Sequence[Spending]], delta: float) -> NDArray[np.float64]:
     """Epsilon of each of G histories at ``delta`` by Renyi DP, ``(G,)``; 0 for an empty one.
 
-    What :class:`opacus.accountants.RDPAccountant` gives, with a step's part remembered: a ledger asks after every round.
+    The values of :class:`opacus.accountants.RDPAccountant`, with the RDP of a step cached, since a ledger needs them every round.
     """
     if not histories:
         return np.zeros(0)
@@ -114,7 +113,7 @@ def _prv(history: History, delta: float) -> float | None:
 def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
     """Epsilon at ``delta`` by privacy loss random variables (the upper end of the estimate).
 
-    ``None`` where it cannot be computed: for epsilons of no use (over 100), and where Opacus' quadrature fails.
+    ``None`` where it is not computed: for epsilons above 100, and where Opacus' quadrature fails.
     """
     if not history:
         return 0.0
@@ -129,10 +128,10 @@ def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -
 
 
 def dearest(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
-    """The most that any of the histories spends at ``delta``, and the history that does; (0, ()) of none.
+    """The largest epsilon of the histories at ``delta``, and its history; (0, ()) if there is none.
 
-    PRV is computed in the order of RDP's bounds, until the remaining histories cannot spend more; after some, RDP's bound is
-    used for the rest. Either way no history spends more than the returned value.
+    PRV is computed in the order of RDP's bounds, until no remaining history can exceed the maximum, or for at most
+    :data:`_PRV_AT_MOST` histories; RDP's bound is used for the rest. The returned value bounds the epsilon of every history.
     """
     distinct = sorted(set(histories))
     bounds = epsilons_rdp(distinct, delta)
@@ -151,7 +150,7 @@ def dearest(histories: Iterable[History], delta: float, accountant: Accountant) 
 
 
 def _includes(history: History, other: History) -> bool:
-    """Whether every step of the other goes with a step of its own that has the same noise and at least the rate."""
+    """Whether every step of the other can be matched with a step of this one with the same noise and at least the same rate."""
 
     def steps(of: History, noise: float, rate: float) -> int:
         return sum(steps for one, at, steps in of if one == noise and at >= rate)
@@ -160,9 +159,9 @@ def _includes(history: History, other: History) -> bool:
 
 
 def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
-    """Epsilon at ``delta`` if a sample (or client) is replaced by any other, not by zero; by Renyi DP.
+    """Epsilon at ``delta`` under replace-one adjacency, instead of zero-out; by Renyi DP.
 
-    From one to zero and from zero to the other (Mironov 2017, proposition 11 with p = q = 2):
+    By the triangle inequality over zero (Mironov 2017, proposition 11 with p = q = 2):
     ``D_a(P || R) <= (a - 1/2) / (a - 1) D_2a(P || Q) + D_(2a - 1)(Q || R)``.
     """
     if not history:
@@ -173,16 +172,16 @@ def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
 
 
 def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Accountant) -> float:
-    """The least noise with which none of ``plans`` spends more than ``target``, to 0.01 in epsilon.
+    """The least noise at which no plan spends more than ``target``, to 0.01 in epsilon.
 
-    It is found for the hardest plan; where another then turns out to spend more, for both, and so on.
+    It is found for the plan that spends most; if another plan then spends more, for both, and so on.
 
     Raises:
-        UsageError: no noise does.
+        UsageError: there is no such noise.
     """
     asked = _hardest(plans)
     if not asked:
-        raise UsageError("no client trains in this run, so no noise spends target_epsilon")
+        raise UsageError("no client trains in this run, so there is nothing to find noise for; leave target_epsilon out")
     tried = [max(asked, key=lambda plan: sum(steps * rate**2 for rate, steps in plan))]
     while True:
         noise = _least_noise(target, delta, tried, accountant)
@@ -194,10 +193,10 @@ def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Ac
 
 
 def _hardest(plans: Iterable[Plan]) -> list[Plan]:
-    """The plans in which anything is spent, each once, without those of one rate that another of one rate includes."""
+    """The distinct plans that spend anything, without single-rate plans that another single-rate plan includes."""
     distinct = {tuple((rate, steps) for _, rate, steps in history_of(0.0, plan)) for plan in plans}
     kept, most = [], 0
-    for plan in sorted(distinct - {()}, reverse=True):  # of those of one rate, the highest rate first
+    for plan in sorted(distinct - {()}, reverse=True):  # among single-rate plans, the highest rate first
         if len(plan) > 1:
             kept.append(plan)
         elif plan[0][1] > most:
@@ -207,7 +206,7 @@ def _hardest(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant) -> float:
-    """By bisection, as Opacus' ``get_noise_multiplier`` does for one rate."""
+    """The noise by bisection, as in Opacus' ``get_noise_multiplier`` for a single rate."""
 
     def spent(noise: float) -> float:
         return dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
@@ -228,7 +227,7 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the advice that an extreme order was the best, and log(0) at rate 1: both bounds stand."""
+    """A block without warnings on extreme orders and on log(0) at rate 1, for which the bounds still hold."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield

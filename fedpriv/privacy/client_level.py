@@ -17,12 +17,12 @@ from fedpriv.wire.coding import Upload
 class NoisyMean:
     """``x <- x + (sum_k min(1, C / ||d_k||) d_k + N(0, (Z C)^2 I)) / m``, ``d_k`` the change of client k over ``names``.
 
-    A client moves the sum by at most C against a blank, which changes nothing: every weight is 1, ``m`` is a constant and not
-    the number of uploads, and a round in which no client was drawn gets its noise too.
+    A client changes the sum by at most C compared with a blank, whose change is zero: all weights are 1, ``m`` is a constant, not
+    the number of uploads, and noise is added even in a round in which no client was drawn.
 
     Attributes:
-        names: the tensors that clients send; what an upload lacks counts as no change.
-        clip: C. The clients clip already; this does not rely on it (they may have rounded after).
+        names: the tensors that clients send; tensors missing from an upload count as unchanged.
+        clip: C. The clients clip already, but the server does not rely on it (they may have rounded afterwards).
         noise: Z.
         expected: m, the expected number of participants.
     """
@@ -39,7 +39,7 @@ class NoisyMean:
         """The server's next state.
 
         Args:
-            sent: what the clients were sent, by name; their changes count from there.
+            sent: the tensors that the clients were sent, by name, as the reference of their changes.
         """
         old = self.space.unpack(server.row, self.names)
         total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in old.items()}

@@ -1,9 +1,9 @@
 """Ghost clipping (Li, Tramèr, Liang & Hashimoto, ICLR 2022): per-sample norms without per-sample gradients, by Opacus.
 
-Two backward passes: Opacus' hooks get each sample's norm from what flows into and out of a layer (for linear layers; of others
-the layer's per-sample gradient is made and dropped), and the gradient of the losses, weighted by the clipping factors, is the
-clipped sum. Memory then does not grow with samples times parameters. It sees only what passes through layers, so a loss that
-looks at the parameters themselves is refused.
+Two backward passes: in the first, Opacus' hooks compute each sample's norm from the inputs and output gradients of a layer (for
+other than linear layers from the per-sample gradient, which is discarded); in the second, the gradient of the losses, weighted by
+the clipping factors, is the clipped sum. So memory does not grow with samples times parameters. Gradients that do not pass
+through layers are not seen, so a loss that uses the parameters directly is rejected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
 class _Parameters(Mapping[str, Tensor]):
-    """Stands for the parameters in a loss; access raises an error."""
+    """A placeholder for the parameters in a loss; access raises an error."""
 
     def __getitem__(self, name: str) -> Tensor:
         raise UsageError(
-            "privacy.clipping = ghost: this method's loss looks at the parameters, which ghost clipping cannot see; "
+            "privacy.clipping = ghost: this method's loss uses the parameters directly, which ghost clipping cannot handle; "
             "use privacy.clipping = per_sample"
         )
 
@@ -55,14 +55,14 @@ class GhostGradients(ClippedSums):
             nothing = labels.new_zeros(0)
             return {name: torch.zeros_like(tensor) for name, tensor in self._trained.items()}, nothing, nothing
         with warnings.catch_warnings():
-            # The inputs need no gradient, and that of the first layer's outputs is all its hook wants.
+            # The inputs need no gradient, since the first layer's hook needs only that of its outputs.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             return self._clipped(samples, labels, teachers)
 
     def _clipped(self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]) -> Sums:
         from opacus.grad_sample import grad_sample_module_fast_gradient_clipping as opacus  # type: ignore[import-untyped]
 
-        # For this step alone: the net is shared, and Opacus leaves marks on its layers and parameters.
+        # For this step alone, as the net is shared and Opacus sets attributes on its layers and parameters.
         hooks = opacus.GradSampleHooksFastGradientClipping(
             self._net, loss_reduction="sum", max_grad_norm=self._clip, strict=False
         )
@@ -72,7 +72,7 @@ class GhostGradients(ClippedSums):
             trained = list(self._trained.values())
             reached = torch.autograd.grad(losses.sum(), trained, retain_graph=True, allow_unused=True)
             for parameter, gradient in zip(trained, reached, strict=True):
-                if gradient is None:  # no hook was there: it would have the norms of the batch before
+                if gradient is None:  # its hook did not run, so its norms are those of the last batch
                     parameter._norm_sample = torch.zeros_like(losses)
             norms: Tensor = hooks.get_norm_sample().detach()
             hooks.disable_hooks()

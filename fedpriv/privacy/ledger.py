@@ -1,16 +1,16 @@
 """The privacy ledger of a run: the epsilon spent, by account.
 
-Neighbours are federations in which one training sample (level ``client``: one client) counts as a blank: it is still there and
-is drawn, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021, definition 1.1;
-Ponomareva et al., JAIR 2023, section 2.1). Not "one sample more": a client's number n of samples crosses the wire with its
-upload, and sets the rate batch_size / n, the number of steps and so the mechanism itself; with n secret, neighbours would train
-at different rates, for which no accountant here speaks. With a blank n is the same on both sides and may be public, a draw of
-the sample moves the clipped sum by at most C, and each step is exactly the Poisson-subsampled Gaussian mechanism that the
-accountants know. Likewise the server's denominator, the expected number of participants, is the same for clients and blanks.
+Neighbours are federations in which one training sample (level ``client``: one client) is replaced by a blank: it is still counted
+and drawn, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021, definition 1.1;
+Ponomareva et al., JAIR 2023, section 2.1). It is not add/remove adjacency, because a client's number n of samples is sent with
+its upload and determines the rate batch_size / n, the number of steps and so the mechanism itself; neighbours would train at
+different rates, which the accountants do not cover. With a blank, n is the same for both neighbours and may be public, a draw of
+the sample changes the clipped sum by at most C, and each step is exactly the Poisson-subsampled Gaussian mechanism of the
+accountants. Likewise the server's denominator, the expected number of participants, is the same for clients and blanks.
 
-A sample may be with several clients. It is then a blank with all of them, and its epsilon is that of their histories composed;
-samples that no client holds in common compose in parallel. To replace a sample by another is a larger step, from one to a blank
-and from the blank to the other, of which the statement gives an epsilon of its own (``epsilon_replace_one``).
+A sample may be held by several clients. It is then a blank at all of them, and its epsilon is that of their histories composed;
+samples without a common holder compose in parallel. Replacing a sample by another takes two such steps, over the blank; the
+statement gives a separate epsilon for it (``epsilon_replace_one``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.privacy.accountant import History, composed, dearest, epsilon_prv, epsilon_replace_one, epsilons_rdp
 
 ALL_CLIENTS = "everybody"
-"""The account of client-level DP: a round is spent by all clients, drawn or not. Checkpoints store this value."""
+"""The account of client-level DP: every client spends every round, drawn or not. Checkpoints store this value."""
 
 Accounts = dict[str, list[list[float]]]
 """Account -> [[noise, rate, steps], ...]; JSON, part of a run's checkpoint."""
@@ -57,21 +57,21 @@ _UNCOVERED = {
     ),
 }
 _NEVER_COVERED = (
-    "accuracy, loss and the other metrics of this record, which are computed on the raw data",
+    "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
     "the mean and deviation that images are normalised by, where they are measured on the training images",
-    "the run's seed: the noise is drawn from it, and who knows it can take the noise away (a deployment draws afresh)",
+    "the run's seed: the noise is drawn from it, so it must stay secret (a deployment would use fresh randomness)",
     "floating-point noise (Mironov 2012)",
 )
 
 
 class Ledger:
-    """Books what is spent and says what it comes to.
+    """Records what is spent, and computes epsilon.
 
     Args:
         accounts: the state, changed in place; ``progress.privacy`` of a run, so that it is stored with every checkpoint.
-        holders: at sample level, the sets of clients that hold a sample in common (``Partition.holders``); it is charged with
-            what all of them spend.
+        holders: at sample level, the sets of clients that hold the same sample (``Partition.holders``), which is charged with the
+            spending of all of them.
     """
 
     def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
@@ -81,16 +81,16 @@ class Ledger:
         self._known = frozenset(account for accounts in self._together for account in accounts)
 
     def spend(self, account: str, rate: float, steps: int) -> None:
-        """Book ``steps`` Gaussian mechanisms at sampling ``rate``, before they are run.
+        """Record ``steps`` Gaussian mechanisms at sampling ``rate``, before they are run.
 
         Raises:
-            FedprivError: it would spend more than ``target_epsilon``.
+            FedprivError: they would spend more than ``target_epsilon``.
         """
         noise, target = self.privacy.noise, self.privacy.target_epsilon
         if noise is None:
-            raise ValueError("the noise has not been found yet")
+            raise ValueError("the noise has not been determined yet")
         if account not in self._known:
-            raise ValueError(f"account {account} holds no sample that the ledger knows of")
+            raise ValueError(f"account {account} holds no sample of the ledger")
         if not steps:
             return
         history = self.accounts.setdefault(account, [])
@@ -102,7 +102,7 @@ class Ledger:
             raise FedprivError(f"{account} would spend epsilon {self.spent(account):.3f}, over target_epsilon {target:g}")
 
     def histories(self, account: str | None = None) -> list[History]:
-        """The charges of every sample (or client), once for each set of holders; with an account, only of sets with it."""
+        """The history of every set of holders (or client); with an account, only of sets that contain it."""
         return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
 
     def _history(self, accounts: Sequence[str]) -> History:
@@ -110,16 +110,16 @@ class Ledger:
         return composed(*booked)
 
     def spent(self, account: str) -> float:
-        """Epsilon so far of the dearest sample of an account (of a client at client level)."""
+        """Epsilon so far of an account: the largest over its samples (at client level, of a client)."""
         return dearest(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the run so far: that of the dearest sample (or client) of all."""
+        """Epsilon of the run so far: the largest over all samples (or clients)."""
         return dearest(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
 
     def per_client(self, clients: int) -> list[float]:
-        """Epsilon of each client's dearest sample (client level: the same for all) by RDP, whose sums are cheap."""
+        """The largest epsilon over each client's samples (client level: the same for all), by RDP, which is cheap."""
         each = epsilons_rdp(self.histories(), self.privacy.delta)
         if self.privacy.level == "client":
             return [float(each[0])] * clients

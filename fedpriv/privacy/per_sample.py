@@ -1,9 +1,9 @@
-"""Per-sample gradients of any loss, clipped and summed: the one step of DP-SGD that looks at the data (Abadi et al. 2016).
+"""Per-sample gradients of any loss, clipped and summed: the only step of DP-SGD that uses the data (Abadi et al. 2016).
 
-``torch.func`` computes them, not Opacus' ``GradSampleModule``: its hooks see what flows through layers, and a loss of this
-library may also look at the parameters (a proximal term) or at frozen teachers. Here a sample's gradient is by construction
-that of the loss of this sample alone; on plain losses the two agree (tested). A net that mixes samples, with BatchNorm, would
-not be the same net then: it is refused at set-up.
+They are computed by ``torch.func``, not by Opacus' ``GradSampleModule``, whose hooks see only gradients through layers; a loss of
+this library may also use the parameters (a proximal term) or frozen teachers. Here a sample's gradient is by construction that of
+the loss of this sample alone; on plain losses the two agree (tested). Nets in which samples interact (BatchNorm) are rejected at
+set-up, since they would not be the same net for single samples.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedpriv.models.net import Net, Outputs
 from fedpriv.samples import Inputs, of_tensors, take, tensors
 
 _ENTRIES = 2**24
-"""Entries of per-sample gradients that are held at a time (64 MB)."""
+"""Largest number of entries of per-sample gradients in memory (64 MB)."""
 
 Fields = dict[str, Tensor]
 """The tensors of an ``Outputs`` by name, which ``vmap`` can cut into samples."""
 
 
 class Entrance(nn.Module):
-    """The net, entered with inputs or with features."""
+    """The net's forward pass from inputs or from features."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ClippedSums:
 
     Args:
         parameters: of the net, by name; the trained ones are those of the phase's roles.
-        received: what the server sent.
+        received: the tensors that the server sent.
         from_features: whether samples are features ``(d,)`` of a frozen encoder.
         clip: C.
         memo: the turn's notes.
@@ -78,7 +78,7 @@ class ClippedSums:
 
 
 class PerSampleGradients(ClippedSums):
-    """Clipped sums for one phase, of gradients that are made; arguments as of :class:`ClippedSums`."""
+    """Clipped sums for one phase, from materialised per-sample gradients; arguments as for :class:`ClippedSums`."""
 
     @cached_property
     def _constant(self) -> dict[str, Tensor]:

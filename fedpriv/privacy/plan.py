@@ -1,4 +1,4 @@
-"""Before a private run: what cannot be private is refused, and the noise is found."""
+"""Preparation of a private run: checks that the ledger's epsilon would be valid, and finds the noise."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def check(
     transforms: Sequence[Transform],
     partition: Partition,
 ) -> None:
-    """Refuse what the ledger's epsilon would not be true of.
+    """Check that the ledger's epsilon would be valid for the run.
 
     Args:
-        server: the state that the method starts with; its tables are what clients upload statistics for.
-        partition: who holds what. Delta is held against the number of those who are protected, by anything the run publishes:
-            the clients, or the distinct training samples of all clients together. Less than one over a single client's samples
-            would not do: each client might give samples away, and of the federation's one at random would pass.
+        server: the method's initial state; its tables are those for which clients upload statistics.
+        partition: determines the number of protected units, over which delta must be below one: the clients, or the distinct
+            training samples of all clients together. One over a single client's samples would not suffice, since publishing a
+            random sample of the federation would then satisfy the definition.
 
     Raises:
-        UsageError: with what to change.
+        UsageError: it would not be; the message says what to change.
     """
     level, name, kind = config.privacy.level, config.method.name, type(method)
     if not method.shared_names:
@@ -51,8 +51,8 @@ def check(
     own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
     if level == "client" and (own_way or type(method.aggregation) is not Mean or config.train.selection != "uniform"):
         raise UsageError(
-            f"privacy.level client replaces how the server draws and averages, and method {name} has its own way; "
-            "fedavg, fedper and fedrep have not"
+            f"privacy.level client replaces sampling and averaging on the server, but method {name} has its own; "
+            "use fedavg, fedper or fedrep"
         )
     objective = method.objective
     if level == "sample":
@@ -82,13 +82,13 @@ def check(
 
 
 def _check_apart(config: RunConfig, net: nn.Module) -> None:
-    """Refuse a text encoder for which the chosen clipping cannot get gradients of single samples."""
+    """Check that per-sample gradients of the text encoder can be computed with the chosen clipping."""
     encoder, modules = config.model.encoder, list(net.modules())
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
             raise UsageError(
-                f"privacy.clipping = ghost: embeddings of {encoder} learn, and those of positions are the same for all samples "
-                "of a batch, which Opacus cannot tell apart; use privacy.clipping = per_sample, or model.tune = lora or head"
+                f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
+                "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
             )
     elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
         raise UsageError(
@@ -98,16 +98,16 @@ def _check_apart(config: RunConfig, net: nn.Module) -> None:
 
 
 def check_upload(upload: Sealed) -> None:
-    """No statistic may leave under DP, whatever a method declares."""
+    """Check that no statistic is sent under DP, whatever a method declares."""
     if names := [name for name in upload.schema if name.startswith(STATISTIC)]:
         raise UsageError(f"{names[0]} would be sent, which no noise covers; mask 'statistic.*'")
 
 
 def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig:
-    """The config with the noise filled in where only an epsilon was given.
+    """The config with the noise filled in where only an epsilon is given.
 
     Args:
-        planned: what each sample (or client) will be charged in the whole run.
+        planned: the spending of each sample (or client) in the whole run.
 
     Raises:
         UsageError: no noise reaches the epsilon, or the given noise spends more.
@@ -122,6 +122,6 @@ def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig
         if spends > target * (1 + 1e-9):
             raise UsageError(
                 f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "
-                "leave the noise out and it is found"
+                "leave the noise out, and it is determined from the target"
             )
     return privacy

@@ -1,4 +1,4 @@
-"""The server's half of a round: client selection, the merge, checkpoints, the folder of a run and the payloads kept in it.
+"""The server half of a run: the loop over its rounds, client selection, the merge, checkpoints, and the folder of a run.
 
-It knows nothing of how a client trains. The loop is in :mod:`fedpriv.simulation.loop`.
+It knows nothing of how a client trains, and reaches clients through :mod:`fedpriv.server.clients` alone.
 """

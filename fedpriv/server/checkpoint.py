@@ -1,9 +1,8 @@
-"""Checkpoints of a run after any round: the server's state, and every client's private state.
+"""Checkpoints of a run after any round: the server's state, and from which turn each client goes on.
 
-The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients' states are
-files of their own, written when the client had its turn and never rewritten, so a checkpoint costs what the round changed,
-and memory does not grow with the number of clients. What does grow is the table of who has which file, eight bytes a client; it
-lies in the server's file. The last two checkpoints are kept.
+The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients keep their private
+states themselves, a file for each turn; a checkpoint names the turn, eight bytes a client, in the server's file. So it costs what
+the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,11 +21,10 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.server.clients import PrivateStates
 
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
-CACHE = 32 * 2**20
-"""Bytes of clients' states that stay in memory, whatever the number of clients; the others are read on access."""
 _CLIENTS = "clients"
 
 
@@ -36,7 +33,7 @@ class Progress:
     """Where a run stands after ``round`` rounds (0: after the broadcast of the initial model).
 
     Attributes:
-        clients: client -> round of its last stored private state.
+        clients: client -> round of its last turn that counted, of those that keep a private state.
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: since the start, in bytes.
         seconds: time spent in rounds since the start.
@@ -58,48 +55,13 @@ class Checkpoints:
     Args:
         folder: made if missing.
         fingerprint: of the run's config; a checkpoint of another config is refused.
-        memory: bytes of private client states that may be cached in memory.
+        states: the private states that checkpoints name.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, memory: int = CACHE) -> None:
-        self.folder, self.fingerprint = folder, fingerprint
-        self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
-        self._room = memory
+    def __init__(self, folder: Path, fingerprint: str, states: PrivateStates) -> None:
+        self.folder, self.fingerprint, self.states = folder, fingerprint, states
         self._committed: list[Progress] = []
         folder.mkdir(parents=True, exist_ok=True)
-
-    # --- private states of clients -----------------------------------------------------------------------------------
-
-    def private(self, progress: Progress, client: int) -> dict[str, Tensor] | None:
-        """The client's private state from its last turn; ``None`` before the first."""
-        if client not in progress.clients:
-            return None
-        path = self._client_file(client, progress.clients[client])
-        if path not in self._cache:
-            self._remember(path, load_tensors(path))
-        self._cache.move_to_end(path)
-        return self._cache[path]
-
-    def keep(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
-        """Store a client's private state of a round; it counts once the round is committed."""
-        path = self._client_file(client, round)
-        owned = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-        save_tensors(path, owned)
-        self._remember(path, owned)
-
-    def _remember(self, path: Path, state: dict[str, Tensor]) -> None:
-        self._forget(path)
-        self._cache[path] = state
-        self._room -= _size(state)
-        while self._room < 0 and len(self._cache) > 1:
-            self._forget(next(iter(self._cache)))
-
-    def _forget(self, path: Path) -> None:
-        state = self._cache.pop(path, None)
-        if state is not None:
-            self._room += _size(state)
-
-    # --- whole rounds ------------------------------------------------------------------------------------------------
 
     def commit(self, progress: Progress, server: Mapping[str, Tensor]) -> None:
         """Make ``progress`` the state to go on from, then drop what no kept checkpoint needs."""
@@ -111,8 +73,7 @@ class Checkpoints:
             old, after = self._committed.pop(0), self._committed[0].clients
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
-            for client in [client for client, round in old.clients.items() if after.get(client) != round]:
-                self._drop(self._client_file(client, old.clients[client]))
+            self.states.forget((client, round) for client, round in old.clients.items() if after.get(client) != round)
 
     def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
         """The newest checkpoint that is whole, its server state, and what was wrong with newer ones (one line each).
@@ -154,24 +115,17 @@ class Checkpoints:
             clients = dict(server.pop(_CLIENTS).T.tolist())
         else:  # as it was written before there was a table
             clients = {int(client): round for client, round in progress["clients"].items()}
-        for client, round in clients.items():
-            load_tensors(self._client_file(client, round))
+        if damaged := self.states.damaged(clients):
+            raise Damaged(damaged)
         return Progress(**{**progress, "clients": clients}), server
 
     def _sweep(self) -> None:
         """Remove what a killed round left behind."""
         needed = {self._server_file(p.round) for p in self._committed} | {self._commit_file(p.round) for p in self._committed}
-        needed |= {self._client_file(client, round) for p in self._committed for client, round in p.clients.items()}
         for path in self.folder.iterdir():
-            if path not in needed and re.match(r"(round|server|client)-", path.name):
-                self._drop(path)
-
-    def _drop(self, path: Path) -> None:
-        self._forget(path)
-        path.unlink(missing_ok=True)
-
-    def _client_file(self, client: int, round: int) -> Path:
-        return self.folder / f"client-{client:06d}-{round:06d}.safetensors"
+            if path not in needed and re.match(r"(round|server)-", path.name):
+                path.unlink(missing_ok=True)
+        self.states.keep_only({state for progress in self._committed for state in progress.clients.items()})
 
     def _server_file(self, round: int) -> Path:
         return self.folder / f"server-{round:06d}.safetensors"
@@ -195,10 +149,6 @@ def _table(clients: Mapping[int, int]) -> Tensor:
     """``(2, n)`` int32: clients, ascending, and the round of each."""
     rows = np.stack([np.fromiter(numbers, np.int32, len(clients)) for numbers in (clients.keys(), clients.values())])
     return torch.from_numpy(rows[:, rows[0].argsort()])
-
-
-def _size(state: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in state.values())
 
 
 def _digest(body: Any) -> str:

@@ -1,8 +1,9 @@
 """The sealed payloads that a run keeps: byte for byte what crossed the wire, so that what it gave away can be measured later.
 
 ``payloads/round-0000/broadcast.safetensors`` is the initial model, ``payloads/round-0003/download.safetensors`` what every
-participant of round 3 was sent, ``payloads/round-0003/client-0007.safetensors`` what client 7 answered. Nothing else is stored:
-an audit derives the data behind an upload from the run's config again.
+participant of round 3 was sent, ``payloads/round-0003/client-0007.safetensors`` what client 7 uploaded, and
+``payloads/round-0003/report-0007.safetensors`` what it reported beside it. Nothing else is stored: an audit derives the data
+behind an upload from the run's config again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedpriv.wire import Direction, Sealed, unseal
 UPLOADS_BY_DEFAULT = 3
 """Uploads of a round that ``wire.keep_payloads: default`` keeps."""
 
-_BROADCAST, _DOWNLOAD, _CLIENT = "broadcast", "download", "client-"
+_BROADCAST, _DOWNLOAD, _CLIENT, _REPORT = "broadcast", "download", "client-", "report-"
 
 
 def rounds_to_keep(config: RunConfig) -> Collection[int]:
@@ -37,8 +38,8 @@ def rounds_to_keep(config: RunConfig) -> Collection[int]:
 class PayloadKeeper:
     """A tap that writes into the run folder what ``wire.keep_payloads`` says.
 
-    By default a round's first uploads are kept, in the order in which they crossed. A round that is played again after a kill
-    writes the same files with the same bytes.
+    By default a round's first uploads and reports are kept, in the order in which they crossed. A round that is run again after a
+    kill writes the same files with the same bytes.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
@@ -54,8 +55,8 @@ class PayloadKeeper:
         if payload.round != self._round:
             self._round, self._written = payload.round, set()
         name = _name(direction, payload)
-        uploads = len(self._written - {_BROADCAST, _DOWNLOAD})
-        if name in self._written or (direction == "up" and uploads == self._uploads):
+        alike = sum(known.startswith(name.partition("-")[0]) for known in self._written)
+        if name in self._written or (direction != "down" and alike == self._uploads):
             return
         with self.folder.writing(f"the payloads of round {payload.round}"):
             path = _file(self.folder.payloads, payload.round, name)
@@ -109,6 +110,10 @@ class PayloadStore:
         kept = _listed(self.clients(round))
         raise UsageError(f"{self.path.parent} kept no upload of client {client} in round {round}, but of clients {kept}")
 
+    def report(self, round: int, client: int) -> Sealed | None:
+        """What a client reported beside its upload in a round; ``None``: it was not kept."""
+        return self._read(round, f"{_REPORT}{client:04d}")
+
     def files(self) -> list[Path]:
         """All files, in no order."""
         return list(self.path.glob("round-*/*.safetensors"))
@@ -122,7 +127,7 @@ class PayloadStore:
         path = _file(self.path, round, name)
         try:
             sealed = unseal(path.read_bytes())
-            says = _file(self.path, sealed.round, _name("up" if name.startswith(_CLIENT) else "down", sealed))
+            says = _file(self.path, sealed.round, _name(_direction(name), sealed))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -134,12 +139,16 @@ class PayloadStore:
         return sealed
 
 
+def _direction(name: str) -> Direction:
+    return "up" if name.startswith(_CLIENT) else "report" if name.startswith(_REPORT) else "down"
+
+
 def _name(direction: Direction, payload: Sealed) -> str:
     if direction == "down":
         return _DOWNLOAD if payload.round else _BROADCAST
     if payload.client is None:
         raise ValueError("an upload must say its client: Payload(..., client=turn.client)")
-    return f"{_CLIENT}{payload.client:04d}"
+    return f"{_CLIENT if direction == 'up' else _REPORT}{payload.client:04d}"
 
 
 def _file(folder: Path, round: int, name: str) -> Path:

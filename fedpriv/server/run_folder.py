@@ -24,9 +24,10 @@ class RunFolder:
     """Paths and records of one run.
 
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
-    round), ``checkpoints/``, ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the
-    end ``summary.json``, ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where
-    that was requested); after it ``probe/``, where it was probed.
+    round), ``checkpoints/`` (of the server), ``clients/`` (what the clients keep, which a server would not have),
+    ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the end ``summary.json``,
+    ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where that was requested);
+    after it ``probe/``, where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,6 +35,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.partition_file = path / "partition.safetensors"
         self.checkpoints = path / "checkpoints"
+        self.clients = path / "clients"
         self.payloads = path / "payloads"
         self.weights = path / "weights"
         self.plots = path / "plots"

@@ -8,25 +8,23 @@ from pathlib import Path
 
 import torch
 
+from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
-from fedpriv.methods.base import Method
 from fedpriv.seeding import generator
 
 
-def participants(config: RunConfig, method: Method, everyone: Sequence[int], round: int) -> list[int]:
+def participants(agreement: Agreement, round: int) -> list[int]:
     """The clients of a round (1-based), by number, as ``train.selection`` says.
 
     Under client-level DP each one with probability ``train.participation``, independently: that is the sampling whose epsilon
     the accountants know (Poisson), so the number varies and may be none.
-
-    Args:
-        everyone: the clients that hold training data.
     """
+    config, everyone = agreement.config, agreement.trainable
     if config.privacy.level == "client":
         share = config.train.participation or 0.0
         return [client for client in everyone if _uniform(config.seed, round, client) < share]
-    return sorted(method.participants(round, _selected(config, everyone, round), everyone))
+    return sorted(agreement.method.participants(round, _selected(config, everyone, round), everyone))
 
 
 def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[int]:

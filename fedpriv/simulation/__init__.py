@@ -1,1 +1,1 @@
-"""A federation in one process: the only round loop, what runs the clients' turns, and the evaluation that sees all of them."""
+"""The simulation of a federation: the round loop, the executors of clients' turns, and evaluation."""

@@ -1,4 +1,4 @@
-"""Which executor a run gets, and why."""
+"""The choice of a run's executor."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
 from fedpriv.samples import Inputs
 
 WIDEST = 64
-"""Channels of the convolution with most of the work, up to which several nets as one are not slower than one after another."""
+"""Largest number of channels, of the convolution with most of the work, at which stacked nets are not slower than single ones."""
 FEWEST_ABREAST = 1.5
-"""Clients that must be in training at a time, on average, for a group to be worth its while."""
+"""Smallest mean number of clients that train at a time, for which a group is faster."""
 LARGEST_GROUP = 10
-"""Clients; more of them were not faster on a processor."""
+"""Number of clients; larger groups were not faster on a CPU."""
 
 
 @dataclass(frozen=True)
 class ExecutorChoice:
-    """How the clients of a round are run.
+    """The chosen executor.
 
     Attributes:
-        config: with nothing left open.
-        form: the net for several clients; ``None``: one after another.
-        why: in a few words, for the user.
+        config: without open keys.
+        form: the stacked net for several clients; ``None``: one after another.
+        why: the reason in a few words, for the user.
     """
 
     config: ExecutorConfig
@@ -40,7 +40,7 @@ class ExecutorChoice:
 
     @property
     def together(self) -> tuple[Form, int] | None:
-        """The form and how many clients it is for; ``None``: one after another."""
+        """The stacked net and its number of clients; ``None``: one after another."""
         size = self.config.group_size
         return None if self.form is None or size is None else (self.form, size)
 
@@ -52,16 +52,16 @@ class ExecutorChoice:
 
 
 def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -> ExecutorChoice:
-    """The executor that a config names, or with ``auto`` the one that is faster for the net.
+    """The executor of a config, or with ``auto`` the faster one for the net.
 
-    The choice depends on the config and the net alone, so that a run remains a function of its config.
+    The choice depends on the config and the net alone, so that a run is determined by its config.
 
     Args:
         samples: some of a client's training data.
-        sizes: how many samples each of the clients of a round has.
+        sizes: numbers of samples of the clients of a round.
 
     Raises:
-        UsageError: the executor that was requested cannot run this.
+        UsageError: the requested executor cannot run this config.
     """
     asked = config.executor
     if asked.workers > 1 and (reason := _no_workers(config)):
@@ -77,7 +77,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
             if asked.name == "vectorized":
                 form, reason = _vmapped(net, str(error))
             else:
-                reason = f"the net has no form for several clients at once ({error})"
+                reason = f"the net cannot be stacked for several clients ({error})"
     if asked.name == "vectorized":
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
@@ -85,9 +85,9 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
     elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
         return _sequential(asked, reason)
     else:
-        why = "the net's convolutions are narrow, and side by side they fill the processor"
+        why = "the net's convolutions are narrow, and several together use the CPU better"
         if config.device != "cpu":
-            why = "a net this small leaves the device idle by itself"
+            why = "so small a net alone does not use the device fully"
     assert isinstance(samples, Tensor)
     if asked.compile != "none":
         if not isinstance(form, StackedNet):
@@ -109,21 +109,21 @@ def _sequential(asked: ExecutorConfig, why: str) -> ExecutorChoice:
 def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
     form = VmappedNet(net)
     if form.draws:
-        return None, f"{missing} has no form for several clients at once, and the net's dropout would not draw as a client alone"
-    return form, f"as requested, by way of torch.func.vmap ({missing} has no faster form)"
+        return None, f"{missing} cannot be stacked, and the net's dropout would not have the draws of a single client"
+    return form, f"as requested, by torch.func.vmap ({missing} has no faster form)"
 
 
 def _impossible(config: RunConfig, samples: Inputs) -> str:
     """Why clients cannot train together at all; empty: they can."""
     if config.privacy.level == "sample":
-        return "gradients of single samples (privacy.level sample) are taken client by client"
+        return "per-sample gradients (privacy.level sample) are computed client by client"
     if not isinstance(samples, Tensor) or not samples.is_floating_point():
-        return "texts have no form for several clients at once"
+        return "text encoders cannot be stacked"
     return ""
 
 
 def _no_workers(config: RunConfig) -> str:
-    """Why there can be but one process; empty: there can be more."""
+    """Why only one process is possible; empty: several are."""
     if torch.device(config.device).type != "cpu":
         return f"one process drives the device {config.device}"
     if config.threads > 1:
@@ -134,7 +134,7 @@ def _no_workers(config: RunConfig) -> str:
 
 
 def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) -> str:
-    """Why clients are rather run one after another; empty: together they are faster."""
+    """Why running clients one after another is faster; empty: it is not."""
     if len(sizes) < 2:
         return "one client a round"
     if torch.device(config.device).type != "cpu":
@@ -147,17 +147,17 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) 
     if not work:
         return "a net without convolutions gains nothing"
     if (channels := max(work)[1]) > WIDEST:
-        return f"convolutions of {channels} channels fill the processor by themselves"
+        return f"convolutions of {channels} channels use the CPU fully"
     largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
     ordered = sorted(sizes, reverse=True)
     abreast = sum(sizes) / max(1, sum(ordered[::largest]))
     if abreast < FEWEST_ABREAST:
-        return f"clients differ so much in size that {abreast:.1f} of them would train at a time"
+        return f"clients differ so much in size that only {abreast:.1f} would train at a time on average"
     return ""
 
 
 def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:
-    """Half of the participants, so that two processes have a group each, but not more than are worth it, nor than fit."""
+    """Half of the participants, so that each of two processes has a group, limited by :data:`LARGEST_GROUP` and by memory."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return max(2, min(LARGEST_GROUP, -(-participants // 2)))
@@ -167,7 +167,7 @@ def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int)
 
 @torch.no_grad()
 def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
-    """The layers that one sample goes through, with their outputs."""
+    """The layers of a forward pass of one sample, with their outputs."""
     seen: list[tuple[nn.Module, Tensor]] = []
 
     def note(module: nn.Module, given: object, output: object) -> None:
@@ -187,13 +187,13 @@ def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
 
 
 def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
-    """About how much memory a client's training takes: its states, and what its batches leave behind in the net.
+    """Approximate memory of a client's training: its states, and the activations of a batch.
 
     Args:
         samples: ``(n, ...)`` at least one of a client's samples.
     """
     outputs = [output.numel() for _, output in _layers(net, samples)]
     state = sum(tensor.numel() for tensor in net.state_dict().values())
-    # A row, its gradient, velocity and start; and of each layer its output and the gradient of it.
+    # A row, its gradient, velocity and start; and for each layer its output and that output's gradient.
     numbers: int = 4 * state + 2 * config.train.batch_size * sum(outputs)
     return samples.element_size() * numbers

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.client.client import AT_ONCE, Received, share
 from fedpriv.client.model import ClientModel
-from fedpriv.client.turn import ClientDiverged, Turn
+from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.models.stacked import Form, ForwardContext
-from fedpriv.samples import Modality, without
+from fedpriv.samples import Modality
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
 
-AT_ONCE = 512
-"""Samples of a client that are made ready at a time."""
 MOST_HEADS = 100
 """Clients whose heads are tested together."""
 ROOM = 32 * 2**20
@@ -33,19 +32,21 @@ class LocalTests:
     """The tests of one evaluation.
 
     Attributes:
-        private: what a client keeps.
+        store: what each client keeps; ``last``: client -> round of its last turn that counted, of those that keep something.
         phases: its training before the test.
         common: features ``(N, d)`` of the whole pool, by what a client lacks; empty: clients differ in their encoders.
-        on_drop: called for a client whose training diverged; unless it raises, the client is tested as it was before.
+        on_divergence: called with (client, round) where that training diverged; unless it raises, the client is tested as it was
+            before.
     """
 
     federation: Federation
+    store: ClientStore
     server: ServerState
-    private: Callable[[int], Private]
+    last: Mapping[int, int]
     round: int
     phases: Sequence[Phase]
     common: Mapping[Modality | None, Tensor]
-    on_drop: Callable[[ClientDiverged], None]
+    on_divergence: Callable[[int, int], None]
 
     def one_by_one(self, clients: Sequence[int]) -> dict[int, float]:
         """Accuracy by client, each on the one net of the process."""
@@ -74,7 +75,7 @@ class LocalTests:
             for start in range(0, len(order), most):
                 group = order[start : start + most]
                 for row, client in zip(rows, group, strict=False):
-                    space.pack(self.federation.method.client_state(self.server, self.private(client)), row)
+                    space.pack(self.federation.method.client_state(self.server.row, self._private(client)), row)
                 own = {e.name: rows[: len(group), e.start : e.stop].view(len(group), *e.shape) for e in space.entries}
                 ctx = ForwardContext(len(group), own, frozenset(), _no_draws)
                 held = [data.indices(split, client) for client in group]
@@ -90,38 +91,31 @@ class LocalTests:
     def accuracy(self, model: ClientModel, client: int) -> float:
         """Of one client, on a model that it has for the time being."""
         fed = self.federation
-        data, split, lacking = fed.data, fed.config.eval.split, fed.data.lacking(client)
-        kept = self.private(client)
-        state = fed.method.client_state(self.server, kept)
-        model.space.pack(state, model.row)
-        if self.phases and data.size(client):
-            turn = Turn(model, data.train(client), fed.config, self.round, client, {}, kept, False, "adapt", fed.augment)
-            try:
-                for phase in self.phases:
-                    turn.train(phase, fed.method.local_loss)
-            except ClientDiverged as error:
-                self.on_drop(error)
-                model.space.pack(state, model.row)
-        index, predicted = data.indices(split, client), []
-        for part in torch.split(index, AT_ONCE):
-            if self.common:
-                features = self.common[lacking][part]
-            else:
-                features = model.features(without(data.pick(split, part).inputs, lacking))
-            predicted.append(model.from_features(features).logits.argmax(1))
-        return share(torch.cat(predicted) == data.labels(split)[index], data.weights(split, client))
+        data, split = fed.data, fed.config.eval.split
+        own, kept = fed.client(client, self.store), self._private(client)
+        if not self.common:
+            accuracy, diverged = own.score(model, self._received, kept)
+            if diverged:
+                self.on_divergence(client, self.round)
+            assert accuracy is not None, "it has test samples"
+            return accuracy
+        model.space.pack(fed.method.client_state(self.server.row, kept), model.row)
+        index, features = data.indices(split, client), self.common[data.lacking(client)]
+        logits = [model.from_features(features[part]).logits for part in torch.split(index, AT_ONCE)]
+        return share(torch.cat(logits).argmax(1) == data.labels(split)[index], data.weights(split, client))
+
+    def _private(self, client: int) -> Private:
+        return self.federation.client(client, self.store).private(self.last.get(client), self.federation.initial)
+
+    @property
+    def _received(self) -> Received:
+        """The server's state as clients are tested with it."""
+        return Received(self.round, {}, self.federation.initial, self.server.row)
 
     def _work(self, client: int) -> int:
         """Samples by which tests take about as many passes: neighbours in this order go well together."""
         data = self.federation.data
         return data.size(client) if self.phases else len(data.indices(self.federation.config.eval.split, client))
-
-
-def share(hits: Tensor, weights: Tensor | None) -> float:
-    """Share of the hits ``(n,)``, each sample as heavy as its weight ``(n,)``."""
-    if weights is None:
-        return float(hits.double().mean())
-    return float((hits.double() * weights).sum() / weights.sum())
 
 
 def _weights(weights: Tensor | None, index: Tensor) -> Tensor:

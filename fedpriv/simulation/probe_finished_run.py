@@ -1,4 +1,4 @@
-"""The probe of a run that is finished, kept in its folder."""
+"""The linear probe of a finished run, stored in its folder."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def probe_run(
     """Probe the final encoder of a finished run, and store a JSON for each fraction in its folder ``probe/``.
 
     Args:
-        dataset: another data set than the run's; its images are resized to those that the encoder was trained on.
-        data_dir: where the data are, if not where the run had them.
+        dataset: another data set than the run's; its images are resized to the encoder's input.
+        data_dir: the data folder, if not the run's.
 
     Raises:
-        UsageError: no finished run, no whole encoder at the server, or a data set or a fraction that does not fit.
+        UsageError: the run is not finished, the server has no whole encoder, or the data set or a fraction does not fit.
     """
     folder = RunFolder.open(run_dir)
     if folder.summary() is None:
@@ -46,14 +46,14 @@ def probe_run(
     require_encoder(federation.method)
     resident, own = federation.resident, federation.dataset
     if own.texts is not None:
-        raise UsageError(f"a probe looks at encoders of images, and {run_dir} was trained on {own.name}, which holds texts")
+        raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {own.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
     on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
     train, test = samples(on, own.input_shape, resident.device)
     found = probe(resident.net.encoder, train, test, len(on.classes), fractions or FRACTIONS, seed, where)
     name = Path(on.name).name
     shares = torch.bincount(test.labels) / len(test.labels)
-    said = {
+    facts = {
         "run": folder.path.name,
         "run_id": folder.facts["run_id"],
         "dataset": name,
@@ -69,5 +69,5 @@ def probe_run(
         folder.probe.mkdir(exist_ok=True)
         for one in found:
             file = f"{name}-{one.fraction:g}{'' if where == 'pooled' else '-' + where}.json"
-            save_json(folder.probe / file, said | asdict(one))
-    return said | {"results": [asdict(one) for one in found]}
+            save_json(folder.probe / file, facts | asdict(one))
+    return facts | {"results": [asdict(one) for one in found]}

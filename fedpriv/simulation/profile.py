@@ -1,11 +1,11 @@
-"""The profile of a run's rounds: spans (:mod:`fedpriv.simulation.spans`) of wall-clock time, each second charged to one category.
+"""The profile of a run's rounds: spans (:mod:`fedpriv.spans`) of wall-clock time, each second charged to one category.
 
-A round lasts until the next one begins, its checkpoint and its record included; so it is longer than ``seconds`` of the record,
-which end before the checkpoint. Time in nested spans is charged to the innermost alone, so the categories and ``other`` add up
-to the round.
+A round lasts until the next one begins, including its checkpoint and record; so it is longer than the ``seconds`` of the record,
+which end before the checkpoint. Time in nested spans is charged to the innermost one, so that the categories and ``other`` sum to
+the round.
 
-On an accelerator each span waits until the device is done, so that what it computes is charged where it was asked for; the run
-is slower for it.
+On an accelerator each span waits for the device, so that computations are charged to the span that started them; this slows down
+the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedpriv.files import save_json, write_atomically
-from fedpriv.simulation.spans import CATEGORIES, OTHER, START, Spans
+from fedpriv.spans import CATEGORIES, OTHER, START, Spans
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _THREADS = {"run": 1, "beside the run": 2}
 
 
 class Event(NamedTuple):
-    """A span that is over, in the clock's seconds."""
+    """A finished span, in seconds of the clock."""
 
     name: str
     began: float
@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Stretch:
-    """A round, or what is before or after all of them: seconds by category."""
+    """A round, or the time before or after all rounds: seconds by category."""
 
     name: int | str
     began: float
@@ -46,21 +46,21 @@ class Stretch:
     charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*CATEGORIES, OTHER), 0.0))
 
     def report(self) -> dict[str, Any]:
-        """In seconds."""
+        """The stretch as JSON, in seconds."""
         which = {"round": self.name} if isinstance(self.name, int) else {}
         return {**which, "seconds": self.ended - self.began, "categories": dict(self.charged)}
 
     def as_event(self) -> Event:
-        """For the trace, where it stands around its spans."""
+        """The stretch as an event of the trace, which encloses its spans."""
         return Event(f"round {self.name}" if isinstance(self.name, int) else self.name, self.began, self.ended, "run", {})
 
 
 class Profile(Spans):
-    """Times a run; one is made when it starts.
+    """Times a run, from its creation.
 
     Args:
-        settle: called before the clock is read; waits for what is still computed elsewhere.
-        clock: seconds since whenever.
+        settle: called before the clock is read; waits for the device.
+        clock: returns seconds since any fixed time.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -112,7 +112,7 @@ class Profile(Spans):
             self._stretches.append(Stretch(stretch, now, now))
 
     def _charge(self) -> float:
-        """The time now; what has passed since it was last asked is the innermost span's."""
+        """The time now; the time since the last call is charged to the innermost span."""
         self._settle()
         now, stretch = self._clock(), self._stretches[-1]
         stretch.charged[self._open[-1] if self._open else OTHER] += now - stretch.ended
@@ -122,8 +122,7 @@ class Profile(Spans):
     def report(self, rounds_done: int) -> dict[str, Any]:
         """Seconds by category, of each round up to ``rounds_done`` and of all of them (``total``).
 
-        ``start`` and ``end`` are before and after them, ``unfinished`` is a round that something stopped, and ``beside`` what
-        ran in another thread meanwhile.
+        ``start`` and ``end``: before and after them; ``unfinished``: an interrupted round; ``beside``: work in other threads.
         """
         self._charge()
         rounds = [one for one in self._stretches if one.name in range(1, rounds_done + 1)]

@@ -17,18 +17,18 @@ import torch
 
 from fedpriv import plots
 from fedpriv.config import RunConfig
-from fedpriv.confusion import confusion_report, draw_confusion
 from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
+from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder, first_facts
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.setup import Federation, build
-from fedpriv.simulation.spans import END, UNTIMED, Spans
+from fedpriv.simulation.simulation import Simulation
+from fedpriv.spans import END, UNTIMED, Spans
 from fedpriv.tracking import Tracker, default_uri
 
 OnStart = Callable[[Federation, RunFolder], None]
@@ -54,7 +54,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         config: as the user gave it; the folder gets the filled-in one.
         runs_dir: where the folder is made, unless the config names it.
         on_start: called once, with what was built and where; ``on_round``: with each round's record; ``warn``: with warnings.
-        profiled: write where the rounds' time went (:mod:`fedpriv.simulation.spans`).
+        profiled: write where the rounds' time went (:mod:`fedpriv.spans`).
 
     Raises:
         UsageError: before anything is written, where the config cannot be right.
@@ -64,7 +64,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
-        return _play(federation, folder, on_start, on_round, warn, profiled)
+        return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def resume(
@@ -94,7 +94,7 @@ def resume(
             raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
         if not folder.facts:  # killed while the folder was being made
             _describe(federation, folder)
-        return _play(federation, folder, on_start, on_round, warn, profiled)
+        return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -106,7 +106,7 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
         folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
 
 
-def _play(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
+def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
     for note in federation.prepared.said:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
@@ -224,7 +224,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
             "protocols": protocols,
             **_signal_to_noise(records),
-            **({"privacy": simulation.statement()} if simulation.private else {}),
+            **({"privacy": simulation.statement()} if simulation.is_private else {}),
             **({"notes": list(federation.prepared.said)} if federation.prepared.said else {}),
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.client.client import share
 from fedpriv.client.model import CHUNK
-from fedpriv.client.turn import ClientDiverged
+from fedpriv.client.store import ClientStore
 from fedpriv.data.federated import Whole
+from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.evaluation.protocols import client_summary, global_summary
-from fedpriv.methods.base import Phase, Private, ServerState
+from fedpriv.methods.base import Phase, ServerState
 from fedpriv.samples import Modality, without
-from fedpriv.simulation.local_tests import LocalTests, share
+from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
 
@@ -24,19 +26,22 @@ ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """What is left of pairs without their texts, and without their images."""
 
 
-class Scorer:
+class AllClientsScorer:
     """Scores a server state with all clients' private states.
 
     What clients have in common is computed once: with one encoder for all, the test images' features; with one model for
     all, its predictions. What they have not is computed for several clients at a time where they train so, too.
 
     Args:
-        on_drop: called for a client whose adaptation diverged; it may raise to stop the run, otherwise the client is tested
-            as it was before.
+        store: where the clients keep their private states.
+        on_divergence: called with (client, round) where a client's adaptation diverged; it may raise to stop the run, otherwise
+            the client is tested as it was before.
     """
 
-    def __init__(self, federation: Federation, on_drop: Callable[[ClientDiverged], None]) -> None:
-        self.federation, self.on_drop = federation, on_drop
+    def __init__(self, federation: Federation, store: ClientStore, on_divergence: Callable[[int, int], None]) -> None:
+        self.federation, self.store, self.on_divergence = federation, store, on_divergence
+        probes = federation.config.eval.probe != "none"
+        self.prober = Prober(federation.resident, federation.dataset, federation.config) if probes else None
         self.resident, self.data, self.method = federation.resident, federation.data, federation.method
         clients, self.split = range(federation.config.data.clients), federation.config.eval.split
         self.sizes = [len(self.data.indices(self.split, client)) for client in clients]
@@ -45,14 +50,16 @@ class Scorer:
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
 
     def score(
-        self, server: ServerState, private: Callable[[int], Private], round: int
-    ) -> tuple[dict[str, float], list[float | None]]:
-        """Metrics of the pass, and each client's accuracy (``None``: no test data).
+        self, server: ServerState, last: Mapping[int, int], round: int
+    ) -> tuple[dict[str, float], list[float | None] | None]:
+        """Metrics of the pass, and each client's accuracy (``None``: no test data); no list: the method learns without labels.
 
         The ``global_...`` metrics are of the server's model on the server's test set; a personalised method, whose server
         holds no complete model, has none, nor has a run whose clients are scored on validation data. Of pairs, two more say how
         good it is on the images, and on the texts, of that test set alone. A client is tested on what it has of its samples.
         """
+        if not self.method.objective.labels:
+            return self._probe(server), None
         phases = self.method.adaptation(round)
         alike = not phases and not self.method.tested_names  # every client is tested with the server's model as it is
         metrics: dict[str, float] = {}
@@ -79,8 +86,8 @@ class Scorer:
         if hits and alike:
             accuracies = [self._share_of(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
         else:
-            accuracies = self._each(server, private, round, phases)
-        return {**client_summary(accuracies, self.sizes), **metrics}, accuracies
+            accuracies = self._each(server, last, round, phases)
+        return {**client_summary(accuracies, self.sizes), **metrics, **self._probe(server)}, accuracies
 
     def confusion(self, server: ServerState) -> NDArray[np.int64]:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
@@ -93,9 +100,7 @@ class Scorer:
             self._confusion = _confusion(scores.argmax(1), labels, scores.shape[1])
         return self._confusion
 
-    def _each(
-        self, server: ServerState, private: Callable[[int], Private], round: int, phases: Sequence[Phase]
-    ) -> list[float | None]:
+    def _each(self, server: ServerState, last: Mapping[int, int], round: int, phases: Sequence[Phase]) -> list[float | None]:
         encoder = set(self.resident.space.select(["encoder"]))
         common: dict[Modality | None, Tensor] = {}
         if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.tested_names):
@@ -103,7 +108,7 @@ class Scorer:
             for lacking in self._lacking:
                 chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
-        tests = LocalTests(self.federation, server, private, round, phases, common, self.on_drop)
+        tests = LocalTests(self.federation, self.store, server, last, round, phases, common, self.on_divergence)
         tested, choice = [client for client, size in enumerate(self.sizes) if size], self.federation.choice
         if choice is None or choice.together is None:
             found = tests.one_by_one(tested)
@@ -121,6 +126,9 @@ class Scorer:
         chunks = (without(chunk, lacking) for chunk in self.data.chunks(pool, CHUNK))
         logits = [self.resident.from_features(self.resident.features(chunk)).logits for chunk in chunks]
         return torch.cat(logits), self.data.labels(pool)
+
+    def _probe(self, server: ServerState) -> dict[str, float]:
+        return self.prober(server.row) if self.prober else {}
 
     def _share_of(self, correct: Tensor, client: int) -> float | None:
         index = self.data.indices(self.split, client)

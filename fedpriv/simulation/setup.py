@@ -3,68 +3,78 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
+from fedpriv.agreement import Agreement, Declared, agree
+from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
+from fedpriv.client.store import ClientStore
 from fedpriv.client.turn import schedule
 from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
 from fedpriv.data.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.federated import FederatedData
+from fedpriv.data.federated import ClientData, FederatedData
 from fedpriv.data.partition import make_partition
 from fedpriv.data.sources import load_dataset
-from fedpriv.defenses import build_transforms, sent_names
+from fedpriv.defenses import build_transforms
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import check_probe
-from fedpriv.methods.base import Context, Method
-from fedpriv.methods.build import build_method, with_options
-from fedpriv.models.net import Net
-from fedpriv.parameters import ParameterSpace
+from fedpriv.methods.base import Method
+from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.privacy.accountant import Plan
-from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
-from fedpriv.seeding import generator, global_rng
+from fedpriv.seeding import generator
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
-from fedpriv.wire import Transform, Wire
+from fedpriv.wire import Transform
 
 
 @dataclass
 class Federation:
-    """Everything that a run needs, built from its (filled-in) config."""
+    """Everything that a simulation has in one process: what both halves agree on, and the data of all clients."""
 
-    config: RunConfig
+    agreement: Agreement
     prepared: Prepared
     dataset: Dataset
     data: FederatedData
     resident: Resident
-    method: Method
-    wire: Wire
-    initial: Tensor
-    layers: tuple[str, ...]
-    linear: tuple[str, ...]
     augment: Augment | None = None
-    noisy_mean: NoisyMean | None = None
-    """How the server merges under client-level DP."""
     choice: ExecutorChoice | None = None
     """The executor of the clients; ``None``: one after another."""
 
-    def unused(self, client: int) -> frozenset[str]:
-        """The tensors that a client's data never reach: of pairs, the branch of what it does not have."""
-        branch = f"encoder.{self.data.lacking(client)}."
-        return frozenset(name for name in self.resident.space.names if name.startswith(branch))
+    @property
+    def config(self) -> RunConfig:
+        """With nothing left open."""
+        return self.agreement.config
+
+    @property
+    def method(self) -> Method:
+        """The method, which both halves use."""
+        return self.agreement.method
+
+    @property
+    def initial(self) -> Tensor:
+        """``(p,)`` the initial model."""
+        return self.agreement.initial
+
+    def client(self, number: int, store: ClientStore | None) -> Client:
+        """The client's half of the rounds.
+
+        Args:
+            store: where it keeps its private state; ``None``: nowhere.
+        """
+        return Client(number, self.agreement, ClientData(self.data, number), store, self.augment)
 
 
 def build(config: RunConfig) -> Federation:
@@ -98,71 +108,41 @@ def build(config: RunConfig) -> Federation:
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
-
-    def new_net(label: str) -> Net:
-        with global_rng(config.seed, "model", label):
-            return prepared.build()
-
-    net = new_net("initial")
-    space = ParameterSpace.of(net)
-    layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
-    linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
-    context = Context(
-        config=config,
-        space=space,
-        classes=len(dataset.classes),
-        projection_dim=net.projection_dim,
-        new_row=lambda label: space.row_of(new_net(label)),
-        generator=lambda purpose: generator(config.seed, purpose),
-        norms=frozenset(
-            f"{where}.{name}"
-            for where, module in net.named_modules()
-            if isinstance(module, _BatchNorm)
-            for name in module.state_dict()
-        ),
-        layers=layers,
-        mean_samples=sum(map(data.size, data.nonempty)) / len(data.nonempty),
-    )
-    resident = Resident(net, space, device)
-    method = build_method(config, context)
-    sent = sent_names(method.shared_names, transforms, linear)  # refuses a mask that cannot be right
-    noisy_mean = None
+    mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
+    declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
+    agreement, net = agree(config, prepared.build, declared, transforms, device)
+    resident = Resident(net, agreement.space, device)
+    _ = agreement.sent_names  # refuses a mask that cannot be right
     if config.privacy.level != "none":
-        check(config, method, method.start(resident.row.clone()), net, transforms, partition)
-        privacy = with_noise(config.privacy, plans(config, method, data, range(1, config.train.rounds + 1)))
-        config = config.model_copy(update={"privacy": privacy})
+        server = agreement.method.start(agreement.initial.clone())
+        check(config, agreement.method, server, net, transforms, partition)
+        privacy = with_noise(config.privacy, plans(agreement, data, range(1, config.train.rounds + 1)))
+        config = agreement.config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":
-            transforms = _clipped(transforms, privacy.clip)
-            expected = (config.train.participation or 0.0) * config.data.clients
-            noisy_mean = NoisyMean(space, sent, privacy.clip, privacy.noise or 0.0, expected)
+            agreement.transforms = _clipped(transforms, privacy.clip)
     if config.eval.probe != "none":
-        check_probe(config, method)
-    initial = resident.row.clone()
+        check_probe(config, agreement.method)
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
-    wire = Wire(transforms)
-    sizes = [data.size(client) for client in participants(config, method, data.nonempty, 1)]
+    sizes = [data.size(client) for client in participants(agreement, 1)]
     choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes)
-    config = config.model_copy(update={"executor": choice.config})
-    return Federation(
-        config, prepared, dataset, data, resident, method, wire, initial, layers, linear, augment, noisy_mean, choice
-    )
+    agreement.config = config.model_copy(update={"executor": choice.config})
+    return Federation(agreement, prepared, dataset, data, resident, augment, choice)
 
 
-def plans(
-    config: RunConfig, method: Method, data: FederatedData, rounds: Iterable[int], clients: Iterable[int] | None = None
-) -> list[Plan]:
+def plans(agreement: Agreement, data: FederatedData, rounds: Iterable[int], clients: Iterable[int] | None = None) -> list[Plan]:
     """What each sample (level ``client``: each client) will be charged in some rounds, in (sampling rate, steps): a list of
     several where several clients hold it.
 
     Args:
         clients: only the samples that one of them holds; ``None``: all.
     """
+    config = agreement.config
     if config.privacy.level == "client":
         return [((config.train.participation or 0.0, len(list(rounds))),)]
     epochs = dict.fromkeys(data.nonempty, 0)
     for round in rounds:
-        a_turn = sum(phase.epochs for phase in method.phases(round))
-        for client in participants(config, method, data.nonempty, round):
+        a_turn = sum(phase.epochs for phase in agreement.method.phases(round))
+        for client in participants(agreement, round):
             epochs[client] += a_turn
     schedules = {client: schedule(data.size(client), config.train.batch_size) for client in epochs}
     spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()}
@@ -170,7 +150,7 @@ def plans(
     return [tuple(spends[client] for client in held) for held in data.partition.holders() if not asked.isdisjoint(held)]
 
 
-def _clipped(transforms: list[Transform], bound: float) -> list[Transform]:
+def _clipped(transforms: Sequence[Transform], bound: float) -> list[Transform]:
     """With the clients' clipping before whatever noises or shortens; masks first, so that what is sent is what is bounded."""
     first = next((i for i, one in enumerate(transforms) if getattr(one, "stage", Stage.CLIP) > Stage.CLIP), len(transforms))
     return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]

@@ -1,7 +1,7 @@
-"""MLflow behind one small interface. The run folder is the truth; MLflow holds a copy of it.
+"""Tracking by MLflow. The run folder is the primary record; MLflow holds a copy.
 
-The round loop writes the folder and calls :meth:`Tracker.notify`; nothing here ever writes what it reads. What was not
-sent (the server was away, the process was killed) is still in the folder, and :func:`sync` sends it later.
+The round loop writes the folder and calls :meth:`Tracker.notify`; tracking only reads the records. Records that were not sent
+(the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address

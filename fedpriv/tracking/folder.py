@@ -11,8 +11,8 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
 
 Record = dict[str, Any]
-"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, where evaluated ``per_client``, and ``rejected``: which
-clients' uploads were left out, and why, if there were any."""
+"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``rejected``: the
+clients whose uploads were left out, with reasons, if any."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
     """The complete lines of ``metrics.jsonl`` after the first ``skip``, and the number of complete lines in all.
 
-    What follows the last newline is a line still being written, or one that a kill has torn: it does not count yet.
+    Text after the last newline is a line that is still being written, or was truncated by a kill, and is left out.
     """
     lines = _complete_lines(run_dir)
     return [record for line in lines[skip:] if (record := _parse(line)) is not None], len(lines)
@@ -54,13 +54,13 @@ def _complete_lines(run_dir: Path) -> list[bytes]:
 
 
 def read_records(run_dir: Path) -> list[Record]:
-    """All records of a run, one per round in order; of a round that was run twice (a resumed run), the later one."""
+    """All records of a run, one per round in order; for a round that was run twice (in a resumed run), the later one."""
     by_round = {record["round"]: record for record in read_lines(run_dir)[0]}
     return [by_round[number] for number in sorted(by_round)]
 
 
 def _parse(line: bytes) -> Record | None:
-    # A killed run that is resumed may leave a torn line in the middle; it is no record of anything.
+    # A killed run that is resumed may leave a truncated line in the middle, which is skipped.
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -78,11 +78,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
-    """The folder of a run given as a path, a run id, or a prefix that only one folder's name under ``runs_dir`` has.
+    """The folder of a run given by a path, a run id, or a unique prefix of a folder's name under ``runs_dir``.
 
     Raises:
-        UsageError: a path that is no run folder, a prefix of several runs, no such run (with the nearest name); or what
-            :func:`check_run` says of the folder.
+        UsageError: the path is not a run folder, the prefix is not unique, or there is no such run; or what :func:`check_run`
+            says of the folder.
     """
     folder = _find_folder(run, runs_dir)
     check_run(folder)
@@ -90,9 +90,9 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
 
 
 def check_run(folder: Path) -> None:
-    """The door for run folders from elsewhere: links that lead out, and files of another form.
+    """Check a run folder, which may come from elsewhere: no links that lead out, and files of the form that fedpriv writes.
 
-    A torn line of ``metrics.jsonl`` is no record, and a file that is not there yet is fine.
+    A truncated line of ``metrics.jsonl`` is skipped, and files that are not there yet are allowed.
 
     Raises:
         UsageError: in one line, the first thing wrong.
@@ -114,7 +114,7 @@ def check_run(folder: Path) -> None:
 
 
 def _find_folder(run: str, runs_dir: Path) -> Path:
-    if (Path(run) / "config.yaml").is_file():  # the first file of a run: one killed at its very start has no other
+    if (Path(run) / "config.yaml").is_file():  # the first file of a run, and the only one if it is killed at the start
         return Path(run)
     folders = sorted(path.parent for path in runs_dir.glob("*/config.yaml"))
     names = [folder.name for folder in folders]

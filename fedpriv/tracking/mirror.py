@@ -1,7 +1,7 @@
 """Copying a run folder to MLflow: idempotent, resumable, one process at a time.
 
-``tracking.json`` in the run folder says how far the copy has come. It is written after each acknowledged request, so a
-request whose acknowledgement was lost is sent again; the SQL stores of MLflow keep one of two equal points.
+``tracking.json`` in the run folder stores the progress of the copy. It is written after each acknowledged request, so a request
+whose acknowledgement was lost is sent again; MLflow's SQL stores keep one of two equal points.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SyncReport:
 
 @dataclass
 class Cursor:
-    """How far the copy has come (``tracking.json``)."""
+    """The progress of the copy (``tracking.json``)."""
 
     uri: str
     experiment: str
@@ -81,7 +81,7 @@ class Cursor:
 
     @classmethod
     def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
-        """The stored cursor, or a fresh one where there is none, it is unreadable, or it is of another store."""
+        """The stored cursor, or a fresh one if there is none, it is unreadable, or it belongs to another store."""
         try:
             stored = cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
@@ -89,14 +89,14 @@ class Cursor:
         return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
 
     def save(self, path: Path) -> None:
-        """Write the cursor; a kill leaves the old one or the new one."""
+        """Write the cursor atomically."""
         draft = path.with_suffix(".json.new")
         draft.write_text(json.dumps(asdict(self), indent=1))
         draft.replace(path)
 
 
 def target_uri(run_dir: Path, uri: str | None = None) -> str:
-    """The store that :func:`sync` sends a run to: ``uri``, else the last one, else that of ``run.json``, else the default.
+    """The store to which :func:`sync` sends a run: ``uri``, else the last one, else that of ``run.json``, else the default.
 
     Raises:
         ForeignStore: see :func:`sync`.
@@ -113,18 +113,18 @@ def _read_cursor(run_dir: Path) -> dict[str, Any]:
 
 
 def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
-    """Send to MLflow what it has not got yet of a run, live or finished. Calling it again sends nothing twice.
+    """Send the new records of a run, live or finished, to MLflow. Repeated calls send nothing twice.
 
     Args:
         run_dir: the run's folder.
-        uri: MLflow tracking URI; ``None``: where the run was sent before, else what ``run.json`` says, else
+        uri: MLflow tracking URI; ``None``: the store to which the run was sent before, else that of ``run.json``, else
             :func:`default_uri`, and only if it is the user's own. ``"none"`` sends nothing.
         experiment: MLflow experiment name; ``None``: as for ``uri``.
 
     Raises:
         UsageError: ``run_dir`` is not a run folder.
         ForeignStore: the folder names a store that the user's own configuration does not.
-        TrackingError: the server does not answer or refuses; what it took before that is not sent again.
+        TrackingError: the server does not answer or refuses; records that it accepted before are not sent again.
     """
     facts, before = read_run(run_dir), _read_cursor(run_dir)
     wanted, cursor_path = facts.get("tracking") or {}, run_dir / _CURSOR
@@ -187,7 +187,7 @@ class _Copy:
         self.cursor.save(self.run_dir / "tracking.json")
 
     def _existing_run(self) -> Run | None:
-        """The MLflow run of this folder; a cursor that points at nothing starts over."""
+        """The MLflow run of this folder; if it is missing from the store, the cursor is reset."""
         from mlflow.exceptions import MlflowException
 
         if self.cursor.mlflow_run_id is not None:
@@ -196,7 +196,7 @@ class _Copy:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-                self._done(**asdict(Cursor(self.cursor.uri, self.cursor.experiment)))  # the store was thrown away
+                self._done(**asdict(Cursor(self.cursor.uri, self.cursor.experiment)))  # the store was deleted
             else:
                 if run.info.lifecycle_stage == "deleted":
                     raise TrackingError(
@@ -204,7 +204,7 @@ class _Copy:
                     )
                 self._check_place(run)
                 return run
-        # The acknowledgement of an earlier create_run may have been lost: the tag tells.
+        # If the acknowledgement of an earlier create_run was lost, the run is found by its tag.
         self._done(experiment_id=self._experiment_id())
         query = f"tags.`fedpriv.run_key` = '{quote(self._key, safe='@ ')}'"
         found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
@@ -229,12 +229,12 @@ class _Copy:
                     raise TrackingError(f"experiment {name!r} was deleted in MLflow; restore it, or set tracking.experiment")
                 return str(experiment.experiment_id)
             try:
-                # Beside the SQLite file, wherever the command was started: MLflow's default is the current folder.
+                # Beside the SQLite file; MLflow's default is the working directory.
                 place = artifact_dir(store).as_uri() if store else None
                 return self.client.create_experiment(name, place, tags={"mlflow.experimentKind": "custom_model_development"})
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise  # else another process was quicker: look again
+                    raise  # otherwise another process created it: look it up again
         raise TrackingError(f"cannot create experiment {name!r}")
 
     def _create_run(self) -> None:
@@ -253,7 +253,7 @@ class _Copy:
         run = self.client.create_run(
             self.cursor.experiment_id or "",
             start_time=facts["created_ms"],
-            # The dashboard shows some fifteen letters of it, so what tells runs apart comes first.
+            # The dashboard shows some fifteen letters, so the distinguishing ones come first.
             run_name=f"{facts['method']} s{facts['seed']} {dataset_name(facts)} ({self.run_dir.resolve().name})",
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
@@ -270,7 +270,7 @@ class _Copy:
         from mlflow.entities import Dataset, DatasetInput, Param
 
         config = read_yaml(self.run_dir / "config.yaml")
-        # MLflow refuses to change a param, so one that is there stays (a resumed run may have another device).
+        # MLflow does not allow changes of a param, so existing ones stay (a resumed run may have another device).
         params = [Param(key, param_value(value)) for key, value in flatten(config) if key not in known]
         for start in range(0, len(params), _PARAMS_PER_BATCH):
             batch = params[start : start + _PARAMS_PER_BATCH]
@@ -282,7 +282,7 @@ class _Copy:
 
     def _send_metrics(self) -> None:
         records, lines = read_lines(self.run_dir, skip=self.cursor.lines_sent)
-        # A resumed run may write a round again: what was sent stays, and of what was not the later line counts.
+        # A resumed run may write a round again: records that were sent stay; otherwise the later line counts.
         fresh = {record["round"]: record for record in records if record["round"] > self.cursor.last_round}
         batch: list[Metric] = []
         for number, record in sorted(fresh.items()):
@@ -329,14 +329,14 @@ class _Copy:
         self._log(as_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
 
     def _end_ms(self) -> int:
-        """The time of the last record: a run that is sent a day later did not last a day longer."""
+        """The time of the last record, so that a late sync does not change the run's duration."""
         records = read_records(self.run_dir)
         return int(records[-1]["time_ms"] if records else self.facts["created_ms"])
 
 
 @contextmanager
 def _alone(run_dir: Path, uri: str) -> Iterator[None]:
-    """Only one process at a time sends a run: two would each create it in MLflow."""
+    """A block in which no other process sends the run, since two would each create it in MLflow."""
     from filelock import FileLock, Timeout
 
     try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 MAX_CLIENTS = 200  # per-client curves beyond this many drown the dashboard; metrics.jsonl, an artifact, has them all
-# The dashboard makes a section of charts of what stands before a slash, sorted by name, and the rest comes last: so what
-# is compared first comes first, and the many charts of the clients last.
+# The dashboard groups charts by the prefix before a slash, sorted by name, and shows the rest last. So the most important metrics
+# have prefixes that come first, and the many charts of clients come last.
 SECTIONS = {
     "accuracy": "accuracy/mean",
     "bytes_up": "bytes/up",
@@ -30,7 +30,7 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED",
 
 
 def point_values(record: Record) -> dict[str, float]:
-    """MLflow's metrics of one round: the numbers, each client's, and how the clients spread."""
+    """MLflow's metrics of one round: the totals, each client's, and the spread over clients."""
     values = _numbers(record["metrics"])
     clients: dict[str, float] = {}
     for name, per_client in (record.get("per_client") or {}).items():
@@ -42,7 +42,7 @@ def point_values(record: Record) -> dict[str, float]:
 
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:
-    """MLflow's metrics from ``summary.json``, under ``final/``: the numbers a table of runs is sorted by."""
+    """MLflow's metrics from ``summary.json``, under ``final/``, for sorting tables of runs."""
     values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
     _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
     return {f"final/{key}": value for key, value in values.items()}
@@ -67,11 +67,11 @@ def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 
-def probe_values(said: dict[str, Any]) -> dict[str, float]:
+def probe_values(row: dict[str, Any]) -> dict[str, float]:
     """MLflow's metrics from a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
-    name = f"{said['dataset']} {said['fraction']:g}" + ("" if said["features"] == "pooled" else f" {said['features']}")
-    values = {f"probe/{name}": said["accuracy"], f"probe_as_is/{name}": said["accuracy_as_is"]}
-    values[f"probe_logistic/{name}"] = said["accuracy_logistic"]
+    name = f"{row['dataset']} {row['fraction']:g}" + ("" if row["features"] == "pooled" else f" {row['features']}")
+    values = {f"probe/{name}": row["accuracy"], f"probe_as_is/{name}": row["accuracy_as_is"]}
+    values[f"probe_logistic/{name}"] = row["accuracy_logistic"]
     return {key: float(value) for key, value in values.items() if value is not None}
 
 

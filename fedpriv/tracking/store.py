@@ -1,4 +1,4 @@
-"""MLflow's tracking stores: where they are, how one is made, and what their errors mean."""
+"""MLflow's tracking stores: their locations, creation, and errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PATIENCE = 120
 
 
 class TrackingError(FedprivError):
-    """MLflow did not take the record: the server is away, or it refused."""
+    """MLflow did not accept a record: the server is unreachable, or it refused."""
 
 
 class ServerAway(TrackingError):
-    """The tracking server does not answer; later it may."""
+    """The tracking server does not answer."""
 
 
 def default_uri(base: Path) -> str:
@@ -44,7 +44,7 @@ def artifact_dir(store: Path) -> Path:
 
 
 def quiet_mlflow() -> None:
-    """Make MLflow quick to give up, silent, and private; what the user has set in the environment stays."""
+    """Set short timeouts for MLflow, and turn off its output and telemetry; the user's environment variables take precedence."""
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -61,11 +61,11 @@ def quiet_mlflow() -> None:
 
 
 def create_store(path: Path) -> None:
-    """Make an SQLite store with MLflow's schema if there is none.
+    """Create an SQLite store with MLflow's schema if there is none.
 
-    In a process of its own, because the migrations hold the interpreter for seconds and reconfigure logging; in a draft
-    that is moved into place, because a kill would leave half a schema that MLflow cannot open; under a lock, because
-    several runs may start at once.
+    In a separate process, because the migrations block the interpreter for seconds and reconfigure logging; in a draft that is
+    moved into place, because a kill would leave a partial schema that MLflow cannot open; under a lock, because several runs may
+    start at once.
     """
     if path.exists():
         return
@@ -89,14 +89,14 @@ def create_store(path: Path) -> None:
 def _make_store(path: Path, drafts: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=drafts) as folder:
         draft = Path(folder) / path.name
-        # A session of its own, so that Ctrl-C, which still lets the run be recorded, does not end it.
+        # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
         command = python_command("from mlflow.cli import cli; cli()", "db", "upgrade", f"sqlite:///{draft}")
         maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
         import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
 
-        _, said = maker.communicate()
+        _, stderr = maker.communicate()
         if maker.returncode:
-            raise TrackingError(f"cannot create {path}: {(said.strip().splitlines() or ['no message'])[-1]}")
+            raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
         draft.replace(path)
 
 

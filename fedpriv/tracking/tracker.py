@@ -1,4 +1,4 @@
-"""Copying a live run to MLflow without ever making it wait."""
+"""Copies a live run to MLflow in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpriv.tracking.store import ServerAway, quiet_mlflow
 
 
 class Tracker:
-    """Sends a run's record to MLflow from a background thread, while the run goes on writing it.
+    """Sends a run's records to MLflow from a background thread, while the run continues.
 
     Args:
         run_dir: the run's folder.
@@ -43,11 +43,11 @@ class Tracker:
         self._thread: threading.Thread | None = None
         self._sent, self._away = False, False
         if uri != "none":
-            # Here and not in the thread: changing the environment while other threads read it is not safe.
+            # Not in the thread, as changing the environment while other threads read it is not safe.
             quiet_mlflow()
 
     def notify(self) -> None:
-        """Say that the folder has something new. Returns at once, whatever the server does."""
+        """Signal new records in the folder. Returns immediately."""
         if self._uri == "none":
             return
         if self._thread is None:
@@ -56,9 +56,9 @@ class Tracker:
         self._wake.set()
 
     def finish(self, timeout: float = 60.0) -> bool:
-        """Send the rest, for at most ``timeout`` seconds; call it once the folder has its final status.
+        """Send the rest, for at most ``timeout`` seconds; to be called once the folder has its final status.
 
-        A server that was away the last time gets a sixth of that.
+        A server that did not answer the last time gets a sixth of the timeout.
 
         Returns:
             Whether MLflow now has everything (``True`` also with tracking off).
@@ -78,12 +78,12 @@ class Tracker:
         while True:
             self._wake.wait()
             self._wake.clear()
-            last = self._closing.is_set()  # read before sending: what was written before finish() is then surely sent
+            last = self._closing.is_set()  # read before sending, so that everything written before finish() is sent
             try:
                 with self._span():
                     sync(self._run_dir, self._uri, self._experiment)
                 self._sent, self._away = True, False
-            except Exception as error:  # whatever goes wrong with the copy, the run goes on
+            except Exception as error:  # a failure of the copy must not stop the run
                 self._sent, self._away = False, isinstance(error, ServerAway)
                 name = "" if isinstance(error, FedprivError) else f"tracking failed: {type(error).__name__}: "
                 self._complain(f"{name}{error}")
@@ -94,7 +94,9 @@ class Tracker:
     def _complain(self, what: str) -> None:
         # The lock is never released, so the warning is given once.
         if self._warned.acquire(blocking=False):
-            self._warn(f"{what}; the run goes on, records are kept; `fedpriv sync {self._run_dir}{self._again}` sends them")
+            self._warn(
+                f"{what}; the run continues, records are kept; `fedpriv sync {self._run_dir}{self._again}` sends them later"
+            )
 
     @property
     def _again(self) -> str:

@@ -1,27 +1,34 @@
-"""What crosses the wire: payloads, sealed as the bytes that a transport would carry.
+"""Messages between clients and server: payloads, sealed as the bytes that a transport would carry.
 
-A :class:`Payload` is what a method hands over; transforms (defences, compression) turn it into another one, in the order
-of the config; :func:`seal` makes it bytes. The server, the byte meter and the attacker all get the same :class:`Sealed`
-object and nothing else. A tensor that a transform removed is absent: not in the bytes, not zero.
+A method creates a :class:`Payload`; transforms (defences, compression) change it, in the order of the config; :func:`seal`
+serialises it. The server, the byte meter and the attacker all get the same :class:`Sealed` object and nothing else. A tensor that
+a transform removed is absent from the bytes, not zero.
+
+Messages from elsewhere are not trusted: :func:`unseal` refuses bytes that :func:`seal` did not make, and
+:class:`~fedpriv.wire.expected.Expected` refuses messages that their sender was not to send.
 """
 
-from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, Wire
-from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, statistic, tensor_of
+from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, transform_and_seal
+from fedpriv.wire.expected import Expected, Form
+from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, Refused, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
 
 __all__ = [
     "STATISTIC",
     "ByteMeter",
     "Direction",
+    "Expected",
+    "Form",
     "Kind",
     "Payload",
+    "Refused",
     "Sealed",
     "Tap",
     "Transform",
     "TransformContext",
-    "Wire",
     "seal",
     "statistic",
     "tensor_of",
+    "transform_and_seal",
     "unseal",
 ]

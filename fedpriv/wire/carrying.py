@@ -1,4 +1,4 @@
-"""From a client to the server and back: transforms of an upload, taps, the bytes counted."""
+"""The wire between clients and server: transforms of uploads, taps, and byte counts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from fedpriv.wire.sealing import Sealed, seal
 
 @dataclass(frozen=True)
 class TransformContext:
-    """What a transform may use besides the payload.
+    """The inputs of a transform besides the payload.
 
     Attributes:
-        received: what the client was sent this round (the reference of a delta).
+        received: the tensors that the client was sent this round (the reference of a delta).
         layers: the net's parameter names in forward order.
         generator: a fresh generator for this client, round and transform.
         linear: the names of the net's fully connected layers in forward order, so that "the last N" has a meaning.
-        report: called with a number for the user (``"snr_db/encoder.fc1"``); the round's record has its mean over the
-            clients.
+        report: receives a name (``"snr_db/encoder.fc1"``) and a number; the round's record has its mean over the clients.
     """
 
     received: Mapping[str, Tensor]
@@ -34,17 +33,21 @@ class TransformContext:
 
 
 class Transform(Protocol):
-    """A step between a client and the wire; ``str(transform)`` is written into the payload's history.
+    """A transform of an upload before it is sent; ``str(transform)`` is noted in the payload.
 
-    Its effect on the change is public; attackers know it where the class declares it: ``rescales = True`` (the
-    change is multiplied by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+    Its effect on the change is public. Attackers know it if the class declares it: ``rescales = True`` (the change is multiplied
+    by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry).
+
+    A transform that changes names, dtypes or shapes of tensors defines ``expects(expected, linear)``: from the
+    :class:`~fedpriv.wire.expected.Expected` message before it, and the names of the net's fully connected layers in forward
+    order, the one after it.
     """
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload: ...
 
 
 Tap = Callable[[Direction, Sealed], None]
-"""Sees every sealed payload, in both directions."""
+"""Receives every sealed message that crosses, in both directions."""
 
 
 class ByteMeter:
@@ -67,25 +70,12 @@ class ByteMeter:
         return counted
 
 
-class Wire:
-    """Carries payloads: transforms uploads, seals, shows every tap what crossed."""
+def transform_and_seal(payload: Payload, transforms: Sequence[Transform], contexts: Callable[[int], TransformContext]) -> Sealed:
+    """Client -> wire: the payload through the transforms, in order, as bytes.
 
-    def __init__(self, transforms: Sequence[Transform] = (), taps: Sequence[Tap] = ()) -> None:
-        self.transforms = tuple(transforms)
-        self.taps = list(taps)
-
-    def upload(self, payload: Payload, contexts: Callable[[int], TransformContext]) -> Sealed:
-        """Client -> server. ``contexts(i)`` makes the context of the i-th transform."""
-        for index, transform in enumerate(self.transforms):
-            payload = transform(payload, contexts(index))
-        return self.carry("up", seal(payload))
-
-    def download(self, payload: Payload | Sealed) -> Sealed:
-        """Server -> client; what is sent to several clients is sealed once and carried (and counted) each time."""
-        return self.carry("down", payload if isinstance(payload, Sealed) else seal(payload))
-
-    def carry(self, direction: Direction, sealed: Sealed) -> Sealed:
-        """Show what is sealed to every tap."""
-        for tap in self.taps:
-            tap(direction, sealed)
-        return sealed
+    Args:
+        contexts: makes the context of the i-th transform.
+    """
+    for index, transform in enumerate(transforms):
+        payload = transform(payload, contexts(index))
+    return seal(payload)

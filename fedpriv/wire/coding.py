@@ -1,7 +1,7 @@
 """Compressed uploads: the names of compressed tensors on the wire, and their decoding.
 
-A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus what it was sent. The
-form is a suffix of the name, so that a message can be read on its own:
+A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus those that it was sent. The
+form is a suffix of the name, so that a message is self-contained:
 
 * ``encoder.fc.weight~indices`` (int32) and ``encoder.fc.weight~values``: the entries of a sparse change, flat;
 * ``encoder.fc.weight~int8`` (or ``~int4``, packed) and ``encoder.fc.weight~scale``: a change is ``codes * scale``.
@@ -11,6 +11,7 @@ The second may follow the first: ``encoder.fc.weight~values~int8``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.message import STATISTIC, Refused
+from fedpriv.wire.sealing import Sealed
 
 INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
-_CODES = re.compile(r"(.*)~int([2-8])")
 
 
 def base_name(name: str) -> str:
-    """The tensor that a wire name is a form or a part of."""
+    """The tensor to which a name on the wire belongs."""
     return name.split("~")[0]
 
 
@@ -36,8 +37,17 @@ def is_model(name: str) -> bool:
 
 
 def codes_name(name: str, bits: int) -> str:
-    """What the codes of a tensor are called."""
+    """The name of the codes of a tensor."""
     return f"{name}~int{bits}"
+
+
+_CODES = re.compile(r"(.*)~int([2-8])")
+
+
+def coded(name: str) -> tuple[str, int] | None:
+    """The inverse of :func:`codes_name`: tensor and bits; ``None`` for other names."""
+    found = _CODES.fullmatch(name)
+    return found and (found[1], int(found[2]))
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -60,11 +70,11 @@ def unpack_codes(packed: Tensor, bits: int, shape: torch.Size) -> Tensor:
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload as the server reads it: whole weights, whatever form they crossed the wire in.
+    """A decoded upload.
 
     Attributes:
-        sealed: what crossed the wire.
-        weights: by name, all tensors of the message with compressed changes made whole; ``None``: nothing was compressed.
+        sealed: the message as it was sent.
+        weights: all tensors of the message by name, with compressed changes decoded to weights; ``None``: nothing was compressed.
     """
 
     sealed: Sealed
@@ -72,19 +82,19 @@ class Upload:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors, by name."""
+        """The shapes of the tensors, by name."""
         if self.weights is None:
             return {name: shape for name, (_, shape) in self.sealed.schema.items()}
         return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
 
     def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
-        """The tensors, or those among ``names``; changing them changes nothing that was sent."""
+        """Copies of the tensors, or of those among ``names``."""
         if self.weights is None:
             return self.sealed.tensors(names)
         return {name: tensor.clone() for name, tensor in self.weights.items() if names is None or name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
-        """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there; without a copy between, if they can."""
+        """Copy the tensors that have a span into ``row`` ``(p,)``, in main memory; directly from the bytes if not compressed."""
         if self.weights is None:
             self.sealed.copy_into(row, spans)
             return
@@ -93,33 +103,83 @@ class Upload:
                 row[span] = tensor.reshape(-1).to(row)
 
     def not_finite(self) -> str | None:
-        """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
+        """The name of the first tensor with an infinity or a NaN; ``None`` if there is none."""
         if self.weights is None:
             return self.sealed.not_finite()
         return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
 
 
 def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
-    """The upload with whole weights in place of compressed changes.
+    """Decode compressed changes of an upload to weights.
 
     Args:
-        received: what the sender had been sent, by name: the changes count from there, and shapes are those.
+        received: the tensors that the sender had been sent, by name: the reference of the changes, and their shapes.
+
+    Raises:
+        Refused: a change that is none of a tensor in ``received``, or in none of the forms above.
     """
     if upload.kind != "delta":
         return Upload(upload)
-    tensors = upload.tensors()
-    for name in list(tensors):
-        if found := _CODES.fullmatch(name):
-            inner, bits = found[1], int(found[2])
-            sparse = inner.endswith(VALUES)
-            shape = tensors[inner.removesuffix(VALUES) + INDICES].shape if sparse else received[inner].shape
-            tensors[inner] = unpack_codes(tensors.pop(name), bits, shape) * tensors.pop(inner + SCALE)
-    for name in [name for name in tensors if name.endswith(INDICES)]:
-        whole = name.removesuffix(INDICES)
-        change = torch.zeros(received[whole].numel())
-        change[tensors.pop(name).long()] = tensors.pop(whole + VALUES).float()
-        tensors[whole] = change.view(received[whole].shape)
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in upload.tensors().items():
+        whole, is_part, form = name.partition("~")
+        if is_part and is_model(name):
+            parts.setdefault(whole, {})[form] = tensor
+        else:
+            tensors[name] = tensor
+    for name in parts:
+        if name in tensors or name not in received:
+            raise Refused(f"{name} is sent {'whole and in parts' if name in tensors else 'as a change, from nothing'}")
+        tensors[name] = _change(name, parts[name], received[name].shape)
     for name, tensor in tensors.items():
         if is_model(name) and name in received:
+            if tensor.shape != received[name].shape:
+                raise Refused(f"{name} has shape {list(tensor.shape)}, not {list(received[name].shape)}")
             tensors[name] = received[name].cpu() + tensor.float()
     return Upload(upload, tensors)
+
+
+def _change(name: str, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
+    """The whole change of a tensor, from its parts by what follows its name and ``~``."""
+    if (indices := parts.pop("indices", None)) is None:
+        return _numbers(name, parts, "", shape)
+    if indices.dtype != torch.int32 or indices.dim() != 1:
+        raise Refused(f"{name}{INDICES} are {indices.dtype} of shape {list(indices.shape)}, not a list of int32")
+    if len(indices) and (indices[0] < 0 or indices[-1] >= shape.numel() or bool((indices[1:] <= indices[:-1]).any())):
+        raise Refused(f"{name}{INDICES} are not rising numbers of 0..{shape.numel() - 1}")
+    change = torch.zeros(shape.numel())
+    change[indices.long()] = _numbers(name, parts, "values", indices.shape)
+    return change.view(shape)
+
+
+def _numbers(name: str, parts: Mapping[str, Tensor], inner: str, shape: torch.Size) -> Tensor:
+    """Numbers of ``shape`` as float32: as they are, in the part ``inner``, or codes and a scale."""
+    if inner and parts.keys() == {inner}:
+        values = parts[inner]
+        if values.shape != shape or not values.is_floating_point():
+            raise Refused(f"{name}~{inner} are {values.dtype} of shape {list(values.shape)}, not floats of {list(shape)}")
+        return values.float()
+    scale_name = f"{inner}{SCALE}".removeprefix("~")
+    for bits in range(2, 9):
+        code_name = codes_name(inner, bits).removeprefix("~")
+        if parts.keys() == {code_name, scale_name}:
+            return _unscaled(f"{name}~{code_name}", parts[code_name], parts[scale_name], bits, shape)
+    listed = ", ".join(sorted(parts))[:64] or "nothing"
+    raise Refused(f"{name} is sent as {listed}{' with indices' if inner else ''}, which is no form of a change")
+
+
+def _unscaled(name: str, codes: Tensor, scale: Tensor, bits: int, shape: torch.Size) -> Tensor:
+    """``codes * scale`` as float32 of ``shape``."""
+    dtype, packed = (torch.int8, shape) if bits == 8 else (torch.uint8, torch.Size([math.ceil(shape.numel() * bits / 8)]))
+    if codes.dtype != dtype or codes.shape != packed:
+        raise Refused(f"{name} are {codes.dtype} of shape {list(codes.shape)}, not {dtype} of {list(packed)}")
+    filling = 8 * codes.numel() - shape.numel() * bits
+    if filling and int(codes[-1]) % 2**filling:
+        raise Refused(f"{name} hold more than {shape.numel()} codes")
+    if scale.shape != (1,) or not scale.is_floating_point() or not 0 <= float(scale) < math.inf:
+        raise Refused(f"{name} have a scale that is no number from 0 on")
+    whole, levels = unpack_codes(codes, bits, shape), 2 ** (bits - 1) - 1
+    if whole.numel() and float(whole.abs().max()) > levels:
+        raise Refused(f"{name} hold numbers beyond {levels}")
+    return whole * scale

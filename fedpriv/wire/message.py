@@ -8,8 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-Kind = Literal["weights", "delta", "gradient"]
-Direction = Literal["down", "up"]
+Kind = Literal["weights", "delta", "gradient", "report"]
+Direction = Literal["down", "up", "report"]
+"""A download, an upload, and a client's report, which goes up beside the upload."""
 
 STATISTIC = "statistic."
 """Prefix of tensors that are not the model: class centres, masks, counts, control variates."""
@@ -25,6 +26,10 @@ def tensor_of(name: str) -> str:
     return name.rpartition("/")[2] if name.startswith(STATISTIC) else name
 
 
+class Refused(ValueError):
+    """A message that cannot be what it should be; the reason in one line."""
+
+
 @dataclass(frozen=True)
 class Payload:
     """A draft of a message.
@@ -33,7 +38,7 @@ class Payload:
         tensors: by name; model tensors have their parameter's name, others the prefix ``statistic.``.
         round: the round it belongs to (0: the broadcast of the initial model).
         client: the client it comes from or goes to; ``None``: the same to every client.
-        kind: what the model tensors are.
+        kind: what the model tensors are; ``report``: there are none (:class:`fedpriv.wire.report.Report`).
         num_examples: the client's number of training samples, if the method reveals it.
         transforms: what the tensors went through, in order.
     """

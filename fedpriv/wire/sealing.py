@@ -1,22 +1,80 @@
-"""A sealed message: the bytes that a transport carries, immutable, and what can be read of them."""
+"""A sealed message: the bytes that a transport carries, immutable, and what can be read of them.
+
+The bytes are a safetensors file in the one form that :func:`seal` writes: no other bytes mean the same. :func:`unseal` refuses
+all others at the first that is wrong, and reserves no memory for what a header claims.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import safetensors
 import torch
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 from safetensors import TensorSpec
 from torch import Tensor
 
-from fedpriv.wire.message import Kind, Payload
+from fedpriv.wire.message import Kind, Payload, Refused
+
+LONGEST_HEADER = 2**19
+"""Bytes of names, shapes and facts; a tensor takes about 100."""
+MOST_EXAMPLES = 2**53
+"""Up to here a whole number is also a float64."""
+_MOST = 2**31 - 1  # rounds and clients
+
+_DTYPES = {
+    torch.int64: ("I64", "int64"), torch.float64: ("F64", "float64"), torch.float32: ("F32", "float32"),
+    torch.int32: ("I32", "int32"), torch.bfloat16: ("BF16", "bfloat16"), torch.float16: ("F16", "float16"),
+    torch.int16: ("I16", "int16"), torch.int8: ("I8", "int8"), torch.uint8: ("U8", "uint8"), torch.bool: ("BOOL", "bool"),
+}  # fmt: skip
+"""What a message can hold, with its two names in safetensors, in the order in which tensors lie in the bytes."""
+CODES = {code: dtype for dtype, (code, _) in _DTYPES.items()}
+"""The dtypes by their names in a header."""
+_RANKS = {code: (rank, dtype.itemsize) for rank, (code, dtype) in enumerate(CODES.items())}
+_FLOATS = frozenset(code for code, dtype in CODES.items() if dtype.is_floating_point)
+_ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class _Facts:
+    """What a header says besides the tensors, in this order. A transform is called by a line that can be printed."""
+
+    round: Annotated[int, Field(ge=0, le=_MOST)]
+    client: Annotated[int, Field(ge=0, le=_MOST)] | None
+    kind: Kind
+    num_examples: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] | None
+    transforms: Annotated[tuple[Annotated[str, Field(max_length=4096, pattern=r"^\PC+$")], ...], Field(max_length=64)]
+
+
+_FACTS = TypeAdapter(_Facts)
+_OPENING = re.compile(r'\{"__metadata__":\{"fedpriv":("(?:[^"\\]|\\.)*+")\}', re.ASCII)
+_ENTRY = re.compile(
+    r',"([^"\\]{1,256})":'
+    r'\{"dtype":"([A-Z0-9]{2,4})",'
+    r'"shape":\[((?:[0-9]{1,16}(?:,[0-9]{1,16}){0,15})?)\],'
+    r'"data_offsets":\[([0-9]{1,16},[0-9]{1,16})\]\}',
+    re.ASCII,
+)
+_CLOSING = re.compile(r"\} {0,7}", re.ASCII)
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in sealed bytes."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -26,6 +84,7 @@ class Sealed:
     Attributes:
         data: the bytes.
         facts: round, client, kind, num_examples and transforms, as the header says them.
+        places: of the tensors in the bytes, by name.
     """
 
     data: bytes = field(repr=False)
@@ -34,6 +93,7 @@ class Sealed:
     kind: Kind
     num_examples: int | None
     transforms: tuple[str, ...]
+    places: tuple[_Place, ...] = field(repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -42,33 +102,29 @@ class Sealed:
 
     def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
         """A fresh copy of the tensors, or of those among ``names``; changing it changes nothing that was sent."""
-        return {place.name: _tensor(self.data, place) for place in self._places if names is None or place.name in names}
+        return {place.name: _tensor(self.data, place) for place in self.places if names is None or place.name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
         """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there, straight from the bytes."""
         flat = row.numpy()
-        for place in self._places:
+        for place in self.places:
             if (span := spans.get(place.name)) is not None:
                 flat[span] = _array(self.data, place)
 
     def not_finite(self) -> str | None:
         """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
-        floats = (place for place in self._places if place.code in _FLOATS and place.start < place.stop)
+        floats = (place for place in self.places if place.code in _FLOATS and place.start < place.stop)
         return next((place.name for place in floats if not np.isfinite(_array(self.data, place)).all()), None)
 
     @property
     def names(self) -> frozenset[str]:
         """Of the tensors."""
-        return frozenset([place.name for place in self._places])
+        return frozenset([place.name for place in self.places])
 
     @property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every tensor that left the sender."""
-        return {place.name: (place.code, place.shape) for place in self._places}
-
-    @cached_property
-    def _places(self) -> list[_Place]:
-        return _places(self.data)
+        return {place.name: (place.code, place.shape) for place in self.places}
 
     @property
     def digest(self) -> str:
@@ -76,43 +132,103 @@ class Sealed:
         return hashlib.sha256(self.data).hexdigest()
 
 
-_DTYPES = {
-    torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
-    torch.bool: "bool",
-}  # fmt: skip
-_CODES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-_FLOATS = frozenset(code for code, dtype in _CODES.items() if dtype.is_floating_point)
-_ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+def seal(payload: Payload) -> Sealed:
+    """Make the payload bytes.
+
+    The tensors' memory is handed to safetensors directly: its torch front end checks for tensors that share memory, which
+    takes longer than writing a small net, and here sharing is the point (the tensors are views of one row).
+
+    Raises:
+        Refused: a name, a dtype or a fact that no message can hold.
+    """
+    facts: dict[str, Any] = {"round": payload.round, "client": payload.client, "kind": payload.kind}
+    facts |= {"num_examples": payload.num_examples, "transforms": payload.transforms}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in payload.tensors.items()}
+    if strange := next((name for name, tensor in tensors.items() if tensor.dtype not in _DTYPES), None):
+        raise Refused(f"{strange} is of {tensors[strange].dtype}, which no message holds")
+    specs = {
+        name: TensorSpec(dtype=_DTYPES[t.dtype][1], shape=t.shape, data_ptr=t.data_ptr(), data_len=t.nbytes)
+        for name, t in tensors.items()
+    }
+    return unseal(bytes(safetensors.serialize(specs, {"fedpriv": json.dumps(facts)})))
 
 
-class _Place(NamedTuple):
-    """Where a tensor lies in sealed bytes, as the header says it."""
+def unseal(data: bytes) -> Sealed:
+    """The message of which :func:`seal` made these bytes.
 
-    name: str
-    code: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """What stands before the tensors, and where they begin (safetensors: eight bytes of a length, then JSON)."""
+    Raises:
+        Refused: it made none of which these are the bytes.
+    """
     start = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:start].decode()), start
+    if len(data) < 8 or start > len(data):
+        raise Refused("not whole safetensors bytes: they end within their header")
+    if start - 8 > LONGEST_HEADER:
+        raise Refused(f"safetensors bytes with a header of {start - 8} bytes; at most {LONGEST_HEADER}")
+    try:
+        header = data[8:start].decode()
+    except UnicodeDecodeError:
+        raise Refused("safetensors bytes with a header that is no UTF-8") from None
+    opening = _OPENING.match(header)
+    if opening is None:
+        raise Refused("safetensors bytes without the facts of a sealed payload")
+    facts = _facts(opening[1])
+    places, end = _places(header, opening.end(), start, data)
+    if start % 8 or not _CLOSING.fullmatch(header, end):
+        raise Refused(f"safetensors bytes with a header that is not ours from character {end} on")
+    return Sealed(data, facts.round, facts.client, facts.kind, facts.num_examples, facts.transforms, places)
 
 
-def _places(data: bytes) -> list[_Place]:
-    header, start = _header(data)
-    del header["__metadata__"]
-    places = []
-    for name, entry in sorted(header.items()):  # or sums over tensors would depend on how the sender ordered them
-        first, last = entry["data_offsets"]
-        places.append(_Place(name, entry["dtype"], tuple(entry["shape"]), start + first, start + last))
-    return places
+def _facts(quoted: str) -> _Facts:
+    """The facts of a header, which has them as a JSON text within a JSON string."""
+    try:
+        text: str = json.loads(quoted)
+        found = _FACTS.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:64]
+        raise Refused(f"safetensors bytes with facts that cannot be: {where!r}: {first['msg'].splitlines()[0]}") from None
+    except ValueError:
+        raise Refused("safetensors bytes with facts that are no JSON string") from None
+    if found.num_examples == 0 and found.kind != "report":  # a client without test samples reports on none
+        raise Refused("safetensors bytes with facts that cannot be: 'num_examples': 0")
+    said = {name: getattr(found, name) for name in _Facts.__dataclass_fields__}
+    if json.dumps(json.dumps(said)) != quoted:
+        raise Refused("safetensors bytes with facts that are not written as ours are")
+    return found
+
+
+def _places(header: str, position: int, start: int, data: bytes) -> tuple[tuple[_Place, ...], int]:
+    """The tensors that a header lists from ``position`` on, by name, and where the list ends.
+
+    Each begins where the one before ends, the first at ``start`` of ``data``, and all of it is theirs.
+    """
+    places: list[_Place] = []
+    first, last = start, (-1, "")
+    while entry := _ENTRY.match(header, position):
+        name, code, shape, offsets = entry.groups()
+        position = entry.end()
+        if code not in _RANKS or not name.isprintable():
+            raise Refused(f"safetensors bytes with a tensor {name!r} of {code}, which no message holds")
+        rank, itemsize = _RANKS[code]
+        sizes = tuple(map(int, shape.split(","))) if shape else ()
+        stop = first + math.prod(sizes) * itemsize
+        # Its own text once more: numbers with leading zeros, gaps and overlaps differ.
+        if shape != ",".join(map(str, sizes)) or offsets != f"{first - start},{stop - start}" or stop > len(data):
+            raise Refused(f"not whole safetensors bytes: {name} has shape [{shape}] and offsets [{offsets}]")
+        if (rank, name) <= last:
+            raise Refused(f"safetensors bytes with {name} out of order")
+        if stop == first and math.prod(size or 1 for size in sizes) > MOST_EXAMPLES:  # else the bytes are a bound
+            raise Refused(f"safetensors bytes with a tensor {name} of shape [{shape}], which no message holds")
+        if code == "BOOL" and stop > first and np.frombuffer(data, np.uint8, stop - first, first).max() > 1:
+            raise Refused(f"safetensors bytes with a truth value in {name} that is neither")
+        places.append(_Place(name, code, sizes, first, stop))
+        first, last = stop, (rank, name)
+    if first != len(data):
+        raise Refused(f"not whole safetensors bytes: tensors for {first - start} of {len(data) - start} bytes")
+    if len({place.name for place in places}) < len(places):
+        raise Refused("safetensors bytes with a tensor twice")
+    # By name, or sums over tensors would depend on how the sender ordered them.
+    return tuple(sorted(places)), position
 
 
 def _array(data: bytes, place: _Place) -> NDArray[Any]:
@@ -124,41 +240,7 @@ def _array(data: bytes, place: _Place) -> NDArray[Any]:
 
 
 def _tensor(data: bytes, place: _Place) -> Tensor:
-    dtype = _CODES[place.code]
+    dtype = CODES[place.code]
     if place.start == place.stop:
         return torch.empty(place.shape, dtype=dtype)
     return torch.frombuffer(bytearray(memoryview(data)[place.start : place.stop]), dtype=dtype).view(place.shape)
-
-
-def seal(payload: Payload) -> Sealed:
-    """Make the payload bytes.
-
-    The tensors' memory is handed to safetensors directly: its torch front end checks for tensors that share memory, which
-    takes longer than writing a small net, and here sharing is the point (the tensors are views of one row).
-    """
-    facts: dict[str, Any] = {"round": payload.round, "client": payload.client, "kind": payload.kind}
-    facts |= {"num_examples": payload.num_examples, "transforms": payload.transforms}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in payload.tensors.items()}
-    specs = {
-        name: TensorSpec(dtype=_DTYPES[t.dtype], shape=t.shape, data_ptr=t.data_ptr(), data_len=t.nbytes)
-        for name, t in tensors.items()
-    }
-    data = bytes(safetensors.serialize(specs, {"fedpriv": json.dumps(facts)}))
-    return Sealed(data, payload.round, payload.client, payload.kind, payload.num_examples, payload.transforms)
-
-
-def unseal(data: bytes) -> Sealed:
-    """The message of which :func:`seal` made these bytes.
-
-    Raises:
-        ValueError: in one line; they are not a sealed payload, or not all of one.
-    """
-    try:
-        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-        facts = json.loads(_header(data)[0]["__metadata__"]["fedpriv"])
-        transforms = tuple(facts["transforms"])
-        return Sealed(data, facts["round"], facts["client"], facts["kind"], facts["num_examples"], transforms)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"not whole safetensors bytes ({error})") from None
-    except (KeyError, TypeError, ValueError):
-        raise ValueError("safetensors bytes without the facts of a sealed payload") from None

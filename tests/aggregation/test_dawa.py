@@ -16,7 +16,7 @@ from fedpriv.aggregation import Merged
 from fedpriv.aggregation.columns import exact_products, parameter_groups, products
 from fedpriv.aggregation.dawa import NO_LOSS, coefficients, loss_weights
 from fedpriv.errors import UsageError
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.aggregation.rounds import TWO_LAYERS, doubles, merge, space_of, uploads
 from tests.oracles import merging
@@ -222,8 +222,8 @@ def test_weights_by_loss() -> None:
 def test_clients_send_their_loss_where_it_counts(simulate: Simulate, name: str) -> None:
     up: list[Sealed] = []
     simulation = simulate("fedavg", play=False, aggregation=name)
-    simulation.federation.wire.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
-    record = simulation.play_round()
+    simulation.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
+    record = simulation.run_round()
     losses = [float(sealed.tensors()["statistic.loss"]) for sealed in up]
     sizes = [sealed.num_examples or 0 for sealed in up]
     mean = sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes)
@@ -234,8 +234,8 @@ def test_clients_send_their_loss_where_it_counts(simulate: Simulate, name: str) 
 def test_nothing_is_sent_that_is_not_needed(simulate: Simulate, name: str) -> None:
     up: list[Sealed] = []
     simulation = simulate("fedavg", play=False, aggregation=name)
-    simulation.federation.wire.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
-    simulation.play_round()
+    simulation.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
+    simulation.run_round()
     assert all(set(sealed.schema) == set(simulation.federation.method.shared_names) for sealed in up)
 
 

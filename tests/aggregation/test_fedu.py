@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpriv.aggregation.fedu import movement
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.aggregation.rounds import doubles, space_of
 
 Simulate = Callable[..., Simulation]
@@ -31,10 +31,10 @@ def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simu
         seen[turn.round, turn.client] = turn.row.clone()
 
     half.begin = watched  # type: ignore[method-assign]
-    simulation.play_round()
+    simulation.run_round()
     simulation.after_one = simulation.server.row.clone()  # type: ignore[attr-defined]
-    simulation.kept_after_one = {c: simulation._stored(c) for c in range(4)}  # type: ignore[attr-defined]
-    simulation.play_round()
+    simulation.kept_after_one = {c: simulation.stored(c) for c in range(4)}  # type: ignore[attr-defined]
+    simulation.run_round()
     return simulation, seen
 
 

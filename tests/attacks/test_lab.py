@@ -218,7 +218,7 @@ def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     made = controlled(Attacker(image_attack("idlg")(steps=15, restarts=0), ThreatModel()), seen, images, labels, 0)
     assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
     made = controlled(Attacker(short("joint-head"), ThreatModel()), seen, images, labels, 0)
-    assert made.found is not None and not made.is_evidence, "nothing is promised of it"
+    assert made.found is not None and not made.is_evidence, "it has no positive control"
 
 
 def test_more_images_at_once_than_a_control_reaches() -> None:
@@ -227,7 +227,7 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
     dlg, analytic, naive = (Attacker(image_attack(name)(), ThreatModel()) for name in ("dlg", "analytic", "random-head"))
     why = out_of_reach(dlg, [message], 6)
     assert why == "6 images behind one message; at this budget its control recovers up to 4 at once"
-    assert out_of_reach(analytic, [message], 6) is None and "nothing is promised" in str(out_of_reach(naive, [message], 6))
+    assert out_of_reach(analytic, [message], 6) is None and "no positive control" in str(out_of_reach(naive, [message], 6))
     assert out_of_reach(dlg, [message] * 2, 6) is None, "three each"
     local = replace(message, schedule=Schedule(lr=0.1, steps=9))
     unrolled = Attacker(image_attack("unrolled")(), ThreatModel())

@@ -86,7 +86,7 @@ def test_where_it_cannot_be_mounted_it_says_why() -> None:
         RowDistance.of(convolutions, [candidates])
     deep = one_step(3, candidates, reference_victim(0, layers=2))
     weights = {name: one for name, one in deep.weights.items() if name != "body.0.weight"}
-    with pytest.raises(Inapplicable, match=r"layers below .* are not known"):
+    with pytest.raises(Inapplicable, match=r"layers before .* are not known"):
         RowDistance.of(replace(deep, weights=weights), [candidates])
     whole = one_step(3, candidates)
     with pytest.raises(Inapplicable, match=r"body\.1 was not shared"):
@@ -114,7 +114,7 @@ def test_layers_that_are_fed_tokens_are_passed_over() -> None:
     weights = {name: one.detach() for name, one in net.named_parameters()}
     seen = Observation(weights, "gradient", weights, net, (5, 4), 2, ThreatModel())
     assert RowDistance.of(seen, [torch.rand(6, 5, 4)]).layer == "body.all"
-    with pytest.raises(Inapplicable, match="fed one vector a sample"):
+    with pytest.raises(Inapplicable, match="one input vector per sample"):
         RowDistance.of(replace(seen, shared={n: t for n, t in weights.items() if "each" in n}), [torch.rand(6, 5, 4)])
 
 

@@ -102,7 +102,7 @@ def test_a_frozen_embedding_sends_nothing() -> None:
 
 def test_images_have_no_tokens() -> None:
     net = mlp()
-    with pytest.raises(Inapplicable, match="reads something else"):
+    with pytest.raises(Inapplicable, match="has other inputs"):
         find_tokens(observe(net, {name: p.detach() for name, p in net.named_parameters()}))
 
 

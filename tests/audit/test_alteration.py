@@ -19,7 +19,7 @@ from attacks.scoring.scores import RECOVERED, mse
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.defenses import build_transforms
 from fedpriv.seeding import generator
-from fedpriv.wire import Payload, TransformContext, Wire
+from fedpriv.wire import Payload, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
 Defence = dict[str, Any]
@@ -46,14 +46,14 @@ def defended(
     weights = dict(plain.weights)
     sent = {name: weights[name] - lr * tensor for name, tensor in plain.shared.items()} if lr else dict(plain.shared)
     received = weights if lr else {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    wire = Wire(build_transforms(defences))
+    transforms = build_transforms(defences)
 
     def context(index: int) -> TransformContext:
         return TransformContext(received, tuple(sent), generator(number, index))
 
-    sealed = wire.upload(Payload(sent, round=1, client=number, kind="weights" if lr else "gradient"), context)
+    sealed = transform_and_seal(Payload(sent, 1, number, "weights" if lr else "gradient"), transforms, context)
     arrived = decoded(sealed, received).tensors()
-    altered = alteration(sealed, received, wire.transforms)
+    altered = alteration(sealed, received, transforms)
     if not lr:
         return replace(plain, shared=arrived, altered=altered)
     change = {name: tensor.float() - weights[name] for name, tensor in arrived.items()}

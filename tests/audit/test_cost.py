@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.audit.cost import at_chance, chance, signal_to_noise, told
+from fedpriv.audit.cost import at_chance, chance, in_sentences, signal_to_noise
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.page.render import render_html, render_markdown
 from tests.audit.sample_findings import findings, pictures
@@ -44,15 +44,17 @@ def cost(own: bool, other: bool | None, **more: Any) -> dict[str, Any]:
     ("own", "other", "who"), [(True, True, "both models are"), (True, False, "this model is"), (False, True, "that model is")]
 )
 def test_nothing_follows_from_a_model_at_chance(own: bool, other: bool, who: str) -> None:
-    said = told(cost(own, other))
-    assert f"{who} at chance, so nothing follows about the cost in accuracy; upload 0.50 times as large" in said
+    said = in_sentences(cost(own, other))
+    assert f"{who} at chance level, so the cost in accuracy cannot be determined; upload 0.50 times as large" in said
     assert "percentage points" not in said
-    assert ("no better, within its 95 % interval, than a constant answer's (10.0 %)" in said) == own
+    assert ("within its 95 % interval, its accuracy is no better than a constant answer's (10.0 %)" in said) == own
 
 
 def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:
-    assert told(cost(False, False)).startswith("Against the undefended run plain: accuracy +0.1 percentage points, upload 0.50")
-    assert "not known" in told(cost(False, None, against=None))
+    assert in_sentences(cost(False, False)).startswith(
+        "Against the undefended run plain: accuracy +0.1 percentage points, upload 0.50"
+    )
+    assert "not known" in in_sentences(cost(False, None, against=None))
 
 
 def test_the_noise_of_each_layer_is_on_the_page() -> None:

@@ -101,7 +101,7 @@ def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tm
 def test_other_data_are_refused(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1})
     found.folder.update_facts(partition_hash="0" * 64)
-    with pytest.raises(UsageError, match="not those the run was trained on"):
+    with pytest.raises(UsageError, match="have changed since the run"):
         Evidence(tmp_path / "run").truth(0)
 
 

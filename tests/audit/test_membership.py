@@ -119,7 +119,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     client, download = run.store.clients(1)[0], run.store.download(1)
     assert download is not None
     turns, data = ShadowTurns(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
-    same, other = turns.play(lambda number: data, [client - run.config.data.clients, 0])
+    same, other = turns.run(lambda number: data, [client - run.config.data.clients, 0])
     sent = run.message(1, client).uploaded
     assert same is not None and other is not None
     assert all(torch.equal(same.uploaded[name], tensor) for name, tensor in sent.items())
@@ -148,7 +148,7 @@ def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedrep", **{"train.local_epochs": 2})
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
     assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"} <= set(found.attacks) and LIRA not in found.attacks
-    assert "did not cross the wire" in found.threat[-1]
+    assert "were not sent" in found.threat[-1]
     assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}", f"{LIRA}, {ROWS}"} <= set(found.controls)
     assert {LIRA, LOSS, ROWS} <= set(found.positive)
 
@@ -176,7 +176,7 @@ def test_client_level_dp_is_not_compared(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"privacy.level": "client", "privacy.noise": 1.0, "train.local_epochs": 1})
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
     assert found is not None and found.upper_turn is found.upper_so_far is found.upper_run is None
-    assert "no bound of the run's epsilon" in found.about
+    assert "does not bound the run's epsilon" in found.about
 
 
 def table(inside: Mask, number: int) -> Mapping[str, Tensor]:

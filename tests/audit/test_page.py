@@ -129,8 +129,8 @@ def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> No
             "No membership inference was mounted on messages of this run: the turn of a shadow client diverged.",
             "This run claims no differential privacy",
             "each message states: nothing",
-            "No round's bytes are on record",
-            "No form of a message is on record",
+            "No bytes were recorded",
+            "No form of a message was recorded",
         ):
             assert sentence in text
     assert "worst tenth of the clients not measured" in local
@@ -139,7 +139,7 @@ def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> No
     assert "Not drawn: local" in page.text
     bare = {**findings(), "runs": [], "controls": [], "options": {}}
     for text in (Page(render_html(bare, {})).text, render_markdown(bare)):
-        assert "No run was audited." in text and "No control is on record." in text and "none recorded" in text
+        assert "No run was audited." in text and "No control was recorded." in text and "none recorded" in text
 
 
 FIGURES = re.compile(
@@ -171,7 +171,7 @@ def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> N
     shown = page.all("img")
     found = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
     assert found == list(pictures().values())  # in the order of the page
-    assert "what analytic, multistep, inverting gradients made" in (shown[0]["alt"] or "")
+    assert "what analytic, multistep, inverting gradients reconstructed" in (shown[0]["alt"] or "")
     with pytest.raises(FedprivError, match=re.escape("mp-single.png")):
         render_html(findings(), {"mp-r1-c0.png": b""})
 

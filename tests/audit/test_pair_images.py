@@ -120,7 +120,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
     masked = replace(one, uploaded={name: tensor for name, tensor in one.uploaded.items() if not name.startswith("head.")})
     for hidden, why in ((evidence.message(1, who), MANY), (masked, NO_BIAS)):
         said = beside_texts(evidence, hidden, evidence.observation(hidden, ThreatModel()))
-        assert said is not None and why in said and "counts as hidden" in said
+        assert said is not None and why in said and "count as hidden" in said
         seen = seen_of(evidence, hidden)
         assert seen.shared and all(name.startswith("body.encoder.image.") for name in seen.shared)
         assert ("top.head.weight" in seen.weights) == (hidden is not masked)
@@ -131,7 +131,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
             found[attacker.name] = attempt(attacker, [seen], images, labels, 0)
         mounted = {name for name, made in found.items() if made.inapplicable is None}
         assert {"random-head", "joint-head", "head-free"} <= mounted
-        assert "head-free needs none of them" in (found["known-head"].inapplicable or "")
+        assert "head-free does without them" in (found["known-head"].inapplicable or "")
 
 
 def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pyte
         return CliRunner().invoke(main, ["attack", "dlg", *options, *few])
 
     done = attack("smooth", None)
-    assert done.exit_code == 0 and "Beside each image stands a text" in done.stdout and "head-free" in done.stdout
+    assert done.exit_code == 0 and "Each image is paired with a text" in done.stdout and "head-free" in done.stdout
     assert "the last layer taken as hidden" in " ".join(done.stdout.split())
     for name, lacking, why in (("smooth", "image", "has texts alone"), ("frozen", None, "the image encoder is frozen")):
         refused = attack(name, lacking)

@@ -96,8 +96,8 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
     message = next(attack for attack in run["attacks"] if attack["kind"] == "message")
     hits = max(one["success"]["0.01"]["successes"] for one in message["attempts"] if not one["inapplicable"])
     assert hits and [one["known"]["successes"] for one in run["known_members"]] == [hits]
-    assert any(f"known to have been trained on: {hits} of" in sentence for sentence in run["verdict"])
-    assert not any("told from guessing" in sentence for sentence in run["verdict"])
+    assert any(f"Reconstructed samples are known members: {hits} of" in sentence for sentence in run["verdict"])
+    assert not any("distinguished from guessing" in sentence for sentence in run["verdict"])
 
 
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from attacks.inference.shadow import Message
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_turns import Played, ShadowTurns
+from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.membership import label_leaks
 from fedpriv.audit.membership.inference import membership
@@ -56,11 +56,11 @@ def turns_of(found: Evidence) -> ShadowTurns:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_uploads_and_whole_models_are_the_same(runs: dict[str, Path], method: str) -> None:
-    ended: list[list[Played | None]] = []
+    ended: list[list[ShadowResult | None]] = []
     for executor in (TOGETHER, ALONE):
         found = evidence(runs[method], executor)
         data, turns = found.federation.data, turns_of(found)
-        ended.append(list(turns.play(data.train, [5, 0, 1, 2, 3])))
+        ended.append(list(turns.run(data.train, [5, 0, 1, 2, 3])))
         assert multiprocessing.active_children() == []
     for one, other in zip(*ended, strict=True):
         assert one is not None and other is not None
@@ -102,7 +102,7 @@ def test_the_data_of_one_group_are_in_memory(runs: dict[str, Path], executor: di
         assert sum(one() is not None for one in asked) <= most
         return made
 
-    for done, played in enumerate(turns_of(found).play(data, range(8))):
+    for done, played in enumerate(turns_of(found).run(data, range(8))):
         assert played is not None and done < len(asked) <= done + most
     assert len(asked) == 8
 
@@ -116,7 +116,7 @@ def test_shadows_that_diverge_leave_a_gap(runs: dict[str, Path], executor: dict[
         assert isinstance(split.inputs, torch.Tensor)
         return split._replace(inputs=split.inputs * float("nan")) if number in (0, 3, 4, 7) else split
 
-    ended = list(turns_of(found).play(data, range(8)))
+    ended = list(turns_of(found).run(data, range(8)))
     assert [played is None for played in ended] == [True, False, False, True, True, False, False, True]
 
 

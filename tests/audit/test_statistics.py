@@ -100,7 +100,7 @@ def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> Non
     message = found.message(round, client)
     seen = statistics.as_gradient(found, message, "gradient", ThreatModel())
     assert seen.shared and not any("encoder" in name for name in seen.shared)
-    with pytest.raises(Inapplicable, match="fed features"):
+    with pytest.raises(Inapplicable, match="is features"):
         image_attack("analytic")().run([seen])
     said = labels_of(found, round, client)
     assert said["exact"] and said["how"].startswith("gradient, of the last layer")
@@ -150,12 +150,12 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
     assert run["statistics"]["exposed"] == ["variate"]
-    assert any("not the statistics sent beside it (variate)" in sentence for sentence in run["verdict"])
+    assert any("not the statistics sent with it (variate)" in sentence for sentence in run["verdict"])
     assert run["best"]["single image"]["attacker"] == "analytic on variate"
     assert any(one["attacker"] == "analytic on variate" for attack in run["attacks"] for one in attack["attempts"])
     assert "receives statistics besides weights: variate" in run["knowledge"]["server"]
     for page in ("audit.html", "audit.md"):
         text = (tmp_path / "report" / page).read_text()
-        assert "leave variate as the client made it" in text and "what a mean of the client's gradients" in text.replace(
+        assert "leave variate as the client made it" in text and "the change of a mean of the client's gradients" in text.replace(
             "&#39;", "'"
         )

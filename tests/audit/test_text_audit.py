@@ -125,7 +125,7 @@ def test_a_run_on_texts(runs: Runs) -> None:
         one["exact"] and one["exact"]["successes"] for one in message["attempts"] if not one["inapplicable"]
     )
     said = " ".join(run["verdict"])
-    assert "tokens read off client" in said and "100% of the tokens" in said and "random words" in said
+    assert "found from client" in said and "100% of the tokens" in said and "random words" in said
     for shown in (page, text):
         assert "Attacks on texts" in shown and "Attacks on images" not in shown
         assert tokens["recovered"][0]["true"][0] in shown

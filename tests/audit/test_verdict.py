@@ -41,15 +41,15 @@ def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() 
     unproven = {"is_evidence": False}
     found = run(attempt("dlg", 0), attempt("joint-head", 0, **unproven))
     assert "reconstructed by dlg within" in verdict(found)[0]
-    assert "what joint-head did not recover either is no evidence" in verdict(found)[0]
+    assert "the failure of joint-head is no evidence" in verdict(found)[0]
     for kind in ("message", "single image"):
         alone = run(attempt("joint-head", 0, **unproven), {"attacker": "dlg", "inapplicable": "not tried: why"}, kind=kind)
         (said, *_) = verdict(alone)
-        assert said.startswith("No attack whose controls show that it could succeed was mounted") and "says nothing" in said
-        assert "dlg: not tried: why" in said and "joint-head: recovered none, and nothing is promised of it" in said
+        assert said.startswith("No attack whose controls show that it could succeed was mounted") and "is not known" in said
+        assert "dlg: not tried: why" in said and "joint-head: recovered none, and has no positive control" in said
         assert best_attempt(alone["attacks"][0]) is None, "nothing was measured"
     beside = run(attempt("analytic", 0), {"attacker": "dlg", "inapplicable": "not tried: 50 images behind one message"})
-    assert verdict(beside)[0].endswith("; not tried, so that nothing is known of them: dlg.")
+    assert verdict(beside)[0].endswith("; not tried: dlg.")
     lucky = verdict(run(attempt("joint-head", 3, **unproven)))[0]
     assert lucky.startswith("3 of 50 training images were reconstructed") and "by joint-head" in lucky
 
@@ -60,22 +60,25 @@ def test_every_rate_of_the_easiest_case_has_its_interval() -> None:
     few = attempt("dlg", 0, success={"0.01": some})
     said = verdict(run(attempt("analytic", 0, n=72), few, kind="single image"))[0]
     assert "0 of 72 by analytic (up to 7% is not excluded), 0 of 24 by dlg (up to 14% is not excluded)" in said
-    assert "for the number looked at, which depends on what was found" in said
+    assert "for the number of images tried, which depends on the results" in said
     said = verdict(run(attempt("analytic", 6, n=6), kind="single image"))[0]
-    assert "analytic reconstructed 6 of 6 (MSE < 0.01; 95 % interval 1% to 7%; the interval is for the number looked at" in said
+    assert (
+        "analytic reconstructed 6 of 6 (MSE < 0.01; 95 % interval 1% to 7%; the interval is for the number of images tried"
+        in said
+    )
 
 
 def test_the_best_attacker_is_named_beside_what_copying_reaches() -> None:
     found = run(attempt("dlg", 2), attempt("analytic", 9))
     found["attacks"][0]["baselines"] = {"nearest public": {"success": {"0.01": {"successes": 1}}}}
     said = verdict(found)[0]
-    assert said.startswith("9 of 50 training images") and "by analytic" in said and "passes for 1 of them" in said
+    assert said.startswith("9 of 50 training images") and "by analytic" in said and "would count for 1 of them" in said
 
 
 def test_an_attack_that_could_not_be_mounted_is_no_defence() -> None:
     none = {"attacker": "dlg", "inapplicable": "no layer is shared"}
     said = verdict(run(none))[0]
-    assert said.startswith("No attack was mounted") and "says nothing" in said and "no layer is shared" in said
+    assert said.startswith("No attack was mounted") and "is not known" in said and "no layer is shared" in said
     assert "analytic" in verdict(run(none, attempt("analytic", 3)))[0]
 
 
@@ -87,16 +90,16 @@ def test_images_that_were_not_attacked_are_named_only_where_none_was() -> None:
 
 def test_membership_that_guessing_equals_is_not_called_found() -> None:
     (said,) = on_members(member(0.55, 0.48, 0.61))
-    assert "cannot be told from guessing with these 70 members and 70 others" in said and "0.48 to 0.61" in said
+    assert "cannot be distinguished from guessing on 70 members and 70 non-members" in said and "0.48 to 0.61" in said
     (said,) = on_members(member(0.8, 0.7, 0.9))
-    assert said.startswith("The best of 1 membership attacks, LiRA, tells") and "0.70 to 0.90" in said
+    assert said.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in said
 
 
 def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
     """Its own 95 % interval lies above guessing, and the one that allows for the choice among two does not."""
     chosen = member(0.58, 0.51, 0.65) | {"together": {"low": 0.49, "high": 0.67, "of": 2}}
     (said,) = on_members(chosen, member(0.5, 0.43, 0.57))
-    assert "cannot be told from guessing" in said and "0.49 to 0.67, which holds for the best of 2" in said
+    assert "cannot be distinguished from guessing" in said and "0.49 to 0.67, which holds for the best of 2" in said
 
 
 def test_reconstructed_images_are_known_members() -> None:
@@ -105,12 +108,15 @@ def test_reconstructed_images_are_known_members() -> None:
     (found,) = known
     assert (found["attacker"], found["known"]["successes"], found["client"], found["what"]) == ("analytic", 9, 7, "images")
     first, second = on_members(member(0.5, 0.43, 0.57), known_members=known)
-    assert "known to have been trained on: 9 of 50 training images behind client 7's message of round 3, by analytic" in first
+    assert (
+        "Reconstructed samples are known members: 9 of 50 training images behind client 7's message of round 3, by analytic"
+        in first
+    )
     assert second.startswith("Membership attacks") and "nothing beyond that" in second and "0.43 to 0.57" in second
-    assert "told from guessing" not in second
+    assert "distinguished from guessing" not in second
     assert on_members(known_members=known) == [first]
     assert known_members(run(attempt("dlg", 0))["attacks"], []) == []
-    assert known_members(run(attempt("dlg", 9), kind="single image")["attacks"], []) == []  # played by the audit
+    assert known_members(run(attempt("dlg", 9), kind="single image")["attacks"], []) == []  # simulated by the audit
     assert known_members(run({"attacker": "dlg", "inapplicable": "no layer"})["attacks"], []) == []
 
 
@@ -127,14 +133,16 @@ def test_a_few_sure_members_are_not_passed_over_for_an_area_at_chance() -> None:
     found = {"successes": 12, "n": 70, "low": 0.1, "high": 0.28, "share": 12 / 70}
     few = member(0.52, 0.43, 0.6) | {"tpr": {"0.01": found | {"by_chance": 1e-4}, "0.001": None}}
     (said,) = on_members(few)
-    assert said.startswith("At few false alarms, members are found: LiRA finds 17% of the members at 1% false alarms")
+    assert said.startswith(
+        "At low false-positive rates, members are found: LiRA finds 17% of the members at a false-positive rate of 1%"
+    )
     (said,) = on_members(few | {"tpr": {"0.01": found | {"by_chance": 0.2}, "0.001": None}})
-    assert "At few" not in said and "cannot be told from guessing" in said
+    assert "At low" not in said and "cannot be distinguished from guessing" in said
 
 
 def test_an_attack_on_membership_that_was_not_tried_is_said() -> None:
     (said,) = on_members(membership_not_tried={"LiRA": "its control failed: AUC 0.5"})
-    assert "not tried, which says nothing" in said and "LiRA (its control failed: AUC 0.5)" in said
+    assert "not tried, so that their success is not known" in said and "LiRA (its control failed: AUC 0.5)" in said
 
 
 def test_a_run_without_differential_privacy_has_no_guarantee() -> None:

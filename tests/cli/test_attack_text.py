@@ -86,7 +86,7 @@ def test_without_the_word_embedding_what_is_left_is_said(fedpriv: Fedpriv, optio
     (one,) = found(result)["attackers"]
     assert "sent" in one["inapplicable"] and "recall" not in one
     assert {name for name, rate in one["left"].items() if rate["successes"] == 3} == set(told)
-    assert "what is left, told rightly: 3 of 3 labels" in result.stderr
+    assert "still inferred correctly: 3 of 3 labels" in result.stderr
 
 
 @pytest.mark.usefixtures("no_controls")
@@ -143,7 +143,7 @@ def test_a_control_that_fails_lets_nothing_be_said(fedpriv: Fedpriv, monkeypatch
     failed = [Control("positive", False, "tokens named 50% of the tokens", 0.1)]
     monkeypatch.setattr("attacks.text.controls.text_controls", lambda attack, seed: failed)
     result = fedpriv("attack", "tokens", "--n", 1)
-    assert result.exit_code == 1 and "a control failed, so nothing can be said" in result.stderr
+    assert result.exit_code == 1 and "a control failed, so there can be no result" in result.stderr
     assert "random words" not in result.stdout
 
 

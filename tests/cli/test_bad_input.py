@@ -38,8 +38,8 @@ NAMES = [
     case("--set 'wire.transforms=[{name: mask, rolls: [head]}]'", "wire.transforms[0]", "did you mean 'roles'"),
     case("--set 'wire.transforms=[{name: mask, roles: [haed]}]'", "wire.transforms[0]", "unknown role 'haed'"),
     case("--set threads=2000", "threads"),
-    case("--alpha 0.3", "alpha means nothing to the partition 'classes'", "dirichlet"),
-    case("--partition iid --classes-per-client 3", "classes_per_client means nothing", "lognormal"),
+    case("--alpha 0.3", "alpha has no effect on the partition 'classes'", "dirichlet"),
+    case("--partition iid --classes-per-client 3", "classes_per_client has no effect", "lognormal"),
     case("--tracking-uri foo://bar", "tracking.uri", "not a tracking URI"),
     case("--tracking-uri mlruns", "tracking.uri", "not a tracking URI"),
     case("--dataset ./nowhere", "no file or folder", "nowhere"),
@@ -164,7 +164,7 @@ FEDERATIONS = [
     case("--device meta", "device 'meta'", "--device cpu"),
     case("--device mps", "device 'mps'", "--device cpu"),
     case("--dataset fashion_mnist", "fashion_mnist", "hub", "--data-dir", "FEDPRIV_DATA"),
-    case("--dataset cifar10 --data-dir nowhere", "data folder nowhere is not there"),
+    case("--dataset cifar10 --data-dir nowhere", "data folder nowhere does not exist"),
 ]
 
 
@@ -274,7 +274,7 @@ def test_corrupt_parquet_is_a_failure_that_names_the_file(empty_folder: Path, fe
     (folder / "train.parquet").write_bytes(b"PAR1" + bytes(200) + b"PAR1")
     (folder / "test.parquet").write_bytes(b"")
     result = fedpriv("train", "--dataset", "fashion_mnist", "--data-dir", ".")
-    assert_refused(result, ("train.parquet", "not a whole parquet file"), code=1)
+    assert_refused(result, ("train.parquet", "not a valid parquet file"), code=1)
     assert not (empty_folder / "runs").exists()
 
 

@@ -48,12 +48,12 @@ TEXTS = [
     case("--encoder tiny --tune all", "model.tune = 'all'", "'full', 'lora' or 'head'"),
     case("--encoder tiny --set model.pooling=max", "model.pooling = 'max'", "'mean', 'cls' or 'pooler'"),
     case("--encoder tiny --set data.augment=crop_flip", "data.augment crop_flip is for images", "holds texts"),
-    case("--encoder tiny --objective simclr", "objective simclr learns from two views of an image", "holds texts"),
-    case("--encoder tiny --set eval.probe=linear", "eval.probe looks at encoders of images", "holds texts"),
+    case("--encoder tiny --objective simclr", "objective simclr needs two views of an image", "holds texts"),
+    case("--encoder tiny --set eval.probe=linear", "eval.probe is for encoders of images", "holds texts"),
     case("--encoder tiny --set data.image_only=0.5", "data.image_only is for image-text pairs", "holds texts alone"),
     case("--encoder tiny --set data.text_only=0.5", "data.text_only is for image-text pairs"),
     case("--encoder tiny --set model.backbone=resnet18", "model.backbone is for image-text pairs"),
-    case("--encoder tiny --tune full --set model.adapter=8", "model.adapter is a layer on a frozen encoder's features"),
+    case("--encoder tiny --tune full --set model.adapter=8", "model.adapter is a layer on a frozen encoder"),
     case("--encoder tiny --set data.max_tokens=3", "data.max_tokens", "greater than or equal to 4"),
     case("--encoder tiny --tune lora --set model.lora_rank=0", "model.lora_rank", "greater than 0"),
     case("--encoder tiny --partition class_subsets --classes-per-client 5", "5 classes per client, but the data set has 4"),
@@ -66,9 +66,9 @@ BOTH = [
     case("--encoder tiny --set model.backbone=vit_b_16", "vit_b_16 does not take images of 3x16x16", "data.image_size=224"),
     case("--encoder tiny --set model.backbone=resnet18", "torchvision's weights of resnet18", "model.pretrained=false"),
     case("--encoder tiny --tune full --set model.backbone=resnet18", "torchvision's weights of resnet18"),
-    case(f"{PAIRS} --objective simclr", "objective simclr learns from two views of an image", "holds image-text pairs"),
-    case(f"{PAIRS} --set eval.probe=linear", "eval.probe looks at encoders of images", "holds image-text pairs"),
-    case(f"{PAIRS} --set model.adapter=8", "model.adapter is for texts alone"),
+    case(f"{PAIRS} --objective simclr", "objective simclr needs two views of an image", "holds image-text pairs"),
+    case(f"{PAIRS} --set eval.probe=linear", "eval.probe is for encoders of images", "holds image-text pairs"),
+    case(f"{PAIRS} --set model.adapter=8", "model.adapter is for texts only"),
     case(f"{PAIRS} --tune head --set data.augment=flip_jitter_rotate", "model.tune=head", "data.augment=none"),
     case(f"{PAIRS} --tune lora --set data.augment=flip_jitter_rotate", "model.tune=lora", "data.augment=none"),
     case(f"{PAIRS} --set data.image_only=0.6 --set data.text_only=0.6", "shares of the clients: together at most 1"),
@@ -112,15 +112,15 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [
-        ("number,intent\n1,a\n2,b\n", 2, ("no image or text column", "number (int64), intent (string)")),
-        ("text,other\nhello,a\nbye,b\n", 2, ("no label column", "text (string), other (string)")),
-        ("", 1, ("broken.csv is not a whole csv file", "Empty")),
-        ('text,intent\n"hello,a\nbye,b\n', 1, ("broken.csv is not a whole csv file",)),
-        ("text,intent\nhello,a\nbye,b,c,d\n", 1, ("broken.csv is not a whole csv file", "Expected 2 columns, got 4")),
+        ("number,intent\n1,a\n2,b\n", 2, ("no recognisable image or text column", "number (int64), intent (string)")),
+        ("text,other\nhello,a\nbye,b\n", 2, ("no recognisable label column", "text (string), other (string)")),
+        ("", 1, ("broken.csv is not a valid csv file", "Empty")),
+        ('text,intent\n"hello,a\nbye,b\n', 1, ("broken.csv is not a valid csv file",)),
+        ("text,intent\nhello,a\nbye,b,c,d\n", 1, ("broken.csv is not a valid csv file", "Expected 2 columns, got 4")),
         ("text,intent\nhello,a\n  ,a\nbye,b\nso,b\n" * 4, 2, ("row 1 of column 'text' is empty",)),
         ("text,intent\nhello,a\nbye,\nso,b\n", 1, ("the label in row 1 of column 'intent' is empty",)),
         ("text,intent\nhello,a\nbye,b\n", 2, ("leaves no test samples",)),
-        ("text,intent\n", 2, ("no image or text column", "text (null)")),
+        ("text,intent\n", 2, ("no recognisable image or text column", "text (null)")),
     ],
     ids=["no text", "no label", "nothing", "open quote", "too many columns", "empty text", "empty label", "too few", "header"],
 )
@@ -160,7 +160,7 @@ def test_models_names_the_encoders_of_texts(fedpriv: Fedpriv) -> None:
 def test_a_probe_of_a_run_on_texts(samples: list[str], fedpriv: Fedpriv, arguments: str) -> None:
     short = "--clients 2 --partition iid --method fedavg --rounds 1 --local-epochs 1 --tracking-uri none --run-dir run"
     assert fedpriv("train", *arguments.split(), *short.split()).exit_code == 0
-    assert_refused(fedpriv("probe", "run"), ("a probe looks at encoders of images", "which holds texts"))
+    assert_refused(fedpriv("probe", "run"), ("a probe is for encoders of images", "which holds texts"))
 
 
 def test_nothing_waits_for_the_hub(samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:

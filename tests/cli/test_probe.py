@@ -123,7 +123,7 @@ def test_probe_of_a_supervised_run_beats_that_of_random_weights(fedpriv: Fedpriv
     [
         (("--fraction", "0"), "above 0"),
         (("--fraction", "0.001"), "leaves no sample"),
-        (("--features", "prepool"), "no average pooling"),
+        (("--features", "prepool"), "needs an encoder with average pooling"),
         (("--dataset", "digts"), "digits"),
     ],
 )

@@ -55,5 +55,5 @@ def test_it_is_a_function_of_the_seed() -> None:
 def test_what_cannot_be_dealt() -> None:
     with pytest.raises(UsageError, match="class_subsets: 78 classes per client, but the data set has 77"):
         deal(20, 78)
-    with pytest.raises(UsageError, match="two owners at least, so two clients are needed"):
+    with pytest.raises(UsageError, match="at least two owners, so at least two clients are needed"):
         deal(1, 5)

@@ -78,7 +78,7 @@ def test_splits_of_their_own(tmp_path: Path, name: str) -> None:
     assert opened.train_labels.tolist() == [0] * 4 + [1] * 3 + [2] * 5 and opened.test_labels.tolist() == [0, 2, 2]
     assert opened.texts is not None and opened.texts()[1] == ("calm 0 ☂", "storm 0 ☂", "storm 1 ☂")
     write_pairs(tmp_path / name, {"quake": 1})
-    with pytest.raises(UsageError, match=rf"{name}/quake: there is no class of that name in .*train"):
+    with pytest.raises(UsageError, match=rf"{name}/quake: .*train"):
         load_labels(str(tmp_path))
 
 
@@ -104,7 +104,7 @@ def test_two_images_of_one_name(tmp_path: Path) -> None:
     write_pairs(tmp_path, {"calm": 3})
     image = next((tmp_path / "calm" / "images").iterdir())
     image.with_suffix(".jpg").write_bytes(image.read_bytes())
-    with pytest.raises(UsageError, match=r"which of them is the pair's"):
+    with pytest.raises(UsageError, match=r"keep one of them"):
         load_labels(str(tmp_path))
 
 

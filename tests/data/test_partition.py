@@ -303,7 +303,7 @@ def test_damaged_file(tmp_path: Path) -> None:
         with pytest.raises(FedprivError, match=r"partition\.safetensors"):
             Partition.load(path)
     save_tensors(path, {"train": torch.zeros(3)})
-    with pytest.raises(FedprivError, match="no partition"):
+    with pytest.raises(FedprivError, match="not a partition"):
         Partition.load(path)
     with pytest.raises(FedprivError, match=r"none\.safetensors"):
         Partition.load(tmp_path / "none.safetensors")

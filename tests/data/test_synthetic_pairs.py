@@ -93,7 +93,7 @@ def test_a_whole_folder_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name in ("full", "file"):
-        with pytest.raises(UsageError, match=f"{name} is there already"):
+        with pytest.raises(UsageError, match=f"{name} exists"):
             write_pairs(tmp_path / name, 30, 30, 8)
     write_pairs(tmp_path / "empty", 30, 30, 8)
     assert len(load_labels(str(tmp_path / "empty")).train_labels) == 30
@@ -126,7 +126,7 @@ def test_command(tmp_path: Path) -> None:
     said = run(folder, "--train", "40", "--test", "25", "--size", "8", "--seed", "2", "--json")
     assert json.loads(said.splitlines()[-1])["synthetic"] and "all synthetic" in said
     assert load_dataset(folder).train_images.shape == (40, 3, 8, 8)
-    assert "is there already" in run(folder, code=2)
-    assert "24 train pairs leave a class without one; 25 or more" in run(str(tmp_path / "few"), "--train", "24", code=2)
+    assert "exists and is not an empty folder" in run(folder, code=2)
+    assert "24 train pairs leave a class without any; use at least 25" in run(str(tmp_path / "few"), "--train", "24", code=2)
     assert "cannot write" in run("/proc/no/pairs", code=2)
     assert not (tmp_path / "few").exists()

@@ -12,7 +12,9 @@ import torch
 from click.testing import CliRunner
 
 from fedpriv.cli import main
-from fedpriv.simulation.loop import Simulation
+from fedpriv.server.clients import Instruction
+from fedpriv.simulation.simulation import Simulation
+from fedpriv.wire import Payload, TransformContext
 from tests.simulation.small import computed, flags, play
 
 Simulate = Callable[..., Simulation]
@@ -60,13 +62,16 @@ def test_a_client_s_noise_depends_on_seed_round_and_client_alone(simulate: Simul
     """Not on who else takes part; another round, client or transform draws other noise."""
 
     def noise(round: int, clients: list[int], seed: int = 0) -> dict[int | None, torch.Tensor]:
-        transforms = [{"name": "gaussian", "variance": 1.0}, {"name": "gaussian", "variance": 1.0}]
-        run = simulate("fedavg", play=False, seed=seed, **{"wire.transforms": transforms})
-        drawn: list[torch.Tensor] = []
-        for client in clients:
-            contexts = [run.executor._context(round, client, {}, {}, index) for index in (0, 1)]
-            drawn.append(torch.stack([torch.randn(5, generator=context.generator) for context in contexts]))
-        return dict(zip(clients, drawn, strict=True))
+        run = simulate("fedavg", play=False, seed=seed)
+        drawn: dict[int | None, list[torch.Tensor]] = {client: [] for client in clients}
+
+        def draw(payload: Payload, context: TransformContext) -> Payload:
+            drawn[payload.client].append(torch.randn(5, generator=context.generator))
+            return payload
+
+        run.agreement.transforms = (draw, draw)
+        list(run.executor.train(Instruction(round, clients, None)))
+        return {client: torch.stack(numbers) for client, numbers in drawn.items()}
 
     alone, together = noise(1, [4]), noise(1, [7, 4, 2])
     assert torch.equal(alone[4], together[4])
@@ -116,7 +121,7 @@ def test_shorthands(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--defense", "gaussian", "--variance", "-1"], "variance"),
-        (["--variance", "1"], "--variance is that of one"),
+        (["--variance", "1"], "--variance needs exactly one"),
         (["--defense", "gausian"], "did you mean 'gaussian'"),
         (["--defense", "prune:fracton=1"], "did you mean 'fraction'"),
         (["--defense", "prune:0.1"], "expected key=value"),

@@ -54,20 +54,20 @@ def test_it_is_refused_before_anything_is_written(method: str, mask: dict[str, A
 
 def test_the_nets_layers_are_counted_in_forward_order() -> None:
     federation = build(config("fedavg"))
-    assert federation.linear == ("encoder.fc1", "encoder.fc2", "encoder.fc3", "projector.fc1", "projector.fc2", "head")
+    assert federation.agreement.linear == ("encoder.fc1", "encoder.fc2", "encoder.fc3", "projector.fc1", "projector.fc2", "head")
 
 
 REFUSED = [
     (["gaussian", "clip"], "bounded before"),
     (["laplace", "clip"], "put clip"),
-    (["prune", "gaussian"], "which entries were kept"),
-    (["quantise", "gaussian"], "shortened"),
-    (["cast", "clip"], "shortened"),
-    (["quantise", "prune"], "shortened"),
+    (["prune", "gaussian"], "choice of the kept entries"),
+    (["quantise", "gaussian"], "rounding"),
+    (["cast", "clip"], "rounding"),
+    (["quantise", "prune"], "rounding"),
     (["prune", "clip"], "bound"),
     (["prune", "prune"], "once"),
     (["cast", "quantise"], "once"),
-    (["clip", "cast", "gaussian"], "shortened"),
+    (["clip", "cast", "gaussian"], "rounding"),
 ]
 
 

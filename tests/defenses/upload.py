@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses import build_transforms
-from fedpriv.wire import Payload, Sealed, TransformContext, Wire
+from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
 LAYERS = ("encoder.fc1.weight", "encoder.fc1.bias", "encoder.fc2.weight", "head.weight", "head.bias")
@@ -31,11 +31,11 @@ def upload(base: Mapping[str, Tensor], scale: float = 0.01) -> Payload:
 
 
 class Sender:
-    """A wire with transforms; ``reports`` is what they reported last."""
+    """A client with transforms; ``reports`` is what they reported last."""
 
     def __init__(self, base: Mapping[str, Tensor], *transforms: dict[str, Any], seed: int = 5) -> None:
         self.base, self.seed = base, seed
-        self.wire = Wire(build_transforms(transforms))
+        self.transforms = build_transforms(transforms)
         self.reports: dict[str, float] = {}
 
     def context(self, index: int) -> TransformContext:
@@ -43,7 +43,7 @@ class Sender:
         return TransformContext(self.base, LAYERS, generator, LINEAR, self.reports.__setitem__)
 
     def send(self, payload: Payload) -> Sealed:
-        return self.wire.upload(payload, self.context)
+        return transform_and_seal(payload, self.transforms, self.context)
 
     def arrives(self, payload: Payload) -> dict[str, Tensor]:
         """What the server computes with."""

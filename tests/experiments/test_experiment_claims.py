@@ -119,7 +119,7 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
         ({"of": "fedrep", "above": 0.6}, "reproduced (3 seeds)"),
         ({"of": "fedrep", "above": 0.833}, "not reproduced (3 seeds, short of it on every seed)"),
         ({"of": "fedrep", "below": 0.8}, "reproduced (3 seeds)"),
-        ({"of": "fedrep", "above": 0.6, "stand_in": "X for Y"}, "inconclusive (X for Y: the level does not compare)"),
+        ({"of": "fedrep", "above": 0.6, "stand_in": "X for Y"}, "inconclusive (X for Y: the level is not comparable)"),
         ({"compare": ["fedrep", "local"]}, "reproduced (3 seeds)"),
         ({"compare": ["fedrep", "local"], "stand_in": "X for Y"}, "reproduced (3 seeds; X for Y)"),
         ({"compare": ["fedrep", "local"], "metric": "early_accuracy"}, "inconclusive (3 seeds)"),  # the same beginning

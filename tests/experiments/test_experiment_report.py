@@ -128,8 +128,8 @@ def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
     (yaml_file.parent / "results/tiny/fedavg-s1.json").write_text("{}")
     comparison = Comparison.of(read(yaml_file))
     assert comparison.missing == ["fedavg-s0", "fedavg-s1", "fedrep-s1"]
-    assert any("fedavg-s0 does not count: train.rounds is 30 there, 20 in the YAML" in line for line in comparison.complaints)
-    assert any("fedavg-s1 does not count" in line and "not a result" in line for line in comparison.complaints)
+    assert any("fedavg-s0 is left out: train.rounds is 30 there, 20 in the YAML" in line for line in comparison.complaints)
+    assert any("fedavg-s1 is left out" in line and "not a result" in line for line in comparison.complaints)
     assert not any("partitions" in line for line in comparison.complaints)  # no other run is left at seed 1
     write_result(yaml_file, "fedrep", 1, REP)
     assert any("seed 1: the methods ran on different partitions" in line for line in Comparison.of(read(yaml_file)).complaints)
@@ -142,7 +142,7 @@ def test_before_any_result(tmp_path: Path) -> None:
     said = report(path)
     text = (tmp_path / "paper/results/tiny.md").read_text()
     assert said["experiments"][0]["plot"] is None
-    assert "## Not played yet" in text and "3 runs, 1 claim" in text and "verdict" not in text
+    assert "## Not run yet" in text and "3 runs, 1 claim" in text and "verdict" not in text
     assert said["experiments"][0]["claims"][0]["verdict"].startswith("inconclusive")
 
 

@@ -64,7 +64,7 @@ def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     assert [outcome.state for outcome in first] == ["collected", "left"]
     second = run(experiment, runs_dir, workers=2, say=said.append)  # a real process, which takes its seconds to import torch
     assert [outcome.state for outcome in second] == ["done", "finished"]
-    assert any(line.startswith("fedrep-s0: goes on after round 1, log ") for line in said)
+    assert any(line.startswith("fedrep-s0: resumed after round 1, log ") for line in said)
 
     folder = RunFolder(experiment.run_dir(runs_dir, "fedrep", 0))
     result, summary, records = Result.load(experiment.result_file("fedrep", 0)), folder.summary(), folder.records()

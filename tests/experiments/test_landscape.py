@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpriv.client.turn import Turn
 from fedpriv.experiments.gradient_norms import gradient_norms
 from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 Simulate = Callable[..., Simulation]
 
@@ -82,7 +82,7 @@ def test_gradient_norms_are_of_the_received_and_the_trained_model(simulate: Simu
     simulation = simulate("fedavg", **{"train.rounds": 1})
     fed = simulation.federation
     found = gradient_norms(fed, simulation.server, [4, 1], 2, reduction)  # type: ignore[arg-type]
-    assert tuple(found) == fed.layers and all(len(norm.before) == len(norm.after) == 2 for norm in found.values())
+    assert tuple(found) == fed.agreement.layers and all(len(norm.before) == len(norm.after) == 2 for norm in found.values())
     fed.resident.row.copy_(simulation.server.row)
     turn = Turn(fed.resident, fed.data.train(1), fed.config, 2, 1, {}, {}, True)
     for trained in (False, True):

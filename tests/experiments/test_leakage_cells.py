@@ -17,8 +17,8 @@ from fedpriv.cli import main
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage import CellResult, read_leakage, run_cells
+from fedpriv.experiments.leakage.attack import attack_cell
 from fedpriv.experiments.leakage.cell import Cell
-from fedpriv.experiments.leakage.play import play
 from fedpriv.experiments.leakage.result import difference
 from fedpriv.experiments.leakage.victim import Dealt, deal, observations, victim_net
 from fedpriv.wire import Payload, TransformContext
@@ -149,12 +149,12 @@ def test_what_is_known_of_the_top(dealt: Dealt) -> None:
 
 def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: Dealt) -> None:
     two = first(dealt, 2)
-    result = play("a", cell(victim={"layers": 2, "masked": 1}), two)
+    result = attack_cell("a", cell(victim={"layers": 2, "masked": 1}), two)
     recovered = result.recovered()
     assert recovered is not None and (recovered.successes, recovered.n) == (2, 2)
     assert result.curve["median"][-1] < result.curve["median"][0] and len(result.loss) == 2
     assert result.grey == pytest.approx([float((image - 0.5).square().mean()) for image in two.images], rel=1e-4)
-    open_, hidden = (play("l", cell(attacker={"name": "idlg-label"}, victim={"masked": m}), two) for m in (0, 1))
+    open_, hidden = (attack_cell("l", cell(attacker={"name": "idlg-label"}, victim={"masked": m}), two) for m in (0, 1))
     assert open_.labels_right == 2 and open_.recovered() is None
     assert hidden.inapplicable is not None and hidden.labels() is None
 
@@ -169,7 +169,7 @@ def test_a_batch_is_scored_in_any_order(dealt: Dealt, monkeypatch: pytest.Monkey
         return Reconstruction(made, none, one, torch.zeros(3, 2), one.long(), one.long())
 
     monkeypatch.setattr(HeadFree, "run", swapped)
-    result = play("b", cell(4, victim={"masked": 1, "batch": 2}), dealt)
+    result = attack_cell("b", cell(4, victim={"masked": 1, "batch": 2}), dealt)
     assert result.mse == [0.0] * 4 and result.psnr == [None] * 4
 
 
@@ -186,7 +186,7 @@ def test_more_images_include_the_fewer() -> None:
         deal(dataset, cell(11).images)
 
 
-def test_cells_are_played_once(tmp_path: Path) -> None:
+def test_cells_are_run_once(tmp_path: Path) -> None:
     fast = {"name": "head-free", "options": {"steps": 1, "restarts": 0}}
     path = write_cells(tmp_path, cells={"done": {"attacker": fast}, "new": {"images": {"n": 2}, "attacker": fast}})
     write_cell(path, "done", [0.02] * 4)

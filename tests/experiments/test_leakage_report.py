@@ -125,7 +125,7 @@ def test_a_cell_of_another_experiment_does_not_count(yaml_file: Path) -> None:
     stale.write_text(stale.read_text().replace('"masked": 1', '"masked": 0'))
     comparison = LeakageComparison.of(read_leakage(yaml_file))
     assert comparison.missing == ["strong", "absent"]
-    assert comparison.complaints == ["strong does not count: victim.masked is 0 there, 1 in the YAML"]
+    assert comparison.complaints == ["strong is left out: victim.masked is 0 there, 1 in the YAML"]
 
 
 def test_before_any_cell(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_cells_are_laid_over_the_base(tmp_path: Path) -> None:
         ({**HEAD_FREE, "victim": {"batch": 3}}, "4 images cannot be dealt in batches of 3"),
         ({**HEAD_FREE, "defence": [{"name": "gaussian", "variance": -1}]}, r"cell a .*defence\[0\] \(gaussian\): variance = -1"),
         ({**HEAD_FREE, "defence": [{"name": "gauss"}]}, r"cell a .*'gauss'.*gaussian"),
-        ({**HEAD_FREE, "defence": [{"name": "mask", "last": 1}]}, "what is masked is the victim's"),
+        ({**HEAD_FREE, "defence": [{"name": "mask", "last": 1}]}, "set masked layers in the victim"),
         ({**HEAD_FREE, "victim": {"layer": 1}}, r"unknown key in cell a .*'victim.layer'.*victim.layers"),
     ],
 )

@@ -77,7 +77,7 @@ def test_the_result_has_losses_and_probes(probed: tuple[Path, Path]) -> None:
     assert all(loss > 0 for loss in with_probe.curve["train_loss"]) and "probe/1" not in without.curve
     assert with_probe.tested() == [] and with_probe.records() == []
     assert metric(with_probe, "probe", 0.1) == with_probe.summary["probe"]["0.1"]
-    with pytest.raises(UsageError, match="was not probed with 1 of the labels"):
+    with pytest.raises(UsageError, match="has no probe with 1 of the labels"):
         metric(without, "probe")
     with pytest.raises(UsageError, match="barlow is self-supervised and has no accuracy"):
         metric(without, "accuracy")

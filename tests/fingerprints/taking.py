@@ -77,7 +77,7 @@ def take(settings: Settings) -> Fingerprint:
 def _fingerprint(run: Path) -> Fingerprint:
     before, server = sorted(run.glob("checkpoints/server-*.safetensors"))[-2:]
     clients: dict[str, Path] = {}
-    for path in sorted(run.glob("checkpoints/client-*.safetensors")):  # client-<client>-<round>: the last round's counts
+    for path in sorted(run.glob("clients/client-*.safetensors")):  # client-<client>-<round>: the last round's counts
         clients[path.stem.rpartition("-")[0]] = path
     messages = sorted(run.glob("payloads/*/*"))
     records = [_timeless(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedpriv.seeding import generator
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.oracles.global_baselines import Row, World
 
 RAGGED = {
@@ -43,7 +43,7 @@ def replay(simulation: Simulation, one_round: Callable[..., None], **options: An
     """The oracle after as many rounds as the run has played."""
     slow = world(simulation)
     for round in range(1, simulation.progress.round + 1):
-        one_round(slow, round, sorted(simulation._participants(round)), **options)
+        one_round(slow, round, sorted(simulation.participants(round)), **options)
     return slow
 
 

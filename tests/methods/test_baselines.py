@@ -14,7 +14,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
 from fedpriv.server.merging import merge
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import Upload
 
@@ -50,24 +50,24 @@ def test_fedavg_with_one_client_is_central_sgd(simulate: Simulate) -> None:
 
 def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simulate) -> None:
     simulation = simulate("fedavg", **{"data.partition.name": "lognormal", "data.partition.size_offset": 5, "train.rounds": 1})
-    clients = sorted(simulation._participants(1))
+    clients = sorted(simulation.participants(1))
     sizes = [simulation.federation.data.size(c) for c in clients]
     assert len(set(sizes)) > 1
     expected = sum(n / sum(sizes) * central_sgd(simulation, c, [(1, 1)]).double() for c, n in zip(clients, sizes, strict=True))
     torch.testing.assert_close(simulation.server.row.double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_local_trains_each_client_alone_in_turn_and_sends_nothing(simulate: Simulate) -> None:
+def test_local_trains_each_client_alone_in_turn_and_sends_no_model(simulate: Simulate) -> None:
     simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
-    assert simulation.progress.total_bytes_up == simulation.progress.total_bytes_down == 0
+    assert simulation.progress.total_bytes_down == 0
     turns: dict[int, list[tuple[int, int]]] = {}
     for round in range(1, 5):
-        for client in simulation._participants(round):
+        for client in simulation.participants(round):
             turns.setdefault(client, []).append((round, 2))
     assert {len(t) for t in turns.values()} == {2} and len(turns) == 10, "every client has T r turns"
-    client = simulation._participants(4)[0]
+    client = simulation.participants(4)[0]
     row = central_sgd(simulation, client, turns[client])
-    kept = simulation._private(client)
+    kept = simulation.private(client)
     assert all(torch.equal(kept[name], simulation.federation.resident.space.view(row, name)) for name in kept)
 
 
@@ -90,7 +90,9 @@ def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> 
 def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
     simulation = simulate("fedavg-ft", **{"method.ft_scope": "head"})
     resident, space = simulation.federation.resident, simulation.federation.resident.space
-    simulation.scorer.score(simulation.server, simulation._private, 3)  # leaves the last client's tuned model in the resident net
+    simulation.scorer.score(
+        simulation.server, simulation.progress.clients, 3
+    )  # leaves the last client's tuned model in the resident net
     for name in space.names:
         same = torch.equal(space.view(resident.row, name), space.view(simulation.server.row, name))
         assert same == (space[name].role == "encoder"), name
@@ -111,21 +113,21 @@ def test_fedper_shares_the_encoder_and_keeps_the_rest(simulate: Simulate) -> Non
     for name in space.names:
         same_as_initial = torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
         assert same_as_initial == (space[name].role != "encoder"), "the server averages the encoder and never gets a head"
-    client = simulation._participants(1)[0]
-    assert all(not torch.equal(t, space.view(simulation.federation.initial, n)) for n, t in simulation._private(client).items())
+    client = simulation.participants(1)[0]
+    assert all(not torch.equal(t, space.view(simulation.federation.initial, n)) for n, t in simulation.private(client).items())
 
 
 def test_personal_layers_of_fedper_stay_with_the_client(simulate: Simulate) -> None:
     simulation = simulate("fedper", **{"train.rounds": 1, "model.name": "mlp2", "method.personal": ["encoder.fc2.*"]})
-    fed, client = simulation.federation, simulation._participants(1)[0]
+    fed, client = simulation.federation, simulation.participants(1)[0]
     deep = {"encoder.fc2.weight", "encoder.fc2.bias"}
     assert deep < set(fed.method.private_names) and not deep & set(fed.method.shared_names)
     for name in deep:
         untouched = fed.resident.space.view(fed.initial, name)
         assert torch.equal(fed.resident.space.view(simulation.server.row, name), untouched)
-        kept = simulation._private(client)[name]
+        kept = simulation.private(client)[name]
         assert not torch.equal(kept, untouched)
-        assert torch.equal(fed.method.client_state(simulation.server, simulation._private(client))[name], kept)
+        assert torch.equal(fed.method.client_state(simulation.server.row, simulation.private(client))[name], kept)
 
 
 @pytest.mark.parametrize(
@@ -138,19 +140,19 @@ def test_personal_layers_that_cannot_be(simulate: Simulate, patterns: list[str],
 
 def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
     fedrep = simulate("fedrep", **{"method.head_epochs": 0, "train.rounds": 1})
-    client = fedrep._participants(1)[0]
+    client = fedrep.participants(1)[0]
     assert all(
         torch.equal(t, fedrep.federation.resident.space.view(fedrep.federation.initial, n))
-        for n, t in fedrep._private(client).items()
+        for n, t in fedrep.private(client).items()
     )
 
 
 @pytest.mark.parametrize("name", sorted(methods()))
 def test_permuting_the_uploads_changes_nothing(simulate: Simulate, name: str) -> None:
     simulation, uploads = simulate(name, play=False), list[Sealed]()
-    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
     before = simulation.server
-    simulation.play_round()
+    simulation.run_round()
     if name == "local":
         assert not uploads
         return
@@ -184,8 +186,8 @@ def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> N
         simulate("fedavg", play=False, **options, **{"train.participation": 0.4, "train.batch_size": 999}),
         list[Sealed](),
     )
-    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
-    simulation.play_round()
+    simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    simulation.run_round()
     space = simulation.federation.resident.space
     name = next(e.name for e in space.entries if e.kind == "buffer" and e.name.endswith("running_mean"))
     sizes = torch.tensor([float(upload.num_examples or 0) for upload in uploads])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 
 Simulate = Callable[..., Simulation]
@@ -34,7 +34,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, list[S
     federation = build(load_config(None, settings))
     simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path_factory.mktemp("fedbn")), lambda text: None)
     crossed: list[Sealed] = []
-    federation.wire.taps.append(lambda way, sealed: crossed.append(sealed))
+    simulation.taps.append(lambda way, sealed: crossed.append(sealed) if way != "report" else None)
     simulation.start()
     for _ in simulation.rounds():
         pass
@@ -56,13 +56,13 @@ def test_each_client_keeps_its_own_and_is_tested_with_it(played: tuple[Simulatio
     method, space = simulation.federation.method, simulation.federation.resident.space
     own = set(space.names) & method.context.norms
     assert not method.has_global_model
-    kept = {client: simulation._stored(client) or {} for client in simulation.progress.clients}
+    kept = {client: simulation.stored(client) or {} for client in simulation.progress.clients}
     assert all(set(state) == own for state in kept.values())
     mean = next(name for name in own if name.endswith("running_mean"))
     first, second = [state[mean] for state in kept.values()][:2]
     assert not torch.equal(first, second)
     assert torch.equal(space.view(simulation.server.row, mean), space.view(simulation.federation.initial, mean))
     for client, state in kept.items():
-        tested = method.client_state(simulation.server, state)
+        tested = method.client_state(simulation.server.row, state)
         assert torch.equal(tested[mean], state[mean]), client
         assert torch.equal(tested["head.weight"], space.view(simulation.server.row, "head.weight"))

@@ -32,7 +32,7 @@ from fedpriv.methods.base import options_of
 from fedpriv.methods.build import with_options
 from fedpriv.methods.feddual import FedDual
 from fedpriv.objectives.adaptive_kl import LAST_ACCURACY, kl_gradient, kl_of_softmax, weight_of_kl
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed, tensor_of
 from tests.oracles import feddual as oracle
 
@@ -188,7 +188,7 @@ def test_running_accuracy_is_that_of_the_last_epochs_own_batches(simulate: Simul
 
 def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None:
     simulation = simulate("feddual", **{"method.beta_mode": "stale", "train.participation": 1.0, "train.rounds": 2})
-    kept = simulation._private(3)
+    kept = simulation.private(3)
     assert 0 < float(kept[LAST_ACCURACY]) <= 1
     fed = simulation.federation
     first, _ = betas(simulation)
@@ -546,7 +546,7 @@ def test_half_of_the_cross_entropy_is_half_the_learning_rate_bitwise(simulate: S
 
 
 def test_the_code_reading_warns_that_it_leaves_the_head(simulate: Simulate) -> None:
-    with pytest.warns(UserWarning, match=r"mean-shift: every client.*leaves head\.weight as it is"):
+    with pytest.warns(UserWarning, match=r"mean-shift: all distances.*leaves head\.weight as it is"):
         simulate("feddual", **{"method.reading": "code", "train.rounds": 1})
 
 
@@ -558,8 +558,8 @@ def test_code_reading_moves_the_head_where_eps_lets_it(simulate: Simulate) -> No
 
 def uploaded(simulation: Simulation) -> list[Sealed]:
     uploads: list[Sealed] = []
-    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
-    simulation.play_round()
+    simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    simulation.run_round()
     return uploads
 
 

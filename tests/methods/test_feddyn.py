@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpriv.errors import UsageError
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -19,7 +19,7 @@ UNBOUNDED = {"train.clip_grad_norm": 1e9}
 def displacements(simulation: Simulation) -> torch.Tensor:
     """``(K, p)``: what every client keeps."""
     none = torch.zeros_like(simulation.server.row)
-    kept = [simulation._stored(client) or {} for client in range(simulation.config.data.clients)]
+    kept = [simulation.stored(client) or {} for client in range(simulation.config.data.clients)]
     return torch.stack([one.get("feddyn.displacement", none) for one in kept])
 
 

@@ -15,7 +15,7 @@ from fedpriv.aggregation.fednova import STEP_WEIGHT, step_weight
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Context
 from fedpriv.parameters import ParameterSpace
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same, world
 from tests.oracles import global_baselines as oracles
 
@@ -114,7 +114,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, options: dict[str, An
     simulation = simulate("fednova", **RAGGED, **options)
     slow = replay(simulation, oracles.fednova, **{"uniform": False, "server_momentum": 0.0, **expected})
     same(simulation, slow.model)
-    steps = {len(world(simulation).batches(1, client)) for client in simulation._participants(1)}
+    steps = {len(world(simulation).batches(1, client)) for client in simulation.participants(1)}
     assert len(steps) > 1, "the clients take different numbers of steps"
 
 
@@ -127,12 +127,12 @@ def test_clients_with_equal_steps_make_it_fedavg(simulate: Simulate) -> None:
 def test_adams_steps_are_counted(simulate: Simulate) -> None:
     simulation = simulate("fednova", play=False, **RAGGED, **{"train.optimizer": "adam", "train.lr": 1e-3})
     seen: dict[int, float] = {}
-    simulation.federation.wire.taps.append(
+    simulation.taps.append(
         lambda way, sealed: seen.update({sealed.client: float(sealed.tensors()[STEP_WEIGHT])}) if way == "up" else None
     )
-    simulation.play_round()
+    simulation.run_round()
     slow = world(simulation)
-    assert seen == {client: len(slow.batches(1, client)) for client in simulation._participants(1)}
+    assert seen == {client: len(slow.batches(1, client)) for client in simulation.participants(1)}
 
 
 def test_only_phases_of_what_is_shared_count(simulate: Simulate) -> None:
@@ -140,12 +140,12 @@ def test_only_phases_of_what_is_shared_count(simulate: Simulate) -> None:
     options = {"method.head_epochs": 3, "train.momentum": 0.0, "aggregation": "fednova"}
     simulation = simulate("fedrep", play=False, **RAGGED, **options)
     seen: dict[int, float] = {}
-    simulation.federation.wire.taps.append(
+    simulation.taps.append(
         lambda way, sealed: seen.update({sealed.client: float(sealed.tensors()[STEP_WEIGHT])}) if way == "up" else None
     )
-    simulation.play_round()
+    simulation.run_round()
     slow = world(simulation)
-    assert seen == {client: len(slow.batches(1, client)) for client in simulation._participants(1)}
+    assert seen == {client: len(slow.batches(1, client)) for client in simulation.participants(1)}
 
 
 def test_momentum_and_a_proximal_term_are_refused_together(simulate: Simulate) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedpriv.objectives.proximal import on_received
 from fedpriv.parameters import ParameterSpace
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -67,7 +67,7 @@ def test_fine_tuning_is_without_corrections_and_changes_no_state(simulate: Simul
     plain, tuned = simulate(method), simulate(f"{method}-ft", **{"method.ft_epochs": 2})
     assert torch.equal(plain.server.row, tuned.server.row)
     for client in plain.progress.clients:
-        before, after = plain._stored(client), tuned._stored(client)
+        before, after = plain.stored(client), tuned.stored(client)
         assert before is not None and after is not None and before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
     accuracy = [[r["metrics"].get("accuracy") for r in s.folder.records()] for s in (plain, tuned)]
@@ -79,6 +79,6 @@ def test_fine_tuning_of_the_same_model_is_the_same_whatever_trained_it(simulate:
     rows = []
     for method in ("fedavg-ft", "fedprox-ft"):
         run = simulate(method, play=False, **{"method.ft_scope": "full"})
-        run.scorer.score(run.server, run._private, run.config.train.rounds)
+        run.scorer.score(run.server, run.progress.clients, run.config.train.rounds)
         rows.append(run.federation.resident.row.clone())
     assert torch.equal(*rows) and not torch.equal(rows[0], run.federation.initial)

@@ -18,7 +18,7 @@ from fedpriv.methods.base import phase
 from fedpriv.methods.build import with_options
 from fedpriv.objectives.siamese import PREVIOUS, mean_cosine
 from fedpriv.seeding import generator
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.oracles import siamese as oracle
 
 Simulate = Callable[..., Simulation]
@@ -55,7 +55,7 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
         lr=train.lr, momentum=train.momentum, wd=train.weight_decay, wd_bias=train.weight_decay_bias, **options
     )
     clients = [tuple(fed.data.train(i)) for i in range(simulation.config.data.clients)]
-    rounds = [sorted(simulation._participants(t)) for t in range(1, train.rounds + 1)]
+    rounds = [sorted(simulation.participants(t)) for t in range(1, train.rounds + 1)]
     return oracle.run(fed.resident.frozen.net, clients, rounds, batches, setting)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
 )
 def test_three_rounds_equal_the_oracle(simulate: Simulate, method: dict[str, Any], slow: dict[str, Any]) -> None:
     simulation = simulate("fedsiam-da", **SHORT, **{f"method.{k}": v for k, v in {"mu": 1.0, **method}.items()})
-    turns = [c for t in (1, 2, 3) for c in simulation._participants(t)]
+    turns = [c for t in (1, 2, 3) for c in simulation.participants(t)]
     assert len(set(turns)) < len(turns), "a client took part twice, and met its own last upload"
     server, uploads = by_the_oracle(simulation, **slow)
     space, row = simulation.federation.resident.space, simulation.server.row
@@ -85,7 +85,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, method: dict[str, Any
         if expected.is_floating_point():
             torch.testing.assert_close(space.view(row, name).double(), expected, rtol=1e-4, atol=1e-6, msg=name)
     for client, net in uploads.items():
-        kept = simulation._private(client).get(PREVIOUS)
+        kept = simulation.private(client).get(PREVIOUS)
         assert (kept is None) == (slow["push"] == 0)
         if kept is not None:
             expected = dict(net.named_parameters())["projector.fc2.weight"].data
@@ -136,7 +136,7 @@ def test_no_client_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
     same = []
     for _ in range(2):
         for simulation in (pushed, not_pushed):
-            simulation.play_round()
+            simulation.run_round()
         same.append(torch.equal(pushed.server.row, not_pushed.server.row))
     assert same == [True, False]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 GLOBAL = ["fedprox", "fednova", "scaffold", "fedpvr", "feddyn", "moon", "fedbn"]
 
@@ -23,7 +23,7 @@ def test_clients_with_one_sample(simulate: Callable[..., Simulation], method: st
         "eval.last": 1,
     }
     simulation = simulate(method, **options)
-    assert {simulation.federation.data.size(client) for client in simulation._participants(1)} == {1}
+    assert {simulation.federation.data.size(client) for client in simulation.participants(1)} == {1}
     assert torch.isfinite(simulation.server.row).all()
     assert not torch.equal(simulation.server.row, simulation.federation.initial)
 

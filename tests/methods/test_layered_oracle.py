@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.methods.mpfedcon import CENTERS, MASK
 from fedpriv.seeding import generator
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.oracles import layered
 
 
@@ -27,7 +27,7 @@ def oracle(
 
     return layered.run(
         net, [tuple(fed.data.train(i)) for i in range(config.data.clients)],  # type: ignore[misc]
-        [sorted(simulation._participants(t)) for t in range(1, config.train.rounds + 1)], batches,
+        [sorted(simulation.participants(t)) for t in range(1, config.train.rounds + 1)], batches,
         mu=mu, tau=tau, head_epochs=2, encoder_epochs=2, lr=config.train.lr, momentum=config.train.momentum,
         wd=config.train.weight_decay, wd_bias=config.train.weight_decay_bias, classes=10,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def test_three_rounds_equal_the_oracle(simulate: Callable[..., Simulation], meth
         torch.testing.assert_close(space.view(row, f"encoder.{name}").double(), expected.data, rtol=2e-4, atol=2e-6)
     assert set(local) == set(simulation.progress.clients)
     for client, net in local.items():
-        kept = simulation._private(client)
+        kept = simulation.private(client)
         for name in ("projector.fc1.weight", "head.weight", "head.bias"):
             torch.testing.assert_close(kept[name].double(), dict(net.named_parameters())[name].data, rtol=2e-4, atol=2e-6)
     if method == "mpfedcon":

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.objectives.moon import model_contrast
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -75,14 +75,14 @@ def test_a_first_turn_has_no_contrast(simulate: Simulate) -> None:
 
 def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate) -> None:
     simulation = simulate("moon", **{"train.rounds": 1})
-    for client in simulation._participants(1):
-        kept = simulation._stored(client)
+    for client in simulation.participants(1):
+        kept = simulation.stored(client)
         assert kept is not None and set(kept) == {"moon.previous"}
         uploaded = kept["moon.previous"]
         assert uploaded.shape == simulation.server.row.shape
         assert not torch.equal(uploaded, simulation.federation.initial)
-    rows = torch.stack([(simulation._stored(c) or {})["moon.previous"] for c in sorted(simulation._participants(1))])
-    sizes = [simulation.federation.data.size(c) for c in sorted(simulation._participants(1))]
+    rows = torch.stack([(simulation.stored(c) or {})["moon.previous"] for c in sorted(simulation.participants(1))])
+    sizes = [simulation.federation.data.size(c) for c in sorted(simulation.participants(1))]
     torch.testing.assert_close(torch.tensor(sizes).float() / sum(sizes) @ rows, simulation.server.row, rtol=1e-5, atol=1e-6)
 
 

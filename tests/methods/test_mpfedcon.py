@@ -19,7 +19,7 @@ from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.server.checkpoint import Progress
 from fedpriv.server.merging import merge
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
 
@@ -34,7 +34,7 @@ def scores(simulation: Simulation) -> list[dict[str, Any]]:
 
 def heads(simulation: Simulation) -> dict[int, dict[str, Tensor]]:
     private = simulation.federation.method.private_names
-    return {c: {n: simulation._private(c)[n] for n in private} for c in range(simulation.config.data.clients)}
+    return {c: {n: simulation.private(c)[n] for n in private} for c in range(simulation.config.data.clients)}
 
 
 # 1. mu = 0 is FedRep, bit for bit; mu > 0 is not
@@ -185,7 +185,7 @@ def test_samples_of_a_class_without_center_count_in_the_mean(simulate: Simulate)
 
 def recorded(simulation: Simulation) -> list[tuple[str, Sealed]]:
     seen: list[tuple[str, Sealed]] = []
-    simulation.federation.wire.taps.append(lambda direction, sealed: seen.append((direction, sealed)))
+    simulation.taps.append(lambda direction, sealed: seen.append((direction, sealed)))
     for _ in simulation.rounds():
         pass
     return seen
@@ -319,11 +319,11 @@ def test_aggregation_is_order_invariant_after_sorting_and_equal_uploads_give_tha
 
 def test_training_one_client_leaves_every_other_clients_state(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **{**QUICK, "train.rounds": 3})
-    simulation.play_round()
-    simulation.play_round()
+    simulation.run_round()
+    simulation.run_round()
     before = {c: {n: t.clone() for n, t in state.items()} for c, state in heads(simulation).items()}
     trained_before = dict(simulation.progress.clients)
-    simulation.play_round()
+    simulation.run_round()
     after = heads(simulation)
     took_part = {c for c, r in simulation.progress.clients.items() if r == 3}
     assert took_part and len(took_part) < 10
@@ -356,13 +356,13 @@ def test_partition_of_the_main_experiment() -> None:
 
 def test_the_next_round_is_the_same_after_a_restore(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **{**QUICK, "train.rounds": 3})
-    simulation.play_round()
-    simulation.play_round()
+    simulation.run_round()
+    simulation.run_round()
     again = Simulation(simulation.federation, simulation.folder, lambda text: None)
     again.restore()
     assert isinstance(again.progress, Progress) and again.progress.round == 2
     for run in (simulation, again):
-        run.play_round()
+        run.run_round()
     assert torch.equal(simulation.server.row, again.server.row)
     assert all(torch.equal(simulation.server.memory[n], again.server.memory[n]) for n in simulation.server.memory)
 
@@ -395,7 +395,7 @@ def test_every_option_changes_something_and_stays_finite(simulate: Simulate, opt
 def test_negative_r2_keeps_the_clients_own_last_model(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", **QUICK, **{"method.negative": "R2"})
     client = next(iter(simulation.progress.clients))
-    assert set(simulation._private(client)) == set(simulation.federation.resident.space.names)
+    assert set(simulation.private(client)) == set(simulation.federation.resident.space.names)
 
 
 def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -> None:
@@ -403,8 +403,8 @@ def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -
     simulation = simulate("mpfedcon", **{**QUICK, "train.rounds": 3}, **{"method.negative": "R2"})
     method, space = simulation.federation.method, simulation.federation.resident.space
     for client in range(10):
-        own = simulation._private(client)
-        state = method.client_state(simulation.server, own)
+        own = simulation.private(client)
+        state = method.client_state(simulation.server.row, own)
         for name in space.names:
             source = space.view(simulation.server.row, name) if space[name].role == "encoder" else own[name]
             assert torch.equal(state[name], source)

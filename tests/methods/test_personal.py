@@ -19,8 +19,8 @@ from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.methods.test_baselines import central_sgd
 from tests.oracles import personal
@@ -59,7 +59,7 @@ def told_by_oracle(
     world = personal.World(fed.resident.frozen.net, config.train.lr, config.train.momentum, config.train.weight_decay)
     return personal.run(
         world, initial, [tuple(fed.data.train(i)) for i in range(config.data.clients)],  # type: ignore[misc]
-        [sorted(simulation._participants(t)) for t in range(1, config.train.rounds + 1)],
+        [sorted(simulation.participants(t)) for t in range(1, config.train.rounds + 1)],
         orders(simulation, batch), config.method.name, epochs, options,
     )  # fmt: skip
 
@@ -97,10 +97,10 @@ def test_apfl_equals_the_oracle(simulate: Simulate, adaptive: bool) -> None:
     server, models, alphas = told_by_oracle(simulation, 2, 16, alpha=0.3, adaptive=adaptive, alpha_lr=2.0)
     assert_is(simulation, simulation.server.row, server)
     assert set(models) == set(simulation.progress.clients)
-    twice = [c for c in models if sum(c in simulation._participants(t) for t in (1, 2, 3)) > 1]
+    twice = [c for c in models if sum(c in simulation.participants(t) for t in (1, 2, 3)) > 1]
     assert twice, "what a client keeps is used again"
     for client, model in models.items():
-        kept = simulation._private(client)
+        kept = simulation.private(client)
         assert_is(simulation, kept[PERSONAL], model)
         assert float(kept[ALPHA]) == pytest.approx(alphas[client], rel=1e-3, abs=1e-6)
     assert (len({round(a, 6) for a in alphas.values()}) > 1) == adaptive
@@ -113,7 +113,7 @@ def test_ditto_equals_the_oracle(simulate: Simulate, lam: float) -> None:
     server, models, _ = told_by_oracle(simulation, 1, 16, lam=lam, personal_epochs=2)
     assert_is(simulation, simulation.server.row, server)
     for client, model in models.items():
-        assert_is(simulation, simulation._private(client)[DITTO], model)
+        assert_is(simulation, simulation.private(client)[DITTO], model)
 
 
 # --- identities ------------------------------------------------------------------------------------------------------
@@ -223,13 +223,13 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
         assert torch.equal(simulation.server.row, fedavg.server.row), "the global half is FedAvg"
     method, space = nothing.federation.method, nothing.federation.resident.space
     for client in range(4):
-        tested = space.pack(method.client_state(nothing.server, nothing._private(client)), torch.empty(space.size))
+        tested = space.pack(method.client_state(nothing.server.row, nothing.private(client)), torch.empty(space.size))
         assert torch.equal(tested, fedavg.server.row)
-        alone = space.pack(dict(local._private(client)), torch.empty(space.size))
-        assert torch.equal(everything._private(client)[PERSONAL], alone)
+        alone = space.pack(dict(local.private(client)), torch.empty(space.size))
+        assert torch.equal(everything.private(client)[PERSONAL], alone)
     accuracy = {s: s.folder.records()[-1]["metrics"]["accuracy"] for s in (fedavg, nothing, everything, local)}
     assert accuracy[nothing] == accuracy[fedavg] and accuracy[everything] == accuracy[local] > accuracy[fedavg]
-    assert not torch.equal(simulate("apfl", **ALL_TAKE_PART)._private(0)[PERSONAL], everything._private(0)[PERSONAL])
+    assert not torch.equal(simulate("apfl", **ALL_TAKE_PART).private(0)[PERSONAL], everything.private(0)[PERSONAL])
 
 
 def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None:
@@ -243,10 +243,10 @@ def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None
     losses = [[r["metrics"].get("train_loss") for r in s.folder.records()] for s in (fedavg, pulled)]
     assert losses[0] == losses[1], "what is reported is the global half's"
     for client in ditto.progress.clients:
-        turns = [t for t in (1, 2, 3) if client in ditto._participants(t)]
+        turns = [t for t in (1, 2, 3) if client in ditto.participants(t)]
         alone = second_phase(ditto, client, turns)
-        assert torch.equal(ditto._private(client)[DITTO], alone)
-        assert not torch.equal(pulled._private(client)[DITTO], alone)
+        assert torch.equal(ditto.private(client)[DITTO], alone)
+        assert not torch.equal(pulled.private(client)[DITTO], alone)
 
 
 def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tensor:
@@ -266,8 +266,8 @@ def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: S
     """The pull is towards what was received, not towards the client's own new global model."""
     one = {"train.rounds": 1, "train.momentum": 0.0}
     weak, strong = (simulate("ditto", **one, **{"method.lam": lam}) for lam in (0.0, 10.0))
-    client = weak._participants(1)[0]
-    moved = [(s._private(client)[DITTO] - s.federation.initial).norm() for s in (weak, strong)]
+    client = weak.participants(1)[0]
+    moved = [(s.private(client)[DITTO] - s.federation.initial).norm() for s in (weak, strong)]
     assert 0 < moved[1] < moved[0] / 3
 
 
@@ -278,21 +278,21 @@ def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate:
     for name in ("apfl", "ditto"):
         simulation = simulate(name, **{"train.rounds": 1})
         fed = simulation.federation
-        space, (stranger, *_) = fed.resident.space, set(range(10)) - set(simulation._participants(1))
-        row = space.pack(fed.method.client_state(simulation.server, simulation._private(stranger)), torch.empty(space.size))
+        space, (stranger, *_) = fed.resident.space, set(range(10)) - set(simulation.participants(1))
+        row = space.pack(fed.method.client_state(simulation.server.row, simulation.private(stranger)), torch.empty(space.size))
         expected = mixed(space, simulation.server.row, fed.initial, 0.75) if name == "apfl" else fed.initial
         assert torch.equal(row, expected)
 
 
 def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Simulate) -> None:
     simulation = simulate("apfl", **{"train.rounds": 1, "method.test_with": "local"})
-    fed, client = simulation.federation, simulation._participants(1)[0]
-    kept, space = simulation._private(client), fed.resident.space
+    fed, client = simulation.federation, simulation.participants(1)[0]
+    kept, space = simulation.private(client), fed.resident.space
     one = central_sgd(simulation, client, [(1, 1)])
     assert torch.equal(kept[OWN], one)
-    row = space.pack(fed.method.client_state(simulation.server, kept), torch.empty(space.size))
+    row = space.pack(fed.method.client_state(simulation.server.row, kept), torch.empty(space.size))
     assert torch.equal(row, mixed(space, one, kept[PERSONAL], 0.75))
-    assert OWN not in simulate("apfl", **{"train.rounds": 1})._private(client)
+    assert OWN not in simulate("apfl", **{"train.rounds": 1}).private(client)
 
 
 def test_perfedavg_is_tested_after_a_step_of_each_client(simulate: Simulate) -> None:
@@ -347,8 +347,8 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
 def test_only_the_model_crosses_the_wire_and_a_mask_hides_what_it_says(simulate: Simulate, name: str) -> None:
     mask = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
     simulation, uploads = simulate(name, play=False, **mask), list[Sealed]()
-    simulation.federation.wire.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
-    simulation.play_round()
+    simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    simulation.run_round()
     space, initial = simulation.federation.resident.space, simulation.federation.initial
     assert all(set(upload.schema) == set(space.select(["encoder", "projector"])) for upload in uploads)
     for entry in space.entries:
@@ -369,12 +369,12 @@ BATCHNORM = {
 
 def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulate) -> None:
     simulation = simulate("apfl", play=False, **BATCHNORM)
-    simulation.play_round()
-    space, client = simulation.federation.resident.space, simulation._participants(1)[0]
+    simulation.run_round()
+    space, client = simulation.federation.resident.space, simulation.participants(1)[0]
     entry = next(e for e in space.entries if e.name.endswith("bn2.running_mean"))
-    kept = simulation._private(client)[PERSONAL]
+    kept = simulation.private(client)[PERSONAL]
     assert not torch.equal(space.view(kept, entry.name), space.view(simulation.server.row, entry.name))
-    row = simulation.federation.method.client_state(simulation.server, simulation._private(client))
+    row = simulation.federation.method.client_state(simulation.server.row, simulation.private(client))
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
@@ -387,7 +387,7 @@ def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Sim
             **{**BATCHNORM, "train.batch_size": 8, "train.local_steps": 1},
             **{"method.a": a, "method.variant": "hessian_free"},
         )
-        simulation.play_round()
+        simulation.run_round()
         space = simulation.federation.resident.space
         rows.append(torch.cat([space.view(simulation.server.row, e.name).flatten() for e in space.entries if e.kind == "buffer"]))
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-6)
@@ -426,5 +426,5 @@ def test_defaults_are_the_cards(simulate: Simulate) -> None:
     assert found["apfl"] == {"weights": "uniform", "alpha": None, "adaptive": False, "alpha_lr": None, "test_with": "global"}
     assert found["ditto"] == {"weights": "samples", "lam": 1.0, "personal_epochs": None}
     for adaptive, alpha in ((False, 0.75), (True, 0.5)):
-        kept = simulate("apfl", play=False, **{"method.adaptive": adaptive})._private(0)
+        kept = simulate("apfl", play=False, **{"method.adaptive": adaptive}).private(0)
         assert float(kept[ALPHA]) == alpha

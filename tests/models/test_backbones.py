@@ -83,7 +83,7 @@ def test_an_unknown_name() -> None:
         ("resnet18", (1, 64, 64), "does not take images of 1x64x64"),
         ("vit_b_32", (3, 64, 64), "does not take images of 3x64x64"),
         ("alexnet", (3, 8, 8), "does not take images of 3x8x8"),
-        ("squeezenet1_0", (3, 64, 64), "ends in a Conv2d, not in a linear layer to leave out"),
+        ("squeezenet1_0", (3, 64, 64), "ends in a Conv2d, but must end in a linear layer"),
     ],
 )
 def test_one_that_does_not_fit(name: str, shape: tuple[int, ...], why: str) -> None:

@@ -72,7 +72,7 @@ def test_another_way_to_pool_is_not_taken_for_one_of_ours(tmp_path: Path, says: 
     path = folder(tmp_path / "own")
     (path / "1_Pooling").mkdir()
     (path / "1_Pooling" / "config.json").write_text(json.dumps(says))
-    with pytest.raises(UsageError, match=r"pooled by .*, which fedpriv has not; --set model.pooling=mean or cls"):
+    with pytest.raises(UsageError, match=r"pooling .* is not supported; --set model.pooling=mean or cls"):
         find_encoder(str(path), TEXTS)
 
 
@@ -143,9 +143,9 @@ def test_another_models_tokenizer(tmp_path: Path) -> None:
     path = folder(tmp_path / "own")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "vocab_size": 900}))
-    refused(path, r"its tokenizer knows \d+ tokens and its encoder 900; they do not belong together")
+    refused(path, r"its tokenizer has \d+ tokens and its encoder 900; they do not fit each other")
     (path / "config.json").write_text(json.dumps({**config, "vocab_size": 20}))
-    refused(path, r"its tokenizer knows \d+ tokens and its encoder 20; they do not belong together")
+    refused(path, r"its tokenizer has \d+ tokens and its encoder 20; they do not fit each other")
 
 
 def test_a_tokenizer_without_padding(tmp_path: Path) -> None:

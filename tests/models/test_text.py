@@ -135,7 +135,7 @@ def test_a_pooler_that_nothing_comes_out_of_is_left_out() -> None:
 
 
 def test_lora_where_peft_knows_no_place_for_it() -> None:
-    with pytest.raises(UsageError, match=r"peft does not know where LoRA goes in MPNet \(mpnet\); model\.tune full or head"):
+    with pytest.raises(UsageError, match=r"peft has no LoRA target for MPNet \(mpnet\); use model\.tune full or head"):
         text_encoder(encoder("MPNet"), "lora")
 
 

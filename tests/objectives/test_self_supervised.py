@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.objectives.barlow_twins import cross_correlation_loss
 from fedpriv.objectives.simclr import nt_xent
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.oracles import self_supervised as oracle
 
@@ -93,8 +93,8 @@ SSL = {"train.rounds": 1, "train.batch_size": 32, "train.min_batch": 1}
 def test_the_head_is_neither_trained_nor_sent_nor_kept(simulate: Simulate, name: str) -> None:
     simulation, sent = simulate("fedavg", play=False, **{"objective.name": name, **SSL}), list[Sealed]()
     fed = simulation.federation
-    fed.wire.taps.append(lambda way, sealed: sent.append(sealed))
-    simulation.play_round()
+    simulation.taps.append(lambda way, sealed: sent.append(sealed) if way != "report" else None)
+    simulation.run_round()
     space = fed.resident.space
     learnt = set(space.select({"encoder", "projector"}))
     assert len(sent) == 6 and all(set(one.schema) == learnt for one in sent)
@@ -134,7 +134,7 @@ def test_views_are_suggested_two_and_different(simulate: Simulate) -> None:
         return loss(step)
 
     objective.loss = look  # type: ignore[method-assign]
-    simulation.play_round()
+    simulation.run_round()
     assert len(seen) % 2 == 0 and all(not torch.equal(a, b) for a, b in zip(seen[::2], seen[1::2], strict=True))
 
 

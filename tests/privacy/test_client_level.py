@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.server.sampling import participants
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, seal
 from fedpriv.wire.coding import Upload
 
@@ -80,12 +81,12 @@ def test_clients_are_drawn_independently(simulate: Simulate) -> None:
     """The number of participants is binomial, and a client's draw does not depend on who else is there."""
     overrides = {"privacy.level": "client", "privacy.noise": 1.0, "train.participation": 0.3}
     run = simulate("fedavg", play=False, **overrides)
-    everyone, method, config = run.federation.data.nonempty, run.federation.method, run.config
-    rounds = [participants(config, method, everyone, round) for round in range(1, 501)]
+    agreement, everyone = run.agreement, run.agreement.trainable
+    rounds = [participants(agreement, round) for round in range(1, 501)]
     counts = torch.tensor([float(len(chosen)) for chosen in rounds])
     n, q = len(everyone), 0.3
     assert abs(counts.mean() - n * q) < 4 * math.sqrt(n * q * (1 - q) / 500)
     assert counts.var() == pytest.approx(n * q * (1 - q), rel=0.3)
     assert counts.min() == 0
-    fewer = [participants(config, method, everyone[1:], round) for round in range(1, 20)]
+    fewer = [participants(replace(agreement, trainable=everyone[1:]), round) for round in range(1, 20)]
     assert fewer == [[c for c in chosen if c != everyone[0]] for chosen in rounds[:19]]

@@ -61,7 +61,7 @@ def run_with_taps(folder: Path, method: str, **overrides: Any) -> tuple[Any, lis
 
     simulation = prepare(folder, method, **overrides)
     uploads: list[tuple[int, Any]] = []
-    simulation.federation.wire.taps.append(lambda way, s: uploads.append((s.round, s.client)) if way == "up" else None)
+    simulation.taps.append(lambda way, s: uploads.append((s.round, s.client)) if way == "up" else None)
     simulation.start()
     list(simulation.rounds())
     return simulation, uploads
@@ -103,7 +103,7 @@ def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path
 
     simulation = prepare(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
     seen: list[Any] = []
-    simulation.federation.wire.taps.append(lambda way, sealed: seen.append(sealed) if way == "up" else None)
+    simulation.taps.append(lambda way, sealed: seen.append(sealed) if way == "up" else None)
     simulation.start()
     list(simulation.rounds())
     assert seen and all(one.transforms == ("clip(0.5)", "quantise(8)") for one in seen)
@@ -120,7 +120,7 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
     ("method", "overrides", "said"),
     [
         ("mpfedcon", SAMPLE, "class centres"),
-        ("mpfedcon", CLIENT, "has its own way"),
+        ("mpfedcon", CLIENT, "has its own"),
         ("local", SAMPLE, "sends nothing"),
         ("fedavg", {**SAMPLE, "model.name": "resnet18"}, "BatchNorm.*GroupNorm"),
         ("fedavg", {**CLIENT, "privacy.delta": 0.1}, "below 0.1"),

@@ -20,6 +20,8 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy import per_sample
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.server.clients import Instruction
+from fedpriv.wire.report import Report
 from tests.simulation.small import simulation
 
 LENET = {"name": "lenet5", "input_shape": (1, 16, 16), "classes": 4, "projection": 8}
@@ -102,7 +104,7 @@ def test_ghost_clipping_gives_the_same_sums(clip: float) -> None:
 
 def test_ghost_clipping_refuses_a_loss_that_looks_at_the_parameters() -> None:
     net, _, x, y = batch(2)
-    with pytest.raises(UsageError, match="ghost clipping cannot see"):
+    with pytest.raises(UsageError, match="ghost clipping cannot handle"):
         sums(net, 1.0, x, y, lambda step: cross_entropy(step) + step.parameters["head.bias"].square().sum(), GhostGradients)
 
 
@@ -139,10 +141,8 @@ def turned(tmp_path: Any, method: str = "fedavg", **privacy: Any) -> tuple[Tenso
     overrides = {f"privacy.{key}": value for key, value in privacy.items()}
     run = simulation(tmp_path / "run", method, **{"train.batch_size": 1000, "train.momentum": 0.0, **overrides})
     before = run.federation.resident.row.clone()
-    spent: list[tuple[int, float, int]] = []
-    run.executor.spend = lambda *what: spent.append(what)
-    list(run.executor.run(1, [0], None, lambda client: None, lambda error: None))
-    assert spent == [(0, 1.0, 1)]
+    (answer,) = run.executor.train(Instruction(1, [0], None))
+    assert Report.of(answer.report).spent == [(1.0, 1)] and run.store.spent(0) == {1: [(1.0, 1)]}
     return before, run.federation.resident.row.clone(), run
 
 

@@ -116,7 +116,7 @@ def die_within(share: float) -> None:
 
     The signal is SIGALRM, which has no handler.
     """
-    from fedpriv.simulation.loop import Simulation
+    from fedpriv.simulation.simulation import Simulation
 
     def timed(real: Any, simulation: Simulation) -> Any:
         began = time.perf_counter()
@@ -129,7 +129,7 @@ def die_within(share: float) -> None:
 
 def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:
     """In the ``number``-th round of this process, make the file ``ready`` and wait until Ctrl-C came ``times`` times."""
-    from fedpriv.simulation.loop import Simulation
+    from fedpriv.simulation.simulation import Simulation
 
     def waiting(real: Any, simulation: Simulation) -> Any:
         ready.touch()

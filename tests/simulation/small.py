@@ -10,8 +10,8 @@ from typing import Any
 from fedpriv.config import RunConfig, load_config
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 
 SMALL: dict[str, Any] = {
     "data.clients": 10,
@@ -62,7 +62,7 @@ SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text
 def computed(folder: Path) -> dict[str, Any]:
     """All that a run's folder says but when and where: two runs of one config agree on it, bit for bit."""
     checkpoints = folder / "checkpoints"
-    tensors = ("checkpoints/*.safetensors", "payloads/*/*", "weights/*", "partition.safetensors")
+    tensors = ("checkpoints/*.safetensors", "clients/*", "payloads/*/*", "weights/*", "partition.safetensors")
     found: dict[str, Any] = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for pattern in tensors

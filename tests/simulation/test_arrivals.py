@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedpriv.methods import methods
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
-from fedpriv.simulation.executors.sequential import TurnResult
-from fedpriv.simulation.loop import Simulation
+from fedpriv.server.clients import Instruction
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
+from fedpriv.wire.report import Answer
 from tests.simulation.small import simulation as prepare
 
 Simulate = Callable[..., Simulation]
@@ -46,44 +47,44 @@ class SecondRound:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        simulation.play_round()
+        simulation.run_round()
         self._server, self._progress = copy.deepcopy(simulation.server), copy.deepcopy(simulation.progress)
-        self.results: list[TurnResult] = []
-        run = simulation.executor.run
+        self.answers: list[Answer] = []
+        train = simulation.executor.train
 
-        def watched(*arguments: Any) -> Any:
-            for result in run(*arguments):
-                self.results.append(replace(result, kept={}))
-                yield result
+        def watched(instruction: Instruction) -> Iterator[Answer]:
+            for answer in train(instruction):
+                self.answers.append(answer)
+                yield answer
 
-        simulation.executor.run = watched  # type: ignore[method-assign]
+        simulation.executor.train = watched  # type: ignore[method-assign]
         self.whole = self._play()
-        self.results.sort(key=lambda result: result.client)
+        self.answers.sort(key=lambda answer: answer.client)
 
     def _play(self) -> State:
         self.simulation.server, self.simulation.progress = copy.deepcopy(self._server), copy.deepcopy(self._progress)
-        record = self.simulation.play_round()
+        record = self.simulation.run_round()
         record["metrics"] = {n: v for n, v in record["metrics"].items() if n != "seconds" and "bytes" not in n}
         return self.simulation.server.row.clone(), copy.deepcopy(self.simulation.server.memory), record
 
-    def of(self, results: Sequence[TurnResult]) -> State:
-        """The server's row and memory, and the record, after a round with these results."""
-        self.simulation.executor.run = lambda *arguments: iter(results)  # type: ignore[method-assign, assignment]
+    def of(self, answers: Sequence[Answer]) -> State:
+        """The server's row and memory, and the record, after a round with these answers."""
+        self.simulation.executor.train = lambda instruction: iter(answers)  # type: ignore[method-assign]
         return self._play()
 
     def without(self, client: int) -> State:
-        return self.of([result for result in self.results if result.client != client])
+        return self.of([answer for answer in self.answers if answer.client != client])
 
     def with_changed(self, client: int, **tensors: Tensor) -> State:
         """With other tensors in one client's upload, by full name."""
-        return self.of([changed(result, tensors) if result.client == client else result for result in self.results])
+        return self.of([changed(answer, tensors) if answer.client == client else answer for answer in self.answers])
 
 
-def changed(result: TurnResult, tensors: dict[str, Tensor]) -> TurnResult:
-    old = result.upload
+def changed(answer: Answer, tensors: dict[str, Tensor]) -> Answer:
+    old = answer.upload
     assert old is not None
     facts = (old.round, old.client, old.kind, old.num_examples, old.transforms)
-    return replace(result, upload=seal(Payload({**old.tensors(), **tensors}, *facts)))
+    return replace(answer, upload=seal(Payload({**old.tensors(), **tensors}, *facts)))
 
 
 def poisonable(upload: Sealed) -> dict[str, Tensor]:
@@ -105,7 +106,7 @@ def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulat
     second = SecondRound(simulate(method, play=False, **SIX, **options))
     without = second.without(2)
     assert not same(without, second.whole), "or the test could not fail"
-    upload = second.results[2].upload
+    upload = second.answers[2].upload
     assert upload is not None
     for name, tensor in poisonable(upload).items():
         row, memory, record = after = second.with_changed(2, **{name: tensor})
@@ -121,7 +122,7 @@ def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulat
 def test_classes_that_do_not_exist_and_centres_that_do_not_fit(simulate: Simulate, counts: bool) -> None:
     weighting = {"method.center_weighting": "counts" if counts else "plain"}
     second = SecondRound(simulate("mpfedcon", play=False, **SIX, **weighting))
-    without, sent = second.without(2), second.results[2].upload
+    without, sent = second.without(2), second.answers[2].upload
     assert sent is not None
     classes, centers = sent.tensors()[CLASSES], sent.tensors()[CENTERS]
     bad: list[tuple[dict[str, Tensor], str]] = [
@@ -163,7 +164,7 @@ def test_another_shape_is_left_out(simulate: Simulate, method: str, options: dic
 def test_where_every_upload_is_left_out_the_server_stays_as_it_was(simulate: Simulate) -> None:
     second = SecondRound(simulate("mpfedcon", play=False, **SIX))
     nothing = second.of([])
-    spoiled = [changed(result, {CENTERS: torch.full((1, 16), math.nan)}) for result in second.results]
+    spoiled = [changed(answer, {CENTERS: torch.full((1, 16), math.nan)}) for answer in second.answers]
     after = second.of(spoiled)
     assert same(after, nothing) and "train_loss" not in after[2]["metrics"]
     assert [one["client"] for one in after[2]["rejected"]] == list(range(6))
@@ -183,9 +184,9 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     warnings: list[str] = []
     run = prepare(tmp_path / "run", "mpfedcon", warnings.append, **{"train.participation": 1.0})
     clean = prepare(tmp_path / "clean", "mpfedcon", **{"train.participation": 1.0})
-    run.federation.wire.transforms = (Spoil(),)
+    run.federation.agreement.transforms = (Spoil(),)
     crossed: list[int] = []
-    run.federation.wire.taps.append(lambda way, sealed: crossed.append(sealed.nbytes) if way == "up" else None)
+    run.taps.append(lambda way, sealed: crossed.append(sealed.nbytes) if way != "down" else None)
     for one in (run, clean):
         one.start()
     records, others = list(run.rounds()), list(clean.rounds())
@@ -193,6 +194,6 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     assert warnings == [f"round 2: the upload of client 4 is left out: {reason}"]
     assert [record.get("rejected") for record in records] == [None, [{"client": 4, "reason": reason}], None]
     assert [record["metrics"].get("rejected") for record in records] == [None, 1, None]
-    assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 30
+    assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
     assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))

@@ -18,7 +18,7 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[list[dict[
     """Each round's record (0: the broadcast) and what a tap of our own saw cross in it."""
     run, seen = simulation(folder, method, **overrides), []
     crossed: list[Crossed] = []
-    run.federation.wire.taps.append(lambda direction, sealed: seen.append((direction, sealed)))
+    run.taps.append(lambda direction, sealed: seen.append((direction, sealed)))
 
     def step() -> None:
         crossed.append(list(seen))
@@ -31,8 +31,8 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[list[dict[
     return run.folder.records(), crossed
 
 
-def total(crossed: Crossed, direction: Direction) -> int:
-    return sum(len(sealed.data) for way, sealed in crossed if way == direction)
+def total(crossed: Crossed, *directions: Direction) -> int:
+    return sum(len(sealed.data) for way, sealed in crossed if way in directions)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,12 @@ def test_every_count_is_the_sum_over_a_tap(tmp_path: Path, method: str, override
     up = down = 0
     for record, seen in zip(records, crossed, strict=True):
         metrics = record["metrics"]
-        assert (metrics["bytes_up"], metrics["bytes_down"]) == (total(seen, "up"), total(seen, "down"))
-        up, down = up + total(seen, "up"), down + total(seen, "down")
+        assert (metrics["bytes_up"], metrics["bytes_down"]) == (total(seen, "up", "report"), total(seen, "down"))
+        up, down = up + total(seen, "up", "report"), down + total(seen, "down")
         assert (metrics["total_bytes_up"], metrics["total_bytes_down"]) == (up, down)
         if method != "local" and record["round"]:
-            assert [way for way, _ in seen].count("up") == [way for way, _ in seen].count("down") == metrics["participants"] == 3
+            ways = [way for way, _ in seen]
+            assert ways.count("up") == ways.count("report") == ways.count("down") == metrics["participants"] == 3
 
 
 @pytest.mark.parametrize("method", ["mpfedcon", "fedrep"])
@@ -69,10 +70,11 @@ def test_round_0_sends_the_whole_initial_model_to_every_client_head_included(tmp
     assert not any(name.startswith("head") for sealed in downloads for name in sealed.schema)
 
 
-def test_local_sends_nothing(tmp_path: Path) -> None:
+def test_local_sends_nothing_but_reports(tmp_path: Path) -> None:
     records, crossed = play_tapped(tmp_path / "run", "local")
-    assert not any(crossed)
-    assert {records[-1]["metrics"][name] for name in ("total_bytes_up", "total_bytes_down")} == {0}
+    assert {way for seen in crossed for way, _ in seen} == {"report"}
+    assert all(not name.startswith(("encoder", "head")) for seen in crossed for _, sealed in seen for name in sealed.schema)
+    assert records[-1]["metrics"]["total_bytes_down"] == 0
 
 
 def test_what_is_masked_is_not_paid_for(tmp_path: Path) -> None:

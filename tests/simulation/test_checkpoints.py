@@ -11,10 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedpriv.client.store import ClientStore
+from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_tensors, save_tensors
 from fedpriv.server.checkpoint import Checkpoints, Progress, _digest
 
 KILOBYTE = 1024
+
+
+def made(folder: Path) -> Checkpoints:
+    return Checkpoints(folder / "server", "print", ClientStore(folder / "clients"))
+
+
+def store(checkpoints: Checkpoints) -> ClientStore:
+    assert isinstance(checkpoints.states, ClientStore)
+    return checkpoints.states
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*/*")}
 
 
 def state(value: float, size: int = KILOBYTE) -> dict[str, torch.Tensor]:
@@ -22,14 +37,12 @@ def state(value: float, size: int = KILOBYTE) -> dict[str, torch.Tensor]:
 
 
 def test_clients_states_in_memory_stay_within_the_bound(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, "print", memory=5 * KILOBYTE)
-    progress = Progress()
+    store = ClientStore(tmp_path, memory=5 * KILOBYTE)
     for client in range(40):
-        checkpoints.keep(client, 1, state(client))
-        progress.clients[client] = 1
+        store.keep(client, 1, state(client))
     alive: list[weakref.ref[torch.Tensor]] = []
     for client in [*range(40), *range(0, 40, 3)]:
-        tensor = checkpoints.private(progress, client)["head.weight"]  # type: ignore[index]
+        tensor = store.load(client, 1)["head.weight"]
         assert tensor.unique().tolist() == [client]
         alive.append(weakref.ref(tensor))
         del tensor
@@ -37,104 +50,108 @@ def test_clients_states_in_memory_stay_within_the_bound(tmp_path: Path) -> None:
     assert 1 <= len({id(ref()) for ref in alive if ref() is not None}) <= 5
 
 
-def test_a_client_that_never_took_part_has_nothing(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path, "print").private(Progress(), 3) is None
+def test_a_state_that_is_not_there_is_named(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path)
+    with pytest.raises(FedprivError, match=r"client 3 cannot go on from its turn in round 7: .*client-000003-000007"):
+        store.load(3, 7)
+    assert "client-000003-000007" in (store.damaged({3: 7}) or "")
 
 
 def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_path: Path) -> None:
-    checkpoints, progress, draw = Checkpoints(tmp_path, "print"), Progress(), random.Random(0)
+    checkpoints, progress, draw = made(tmp_path), Progress(), random.Random(0)
     turns: list[dict[int, int]] = []
     for round in range(30):
         if round % 7 == 6:  # as after a kill in the middle of a round
-            checkpoints.keep(0, round, state(-1))
-            checkpoints = Checkpoints(tmp_path, "print")
+            store(checkpoints).keep(0, round, state(-1))
+            checkpoints = made(tmp_path)
             progress, _, complaints = checkpoints.latest()
             assert complaints == []
         progress.round = round
         for client in draw.sample(range(5, 13), 3):
-            checkpoints.keep(client, round, state(100 * client + round))
+            store(checkpoints).keep(client, round, state(100 * client + round))
             progress.clients[client] = round
         checkpoints.commit(progress, state(round))
         turns.append(dict(progress.clients))
         kept = range(max(0, round - 1), round + 1)
         wanted = {f"server-{r:06d}.safetensors" for r in kept} | {f"round-{r:06d}.json" for r in kept}
         wanted |= {f"client-{client:06d}-{r:06d}.safetensors" for k in kept for client, r in turns[k].items()}
-        assert {path.name for path in tmp_path.iterdir()} == wanted
+        assert names(tmp_path) == wanted
     for client, last in progress.clients.items():
-        assert checkpoints.private(progress, client)["head.weight"][0] == 100 * client + last  # type: ignore[index]
+        assert store(checkpoints).load(client, last)["head.weight"][0] == 100 * client + last
 
 
 def test_a_checkpoint_of_many_clients_is_whole_when_it_is_read(tmp_path: Path) -> None:
     """The numbers of clients are written as text, and sort otherwise."""
-    checkpoints, progress = Checkpoints(tmp_path, "print"), Progress(round=1)
+    checkpoints, progress = made(tmp_path), Progress(round=1)
     for client in range(12):
-        checkpoints.keep(client, 1, state(client))
+        store(checkpoints).keep(client, 1, state(client))
         progress.clients[client] = 1
     checkpoints.commit(progress, state(1))
-    found, _, complaints = Checkpoints(tmp_path, "print").latest()
+    found, _, complaints = made(tmp_path).latest()
     assert complaints == []
     assert found.clients == progress.clients
 
 
 def test_a_checkpoint_that_lists_its_clients_beside_the_server_is_read(tmp_path: Path) -> None:
     """As runs of before have it; with the next checkpoint the table is where it is now."""
-    first, progress = Checkpoints(tmp_path, "print"), Progress(round=1)
+    first, progress = made(tmp_path), Progress(round=1)
     first.commit(progress, state(1))
-    path = tmp_path / "round-000001.json"
+    path = tmp_path / "server" / "round-000001.json"
     body = json.loads(path.read_text())
     body["progress"]["clients"] = {"11": 1, "2": 1}
     del body["sha256"]
     path.write_text(json.dumps({**body, "sha256": _digest(body)}))
-    save_tensors(tmp_path / "server-000001.safetensors", state(1))
+    save_tensors(tmp_path / "server" / "server-000001.safetensors", state(1))
     for client in (2, 11):
-        first.keep(client, 1, state(client))
-    second = Checkpoints(tmp_path, "print")
+        store(first).keep(client, 1, state(client))
+    second = made(tmp_path)
     found, server, complaints = second.latest()
     assert (found.clients, list(server), complaints) == ({2: 1, 11: 1}, ["head.weight"], [])
     found.round = 2
     second.commit(found, server)
-    assert Checkpoints(tmp_path, "print").latest()[0].clients == {2: 1, 11: 1}
+    assert made(tmp_path).latest()[0].clients == {2: 1, 11: 1}
 
 
 @pytest.mark.parametrize("clients", [10, 1000])
 def test_what_a_checkpoint_says_of_each_client_is_eight_bytes(tmp_path: Path, clients: int) -> None:
-    checkpoints = Checkpoints(tmp_path, "print")
+    checkpoints = made(tmp_path)
     sizes = []
     for registered in (0, clients):
         checkpoints.commit(Progress(round=1, clients=dict.fromkeys(range(registered), 0)), state(1))
-        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+        sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*/*")))
     assert sizes[1] - sizes[0] == pytest.approx(8 * clients, abs=16)
 
 
 def test_going_on_does_not_change_what_was_committed(tmp_path: Path) -> None:
     """The progress of a resumed run is its own: the next rounds must not be mistaken for the checkpoint it came from."""
-    first = Checkpoints(tmp_path, "print")
+    first = made(tmp_path)
     first.commit(Progress(round=1), state(1))
-    second = Checkpoints(tmp_path, "print")
+    second = made(tmp_path)
     progress, _, _ = second.latest()
     for round in (2, 3):
         progress.round = round
         second.commit(progress, state(round))
-        newest, server, _ = Checkpoints(tmp_path, "print").latest()
+        newest, server, _ = made(tmp_path).latest()
         assert newest.round == round == server["head.weight"][0]
 
 
 @pytest.mark.parametrize("suffix", ["server-000002.safetensors", "round-000002.json", "client-000000-000002.safetensors"])
 def test_any_changed_byte_is_noticed(tmp_path: Path, suffix: str) -> None:
     """One bit of every third byte: either it makes no difference to what is read, or the checkpoint before is used."""
-    checkpoints, progress = Checkpoints(tmp_path, "print"), Progress(record={"round": 2, "metrics": {"accuracy": 0.5}})
+    checkpoints, progress = made(tmp_path), Progress(record={"round": 2, "metrics": {"accuracy": 0.5}})
     for round in (1, 2):
         progress.round, progress.clients[0] = round, round
-        checkpoints.keep(0, round, state(round, 8))
+        store(checkpoints).keep(0, round, state(round, 8))
         checkpoints.commit(progress, state(10 + round, 8))
-    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    whole, noticed = files[tmp_path / suffix], 0
+    files = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    target = tmp_path / ("clients" if suffix.startswith("client") else "server") / suffix
+    whole, noticed = files[target], 0
     for position in range(0, len(whole), 3):
         for path, content in files.items():  # those of the damaged round were swept away
             path.write_bytes(content)
         changed = bytes([whole[position] ^ (1 << position % 8)])
-        (tmp_path / suffix).write_bytes(whole[:position] + changed + whole[position + 1 :])
-        found, server, complaints = Checkpoints(tmp_path, "print").latest()
+        target.write_bytes(whole[:position] + changed + whole[position + 1 :])
+        found, server, complaints = made(tmp_path).latest()
         if complaints:
             assert suffix in complaints[0]
             noticed += 1
@@ -165,12 +182,12 @@ def test_tensors_come_back_as_they_were_and_a_torn_file_does_not(tmp_path: Path)
 
 
 def test_an_unfinished_round_leaves_nothing_behind(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, "print")
+    checkpoints = made(tmp_path)
     checkpoints.commit(Progress(round=1), state(1))
-    checkpoints.keep(5, 2, state(5))
-    save_tensors(tmp_path / "server-000002.safetensors", state(2))
-    (tmp_path / "round-000002.json.part").write_text(json.dumps({})[:1])
-    (tmp_path / "client-000007-000002.safetensors.part").write_bytes(b"")
-    progress, server, complaints = Checkpoints(tmp_path, "print").latest()
+    store(checkpoints).keep(5, 2, state(5))
+    save_tensors(tmp_path / "server" / "server-000002.safetensors", state(2))
+    (tmp_path / "server" / "round-000002.json.part").write_text(json.dumps({})[:1])
+    (tmp_path / "clients" / "client-000007-000002.safetensors.part").write_bytes(b"")
+    progress, server, complaints = made(tmp_path).latest()
     assert (progress.round, complaints, float(server["head.weight"][0])) == (1, [], 1.0)
-    assert {path.name for path in tmp_path.iterdir()} == {"round-000001.json", "server-000001.safetensors"}
+    assert names(tmp_path) == {"round-000001.json", "server-000001.safetensors"}

@@ -17,7 +17,7 @@ Fedpriv = Callable[..., Result]
 
 def newest(folder: Path, what: str) -> Path:
     """The newest server, round or client file."""
-    return max((folder / "checkpoints").glob(f"{what}-*"), key=lambda path: path.stem.rpartition("-")[2])
+    return max(folder.glob(f"c*/{what}-*"), key=lambda path: path.stem.rpartition("-")[2])
 
 
 def damage(path: Path, how: str) -> None:

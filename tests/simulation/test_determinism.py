@@ -15,7 +15,8 @@ import torch
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
-from fedpriv.simulation.loop import Simulation
+from fedpriv.server.clients import Instruction
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, seal
 from tests.simulation.small import computed, play, simulation
 
@@ -52,7 +53,7 @@ def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
     one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
     for what in ("partition.safetensors", "weights/server.safetensors", "metrics"):
         assert one[what] != two[what]
-    kept = [{name for name in run if name.startswith("checkpoints/client-")} for run in (one, two)]
+    kept = [{name for name in run if name.startswith("clients/client-")} for run in (one, two)]
     assert kept[0] and kept[0] != kept[1], "who took part, and when"
 
 
@@ -65,7 +66,7 @@ def test_the_seed_of_the_partition_can_be_held_while_the_run_s_changes(reference
 def uploaders(run: Simulation) -> list[tuple[int, int | None]]:
     """The (round, client) of every upload, in order."""
     seen: list[tuple[int, int | None]] = []
-    run.federation.wire.taps.append(lambda way, sealed: seen.append((sealed.round, sealed.client)) if way == "up" else None)
+    run.taps.append(lambda way, sealed: seen.append((sealed.round, sealed.client)) if way == "up" else None)
     run.start()
     for _ in run.rounds():
         disturb()
@@ -100,20 +101,20 @@ def test_a_turn_depends_on_seed_round_and_client_alone(tmp_path: Path, method: s
         assert turns(run, round, [8, 4, 3, 0]) == forward
         assert turns(run, round, [4]) == {4: forward[4]}
         assert len({str(result) for result in forward.values()}) == 4
-        run.play_round()
+        run.run_round()
 
 
 def turns(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
     """What each client sends (digest), keeps (bytes) and reports, for one order of the clients."""
     draft = run.federation.method.download(run.server, round)
-    results = run.executor.run(round, clients, None if draft is None else seal(draft), run._stored, lambda error: None)
+    instruction = Instruction(round, clients, None if draft is None else seal(draft), run.progress.clients)
     return {
-        result.client: (
-            result.upload and result.upload.digest,
-            {name: hash(tensor.numpy().tobytes()) for name, tensor in result.kept.items()},
-            result.mean_loss,
+        answer.client: (
+            answer.upload and answer.upload.digest,
+            answer.report.digest,
+            [path.read_bytes() for path in run.folder.clients.glob(f"client-{answer.client:06d}-{round:06d}.*")],
         )
-        for result in results
+        for answer in run.executor.train(instruction)
     }
 
 
@@ -147,10 +148,10 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
         run = simulation(tmp_path / str(again), "fedavg")
         monkeypatch.setattr(run.federation.method, "download", partial(head_alone, run.federation.resident.space))
         run.start()
-        run.play_round()
+        run.run_round()
         if again:  # what another client, or the scoring, may have left
             run.federation.resident.row.normal_(generator=torch.Generator().manual_seed(0))
-        run.play_round()
+        run.run_round()
         found.append(run.server.row.clone())
     assert torch.equal(*found)
 
@@ -158,7 +159,7 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
 def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> None:
     overrides = {"model.name": "resnet18", "data.partition.name": "iid", "train.batch_size": 143, "train.participation": 0.1}
     run = simulation(tmp_path / "run", "fedavg", **overrides)
-    assert run.federation.data.size(run._participants(1)[0]) == 144
+    assert run.federation.data.size(run.participants(1)[0]) == 144
     run.start()
     with pytest.raises(UsageError, match="batch of 1, and BatchNorm needs more"):
-        run.play_round()
+        run.run_round()

@@ -13,7 +13,7 @@ import torch
 from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
 from fedpriv.objectives import objectives
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags
@@ -40,7 +40,7 @@ def watched(simulation: Simulation) -> tuple[list[Sealed], list[Sealed]]:
     """What crosses the wire from now on: (down, up)."""
     down: list[Sealed] = []
     up: list[Sealed] = []
-    simulation.federation.wire.taps.append(lambda way, sealed: (down if way == "down" else up).append(sealed))
+    simulation.taps.append(lambda way, sealed: (down if way == "down" else up).append(sealed))
     return down, up
 
 
@@ -59,7 +59,7 @@ def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(simulate: Ca
     assert bool(sent) == bool(said), (sent, said)
     for sealed in up:  # no private tensor hides in a statistic of another name
         assert not any(name.endswith("/" + own) for name in sealed.schema for own in kind.private_names)
-    own = {n for c in simulation.progress.clients for n in simulation._stored(c) or {}} - set(kind.private_names)
+    own = {n for c in simulation.progress.clients for n in simulation.stored(c) or {}} - set(kind.private_names)
     declared = [part.keeps for part in (kind, *kind.halves) if part.keeps]
     assert bool(own) == bool(declared), (own, declared)
 
@@ -69,7 +69,7 @@ def test_the_state_between_rounds_does_not_grow(simulate: Callable[..., Simulati
     simulation = simulate(method, play=False, **{"model.projection": 16, "train.rounds": 6})
     sizes: list[tuple[int, int]] = []
     for _ in simulation.rounds():
-        kept = [sum(t.nbytes for t in (simulation._stored(c) or {}).values()) for c in simulation.progress.clients]
+        kept = [sum(t.nbytes for t in (simulation.stored(c) or {}).values()) for c in simulation.progress.clients]
         sizes.append((sum(t.nbytes for t in simulation.server.memory.values()), max(kept, default=0)))
     assert sizes[-1] == sizes[1], sizes
 
@@ -78,7 +78,7 @@ def test_the_state_between_rounds_does_not_grow(simulate: Callable[..., Simulati
 def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Simulation], method: str) -> None:
     simulation = simulate(method, play=False, **{"train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 1})
     before = simulation.server.row.clone()
-    record = simulation.play_round()
+    record = simulation.run_round()
     if record["metrics"]["dropped"] == record["metrics"]["participants"]:
         assert torch.equal(simulation.server.row, before)
 

@@ -79,7 +79,7 @@ def assert_clear(text: str, names: str, reason: str = "No space left on device")
         ("server-000000", 1, "the checkpoint of round 0"),
         ("round-000000", 1, "the checkpoint of round 0"),
         ("metrics", 1, "the checkpoint of round 0"),
-        ("client-.*-000002", 2, "the checkpoint of round 2"),
+        ("client-.*-000002", 2, "the private state of client"),
         ("server-000002", 1, "the checkpoint of round 2"),
         ("round-000002", 1, "the checkpoint of round 2"),
         ("metrics", 3, "the checkpoint of round 2"),

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fedpriv.client import client as client_half
+from fedpriv.client.client import Client, share
 from fedpriv.config import load_config
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
@@ -75,7 +77,7 @@ def played(tmp_path: Path) -> Make:
         simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / "run"), lambda text: None)
         simulation.start()
         for _ in range(2):
-            simulation.play_round()
+            simulation.run_round()
         return simulation
 
     return make
@@ -87,7 +89,7 @@ def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], li
     assert choice is not None and choice.form is not None
     simulation.federation.choice = choice if together else None
     try:
-        return simulation.scorer.score(simulation.server, simulation._private, 3)
+        return simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
     finally:
         simulation.federation.choice = choice
 
@@ -131,20 +133,22 @@ def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPat
     whole = scored(simulation, together=True)
     monkeypatch.setattr(local_tests, "MOST_HEADS", 3)
     monkeypatch.setattr(local_tests, "HEADS_AT_ONCE", 2)
-    monkeypatch.setattr(local_tests, "AT_ONCE", 5)
+    for module in (local_tests, client_half):
+        monkeypatch.setattr(module, "AT_ONCE", 5)
     assert scored(simulation, together=True) == whole
 
 
 def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the first group has been tested, no other client's state has been read."""
     simulation, read = played("ditto"), list[int]()
-    private, before = simulation._private, list[int]()
-    simulation.scorer.score(simulation.server, simulation._private, 3)
+    private, before = Client.private, list[int]()
+    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
     stack = simulation.scorer._stack
     assert stack is not None and len(stack.lanes) == 4
     original = stack.run
     monkeypatch.setattr(stack, "run", lambda functions: (before.append(len(read)), original(functions))[1])
-    simulation.scorer.score(simulation.server, lambda client: (read.append(client), private(client))[1], 3)
+    monkeypatch.setattr(Client, "private", lambda self, *of: (read.append(self.number), private(self, *of))[1])
+    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
     assert before == [0, 4, 8] and len(read) == 10
 
 
@@ -157,11 +161,11 @@ def test_a_client_whose_adaptation_diverges_is_tested_as_it_was(played: Make, mo
         return split._replace(inputs=split.inputs * float("nan")) if client == 3 else split
 
     monkeypatch.setattr(data, "train", poisoned)
-    monkeypatch.setattr(simulation, "warn", told.append)
+    monkeypatch.setattr(simulation.scorer, "on_divergence", lambda client, round: told.append(f"client {client} diverged"))
     found = assert_same(simulation, monkeypatch)
     assert len(told) == 2 and all("client 3 diverged" in line for line in told)
     simulation.federation.resident.row.copy_(simulation.server.row)
     split = data.split("test", 3)
     hits = simulation.federation.resident.forward(split.inputs, False).logits.argmax(1) == split.labels
     weights = data.weights("test", 3)
-    assert found[3] == pytest.approx(local_tests.share(hits, weights))
+    assert found[3] == pytest.approx(share(hits, weights))

@@ -18,7 +18,7 @@ from fedpriv.methods.base import phase
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
 from fedpriv.seeding import generator
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 
 Simulate = Callable[..., Simulation]
 

@@ -14,8 +14,8 @@ from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.inputs import cached_features
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, simulation
@@ -144,7 +144,7 @@ def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method:
     accuracies = run.progress.record["per_client"]["accuracy"]
     differ = 0
     for client in range(5):
-        resident.space.pack(run.federation.method.client_state(run.server, run._private(client)), resident.row)
+        resident.space.pack(run.federation.method.client_state(run.server.row, run.private(client)), resident.row)
         resident.net.eval()
         index = data.indices("test", client)
         picked = data.pick("test", index)
@@ -175,7 +175,7 @@ def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> No
 def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Path, folder: Path) -> None:
     """With all clients in each round: of a branch, of those who go through it; of the rest, of all."""
     run = played(tmp_path / "run", "scaffold", **pairs(folder))
-    stored = [run._stored(client) or {} for client in range(5)]
+    stored = [run.stored(client) or {} for client in range(5)]
     checked = set()
     for name, variate in run.server.memory.items():
         full = str(tensor_of(name))

@@ -23,13 +23,13 @@ ALL = {"wire.keep_payloads": "all"}
 MASK = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
 PRIVATE = {"privacy.level": "client", "privacy.noise": 1.0, "seed": 3}
 
-Crossed = dict[tuple[int, int | None], Sealed]
+Crossed = dict[tuple[int, int | None, bool], Sealed]
 
 
 def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadStore, Crossed]:
-    """What the run kept, and what a tap of our own saw cross: (round, client or ``None`` for the way down) -> message."""
+    """What the run kept, and what a tap of our own saw cross: (round, client or none, is it a report) -> message."""
     played, crossed = simulation(folder, method, **overrides), Crossed()
-    played.federation.wire.taps.append(lambda _, sealed: crossed.__setitem__((sealed.round, sealed.client), sealed))
+    played.taps.append(lambda way, sealed: crossed.__setitem__((sealed.round, sealed.client, way == "report"), sealed))
     played.start()
     for _ in played.rounds():
         pass
@@ -37,9 +37,11 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadSto
 
 
 def kept(store: PayloadStore) -> Crossed:
-    found: Crossed = {(round, client): store.upload(round, client) for round in store.rounds() for client in store.clients(round)}
+    held = [(round, client) for round in store.rounds() for client in store.clients(round)]
+    found: Crossed = {(*turn, False): store.upload(*turn) for turn in held}
+    found |= {(*turn, True): report for turn in held if (report := store.report(*turn)) is not None}
     down = {round: store.download(round) for round in store.rounds()} | {0: store.broadcast()}
-    return found | {(round, None): sealed for round, sealed in down.items() if sealed is not None}
+    return found | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def kept(store: PayloadStore) -> Crossed:
 def test_what_is_kept_is_what_crossed(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
     """Under client-level DP, too: the server's noise comes after the wire."""
     store, crossed = play_tapped(tmp_path / "run", method, **ALL, **overrides)
-    assert len({round for round, client in crossed if client is not None}) == 3
+    assert len({round for round, client, _ in crossed if client is not None}) == 3
     found = kept(store)
     assert found == crossed  # data and facts
     assert {key: sealed.digest for key, sealed in found.items()} == {key: sealed.digest for key, sealed in crossed.items()}
@@ -61,7 +63,7 @@ def test_what_is_kept_is_what_crossed(tmp_path: Path, method: str, overrides: di
 def test_what_was_masked_is_not_kept(tmp_path: Path) -> None:
     store, _ = play_tapped(tmp_path / "run", "fedavg", **ALL, **MASK)
     heads = {way: [name for name in sealed.schema if name.startswith("head")] for way, sealed in kept(store).items()}
-    assert all(bool(names) == (client is None) for (_, client), names in heads.items())
+    assert all(bool(names) == (client is None) for (_, client, report), names in heads.items() if not report)
     assert not any(b"head." in store.upload(1, client).data for client in store.clients(1))
 
 
@@ -74,11 +76,11 @@ def test_the_default_keeps_three_clients_of_three_rounds(tmp_path: Path) -> None
     store, crossed = play_tapped(tmp_path / "run", "mpfedcon", **{"train.rounds": 5, "train.participation": 0.5})
     assert store.rounds() == [1, 3, 5]
     for round in store.rounds():
-        participants = [client for number, client in crossed if number == round and client is not None]
+        participants = [client for number, client, report in crossed if number == round and client is not None and not report]
         assert len(participants) == 5 and store.clients(round) == sorted(participants[:3])
-        assert store.download(round) == crossed[round, None]
-    assert store.broadcast() == crossed[0, None]
-    assert len(store.files()) == 3 * (3 + 1) + 1
+        assert store.download(round) == crossed[round, None, False]
+    assert store.broadcast() == crossed[0, None, False]
+    assert len(store.files()) == 3 * (2 * 3 + 1) + 1
     assert store.download(2) is None
 
 
@@ -89,9 +91,15 @@ def test_rounds_keep_all_their_participants(tmp_path: Path, asked: object) -> No
     assert len(store.clients(2)) == 5
 
 
-@pytest.mark.parametrize(("method", "overrides"), [("fedavg", {"wire.keep_payloads": "none"}), ("local", ALL)])
-def test_nothing_is_kept(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
-    outcome = play(tmp_path / "run", method, **overrides)
+def test_a_method_that_does_not_communicate_has_reports_alone(tmp_path: Path) -> None:
+    play(tmp_path / "run", "local", **ALL)
+    store = PayloadStore(tmp_path / "run" / "payloads")
+    assert store.rounds() == [] and store.broadcast() is None
+    assert len(store.files()) == 9 and {path.name.partition("-")[0] for path in store.files()} == {"report"}
+
+
+def test_nothing_is_kept(tmp_path: Path) -> None:
+    outcome = play(tmp_path / "run", "fedavg", **{"wire.keep_payloads": "none"})
     assert not (tmp_path / "run" / "payloads").exists()
     assert outcome.summary is not None and outcome.summary["payloads"] == {"bytes": 0, "files": 0}
     store = PayloadStore(tmp_path / "run" / "payloads")
@@ -147,9 +155,9 @@ def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[.
     assert result.exit_code == 0, result.output
     sizes = [path.stat().st_size for path in (tmp_path / "run" / "payloads").rglob("*") if path.is_file()]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["payloads"] == {"bytes": sum(sizes), "files": 5} and len(sizes) == 5
+    assert summary["payloads"] == {"bytes": sum(sizes), "files": 8} and len(sizes) == 8
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("sealed payloads kept")]
-    assert f"{sum(sizes) / 1e6:.1f} MB in 5 files" in line
+    assert f"{sum(sizes) / 1e6:.1f} MB in 8 files" in line
 
 
 def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:

@@ -133,7 +133,7 @@ def test_features_before_the_pooling() -> None:
     assert features(net, given).shape == (5, 2)
     flat = features(net, given, "prepool")
     assert torch.equal(flat, net[0](given.images(torch.arange(5))).flatten(1).detach())
-    with pytest.raises(UsageError, match="no average pooling"):
+    with pytest.raises(UsageError, match="needs an encoder with average pooling"):
         features(nn.Flatten(), given, "prepool")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fedpriv.simulation import loop, run
+from fedpriv.simulation import run, scoring
 from fedpriv.simulation.profile import Profile
-from fedpriv.simulation.spans import CATEGORIES, END, OTHER, UNTIMED
+from fedpriv.spans import CATEGORIES, END, OTHER, UNTIMED
 from tests.simulation.small import SILENT, computed, config, flags
 
 Fedpriv = Callable[..., Result]
@@ -235,7 +235,7 @@ def test_augmentation_is_data(tmp_path: Path, ticking: None) -> None:
 def test_a_run_that_fails_writes_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticking: None, fedpriv: Fedpriv
 ) -> None:
-    scored = loop.Scorer.score
+    scored = scoring.AllClientsScorer.score
 
     def fail(self: Any, server: Any, private: Any, round: int) -> Any:
         if round == 2:
@@ -244,7 +244,7 @@ def test_a_run_that_fails_writes_what_it_has(
 
     folder = tmp_path / "run"
     with monkeypatch.context() as broken:
-        broken.setattr(loop.Scorer, "score", fail)
+        broken.setattr(scoring.AllClientsScorer, "score", fail)
         ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 1 and "no more" in ended.stderr
     report = json.loads((folder / "profile" / "profile.json").read_text())
@@ -252,7 +252,7 @@ def test_a_run_that_fails_writes_what_it_has(
     assert report["unfinished"]["round"] == 2 and report["unfinished"]["categories"]["evaluation"] > 0
     assert json.loads((folder / "profile" / "trace.json").read_text())["traceEvents"]
     ended = fedpriv("resume", folder, "--profile")
-    assert ended.exit_code == 0 and "Where the time of 1 round went" in ended.stdout
+    assert ended.exit_code == 0 and "Time of 1 round by part" in ended.stdout
     report = json.loads((folder / "profile" / "profile.json").read_text())
     assert [one["round"] for one in report["rounds"]] == [2] and "unfinished" not in report
 
@@ -262,7 +262,7 @@ def test_the_table(tmp_path: Path, fedpriv: Fedpriv) -> None:
     ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 0, ended.output
     head, *lines = ended.stdout.splitlines()
-    assert head.strip() == "Where the time of 2 rounds went"
+    assert head.strip() == "Time of 2 rounds by part"
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:11]}
     assert list(rows) == [*CATEGORIES, OTHER, "all"]
     report = json.loads((folder / "profile" / "profile.json").read_text())
@@ -277,7 +277,7 @@ def test_the_table_leaves_json_alone(tmp_path: Path, fedpriv: Fedpriv) -> None:
     assert ended.exit_code == 0, ended.output
     (line,) = ended.stdout.splitlines()
     assert json.loads(line)["rounds"] == 2
-    assert "Where the time of 2 rounds went" in ended.stderr
+    assert "Time of 2 rounds by part" in ended.stderr
 
 
 def test_without_it_nothing_is_written(reference: Callable[..., Path]) -> None:

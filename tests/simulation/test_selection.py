@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.errors import UsageError
 from fedpriv.server.sampling import read_schedule
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import computed, play
 
 Simulate = Callable[..., Simulation]
@@ -18,7 +18,7 @@ Simulate = Callable[..., Simulation]
 def took_part(simulation: Simulation) -> list[list[int]]:
     """The uploads' senders, round by round."""
     sent: dict[int, list[int]] = {}
-    simulation.federation.wire.taps.append(
+    simulation.taps.append(
         lambda way, sealed: sent.setdefault(sealed.round, []).append(sealed.client) if way == "up" else None  # type: ignore[arg-type]
     )
     for _ in simulation.rounds():

@@ -51,6 +51,6 @@ def test_everybody_is_served_in_any_cycle(clients: int, count: int, number: int)
 def test_simprox_suggests_it_and_the_config_decides() -> None:
     federation = build(config("simprox"))
     assert federation.config.train.selection == "window"
-    chosen = participants(federation.config, federation.method, federation.data.nonempty, 2)
+    chosen = participants(federation.agreement, 2)
     assert chosen == sorted(sliding_window(0, federation.data.nonempty, 3, 2))
     assert build(config("simprox", **{"train.selection": "uniform"})).config.train.selection == "uniform"

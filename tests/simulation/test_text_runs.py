@@ -20,7 +20,7 @@ from fedpriv.models.encoders import Encoder
 from fedpriv.models.tiny_encoder import tiny_encoder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, resume, simulation
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def uploads_of(run: Simulation) -> list[Sealed]:
     """Play a run and see what its clients send."""
     up: list[Sealed] = []
-    run.federation.wire.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
+    run.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
     run.start()
     list(run.rounds())
     return up

@@ -25,7 +25,7 @@ from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
 from fedpriv.parameters import ParameterSpace
 from fedpriv.seeding import generator
-from fedpriv.simulation.loop import Simulation
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed, statistic
 from tests.simulation.small import play
 
@@ -94,7 +94,7 @@ def test_steps_are_torchs_and_the_warm_up_is_transformers(
     turn = turn_of(simulation)
     assert turn.num_examples > 4 * 32, "the phases are longer than the warm-up"
     expected = by_hand(simulation, turn, make, warmup)
-    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=3e-6)
+    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_adamws_decay_is_not_adams(simulate: Simulate) -> None:
@@ -128,7 +128,7 @@ def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate
 def test_option_two_of_scaffold_divides_by_the_rates_that_were(simulate: Simulate) -> None:
     options = {"method.variate": "II", "train.rounds": 1, "train.local_steps": 5, "train.warmup_steps": 3, **PLAIN_SGD}
     simulation, sent = simulate("scaffold", play=False, **options), list[Sealed]()
-    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
+    simulation.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
     for _ in simulation.rounds():
         pass
     space, initial = simulation.federation.resident.space, simulation.federation.initial
@@ -153,7 +153,7 @@ def test_steps_without_momentum_warm_up_too(simulate: Simulate) -> None:
 def test_decoupled_decay_is_no_part_of_scaffolds_variates(simulate: Simulate) -> None:
     options = {"train.rounds": 1, "train.batch_size": 500, **ADAMW}
     simulation, sent = simulate("scaffold", play=False, **options), list[Sealed]()
-    simulation.federation.wire.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
+    simulation.taps.append(lambda way, sealed: sent.append(sealed) if way == "up" else None)
     for _ in simulation.rounds():
         pass
     for upload in sent:
@@ -211,7 +211,7 @@ def test_a_batch_in_parts_is_the_whole_batch(simulate: Simulate, method: str, mo
     for parts in (1, 3):
         options = {"train.batch_size": 20, "train.accumulate": parts, "model.projection": 16, "train.local_epochs": 2}
         simulation = simulate(method, play=False, **options, **extra)
-        turn = in_float64(simulation, simulation._participants(1)[0])
+        turn = in_float64(simulation, simulation.participants(1)[0])
         assert turn.num_examples % 20, "the last batch is another one"
         simulation.federation.method.local_update(turn)
         rows.append(turn.row.clone())
@@ -255,10 +255,10 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
     [
         ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
         ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
-        ("scaffold", {}, "scaffold has a step of its own"),
-        ("perfedavg", {}, "perfedavg has a step of its own"),
-        ("apfl", {}, "apfl has a step of its own"),
-        ("fedsiam-da", {}, "siamese has a step of its own"),
+        ("scaffold", {}, "scaffold has its own step"),
+        ("perfedavg", {}, "perfedavg has its own step"),
+        ("apfl", {}, "apfl has its own step"),
+        ("fedsiam-da", {}, "siamese has its own step"),
         ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
     ],
 )
@@ -278,7 +278,7 @@ def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, me
     rows, options = [], {"train.rounds": 2, "data.clients": 2, "train.participation": 1.0, "model.projection": 16}
     for precision in ("float32", "bfloat16"):
         simulation, sent = simulate(method, play=False, **options, **{"train.precision": precision}), list[Sealed]()
-        simulation.federation.wire.taps.append(lambda way, sealed, sent=sent: sent.append(sealed))
+        simulation.taps.append(lambda way, sealed, sent=sent: sent.append(sealed) if way != "report" else None)
         for _ in simulation.rounds():
             pass
         rows.append(simulation.server.row - simulation.federation.initial)

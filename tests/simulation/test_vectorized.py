@@ -19,11 +19,12 @@ from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
+from fedpriv.server.clients import Instruction
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import requests, stack
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.simulation.trial import in_float64, own_nets
@@ -112,7 +113,7 @@ def played(tmp_path: Path) -> Callable[..., Simulation]:
         simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / f"runs{made}"), lambda text: None)
         simulation.start()
         for _ in range(rounds):
-            simulation.play_round()
+            simulation.run_round()
         return simulation
 
     return make
@@ -123,7 +124,7 @@ def everything(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     yield from simulation.federation.resident.space.unpack(simulation.server.row).items()
     yield from simulation.server.memory.items()
     for client in sorted(simulation.progress.clients):
-        yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation._stored(client) or {}).items()))
+        yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation.stored(client) or {}).items()))
 
 
 def assert_same(together: Simulation, alone: Simulation, within: float) -> None:
@@ -203,7 +204,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     data = simulation.federation.data
     assert simulation.executor.sample_count.real == 0  # read for the record
     simulation.executor.sample_count.real = 0
-    for _ in simulation.executor.run(9, simulation._participants(1), None, simulation._stored, lambda error: None):
+    for _ in simulation.executor.train(Instruction(9, simulation.participants(1), None)):
         pass
     assert simulation.executor.sample_count.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
 
@@ -230,7 +231,7 @@ def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulati
     for executor in ("vectorized", "sequential"):
         simulation = played(executor, rounds=0, **{"method.name": "fedavg", "train.on_nan": "drop"})
         data = simulation.federation.data
-        victim = simulation._participants(1)[0]
+        victim = simulation.participants(1)[0]
         train = data.train
 
         def poisoned(client: int, train: Any = train, victim: int = victim) -> Any:
@@ -238,7 +239,7 @@ def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulati
             return split._replace(inputs=split.inputs * float("nan")) if client == victim else split
 
         monkeypatch.setattr(data, "train", poisoned)
-        record = simulation.play_round()
+        record = simulation.run_round()
         seen[executor] = [record["metrics"]["participants"], record["metrics"]["dropped"]]
         rows.append(simulation.server.row)
     assert seen["vectorized"] == seen["sequential"] == [4, 1]
@@ -268,7 +269,7 @@ def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], 
     assert isinstance(simulation.executor, VectorizedExecutor)
     simulation.executor._warn = said.append
     for _ in range(3):
-        simulation.play_round()
+        simulation.run_round()
     assert sizes[:3] == [4, 2, 2] and max(sizes[3:]) == 2
     assert said == ["4 clients at once do not fit into the memory of cpu: from now on 2 (--group-size)"]
     for (name, value), (_, expected) in zip(everything(simulation), everything(reference), strict=True):
@@ -306,12 +307,12 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
     ("options", "why"),
     [
         ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net's convolutions are narrow"),
-        ({"model.name": "joined"}, "sequential: the net has no form for several clients at once (encoder: call function"),
+        ({"model.name": "joined"}, "sequential: the net cannot be stacked for several clients (encoder: call function"),
         ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
-        ({"model.name": "wide"}, "sequential: convolutions of 128 channels fill the processor by themselves"),
-        ({"model.name": "pixels"}, "sequential: the net has no form for several clients at once (encoder.1: dropout of pixels"),
+        ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
+        ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
         ({"train.participation": 0.09}, "sequential: one client a round"),
-        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: gradients of single samples"),
+        ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: per-sample gradients"),
         ({"executor.name": "sequential"}, "sequential: as requested"),
         (
             {"executor.name": "vectorized", "executor.group_size": 4, "model.name": "joined"},
@@ -337,7 +338,7 @@ def test_a_compiled_group_ends_where_it_ends(
     assert "compiled" in str(together.federation.choice) and counter.frame_count >= 2
     assert_same(together, played("sequential", rounds=2, **options), 1e-9)
     code = counter.frame_count
-    together.play_round()
+    together.run_round()
     assert counter.frame_count <= code + 2  # or each pass might be recompiled
 
 
@@ -345,7 +346,7 @@ def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], mon
     options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
     with pytest.raises(UsageError, match=r"the executor is sequential \(as requested\); use --compile none"):
         build(load_config(None, {**options, "executor.name": "sequential"}))
-    with pytest.raises(UsageError, match="the net runs as requested, by way of torch"):
+    with pytest.raises(UsageError, match="the net runs as requested, by torch"):
         build(load_config(None, {**options, "executor.name": "vectorized", "model.name": "joined"}))
 
     torch._dynamo.reset()
@@ -361,7 +362,7 @@ def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], mon
 def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
     net, config = registry.build_model("pooled", (1, 8, 8), 10), load_config(None, {**SMALL, "method.name": "fedavg"})
     uneven = choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 10, 30, 10])  # two groups, whose largest have 1000 and 10
-    assert str(uneven) == "sequential: clients differ so much in size that 1.0 of them would train at a time"
+    assert str(uneven) == "sequential: clients differ so much in size that only 1.0 would train at a time on average"
     assert choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 800, 30, 20]).form is not None
 
 
@@ -385,7 +386,7 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
         StackedNet(net)
     net.head = nn.Linear(16, 10)
     net.head.forward = lambda x: x.new_zeros(len(x), 10)  # type: ignore[method-assign]
-    with pytest.raises(NotStackable, match="does more than its layers say"):
+    with pytest.raises(NotStackable, match="differs from its own"):
         StackedNet(net)
 
 

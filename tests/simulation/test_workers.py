@@ -18,8 +18,8 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import executor_choice, run
 from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.workers import Workers
-from fedpriv.simulation.loop import Simulation
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import SILENT, computed, config, play, rounds_recorded
 
 SMALL = {
@@ -60,7 +60,7 @@ def played(tmp_path: Path) -> Iterator[Callable[..., Simulation]]:
 def sent(simulation: Simulation) -> list[str]:
     """What crosses the wire from now on."""
     digests: list[str] = []
-    simulation.federation.wire.taps.append(lambda way, sealed: digests.append(f"{way} {sealed.client} {sealed.digest}"))
+    simulation.taps.append(lambda way, sealed: digests.append(f"{way} {sealed.client} {sealed.digest}"))
     return digests
 
 
@@ -75,7 +75,7 @@ def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation],
         assert isinstance(simulation.executor, Workers) == (number > 1)
         digests = sent(simulation)
         records = list(simulation.rounds())
-        kept = {c: {name: t.clone() for name, t in (simulation._stored(c) or {}).items()} for c in range(10)}
+        kept = {c: {name: t.clone() for name, t in (simulation.stored(c) or {}).items()} for c in range(10)}
         metrics = [{k: v for k, v in record["metrics"].items() if k != "seconds"} for record in records]
         found.append((simulation.server.row, sorted(digests), kept, metrics))
     for row, digests, kept, metrics in found[1:]:
@@ -145,7 +145,7 @@ def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simula
     _dying(monkeypatch, lambda turn: True)
     simulation = played(2, False, **{"method.name": "fedavg"})
     with pytest.raises(FedprivError, match="these clients cause it"):
-        simulation.play_round()
+        simulation.run_round()
     assert isinstance(simulation.executor, Workers) and not simulation.executor._workers
 
 

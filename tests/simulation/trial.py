@@ -25,4 +25,4 @@ def own_nets() -> Iterator[None]:
 def in_float64(federation: Federation) -> None:
     """Its net and its initial model; the samples are the caller's to convert."""
     federation.resident = Resident(federation.resident.net.double(), federation.resident.space, torch.device("cpu"))
-    federation.initial = federation.resident.row.clone()
+    federation.agreement.initial = federation.resident.row.clone()

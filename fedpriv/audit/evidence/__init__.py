@@ -1,1 +1,1 @@
-"""The attacker's view of a run: its messages as observations, and the server's own shadow turns."""
+"""The attacker's view of a run: its messages as observations, and shadow turns simulated by the server."""

@@ -1,8 +1,7 @@
-"""The effect of an upload's transforms on the change, from its format on the wire and the transforms' options."""
+"""The effect of an upload's transforms on the weight change, from its wire format and the transforms' options."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,24 +9,22 @@ from torch import Tensor
 
 from attacks.core.altered import Altered
 from fedpriv.wire import Sealed, Transform
-from fedpriv.wire.coding import INDICES, SCALE, base_name, is_model
-
-_CODES = re.compile(r".*~int[2-8]")
+from fedpriv.wire.coding import INDICES, SCALE, base_name, coded, is_model
 
 
 def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Sequence[Transform]) -> Altered:
-    """How the change that the server reads from an upload differs from the one that the client computed, by the net's names.
+    """The difference between the change that the server decodes and the one that the client computed, by the net's names.
 
-    Rounding and pruning show in the message itself. Clipping and noise are what the transforms declare: ``rescales``, and
-    ``noise_variance`` of an entry; of a transform that declares neither, nothing is known.
+    Rounding and pruning can be seen from the message. Clipping and noise must be declared by the transforms: ``rescales``, and
+    ``noise_variance`` per entry; a transform that declares neither is ignored.
 
     Args:
-        received: what the client had been sent, by name.
+        received: the tensors that the client was sent, by name.
     """
     noise = float(sum(getattr(transform, "noise_variance", 0.0) for transform in transforms))
     tensors = sealed.tensors()
     names = dict.fromkeys(base_name(name) for name in tensors if is_model(name))
-    rounding = {name: _rounding(name, tensors) for name in names}
+    rounding = dict.fromkeys(names, 0.0) | _rounding(tensors)
     return Altered(
         rescaled=any(getattr(transform, "rescales", False) for transform in transforms),
         variance={name: noise + rounding[name] for name in names if noise + rounding[name]},
@@ -35,18 +32,19 @@ def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Seque
     )
 
 
-def _rounding(name: str, tensors: Mapping[str, Tensor]) -> float:
-    """Variance of the error that rounding made of an entry."""
+def _rounding(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Variance of an entry's rounding error, by the net's names, for tensors that were rounded."""
+    found = {}
     for form, tensor in tensors.items():
-        if base_name(form) != name or form.endswith((INDICES, SCALE)):
+        if not is_model(form) or form.endswith((INDICES, SCALE)):
             continue
-        if _CODES.fullmatch(form):  # rounded up or down at random: the error is triangular, at most one step either way
-            step = tensors[form.rpartition("~")[0] + SCALE].double()
-            return float(step.square().mean()) / 6
-        if tensor.dtype in (torch.float16, torch.bfloat16):  # to the nearest: uniform, at most half a step either way
+        if codes := coded(form):  # rounded up or down at random: the error is triangular, at most one step either way
+            step = tensors[codes[0] + SCALE].double()
+            found[base_name(form)] = float(step.square().mean()) / 6
+        elif tensor.dtype in (torch.float16, torch.bfloat16):  # to the nearest: uniform, at most half a step either way
             step = 2.0 ** torch.frexp(tensor.float()).exponent.double() * torch.finfo(tensor.dtype).eps / 2
-            return float(step.square().mean()) / 12
-    return 0.0
+            found[base_name(form)] = float(step.square().mean()) / 12
+    return found
 
 
 def _sent(indices: Tensor, shape: torch.Size) -> Tensor:

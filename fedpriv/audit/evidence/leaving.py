@@ -12,13 +12,14 @@ from torch import nn
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import BYTES, kinds
 from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.report import Report
 
 
 def crossed(evidence: Evidence) -> dict[str, Any]:
-    """``{tensors, facts, rounds, schemas}``: what crossed in the kept messages, and the bytes of every round.
+    """``{tensors, facts, rounds, schemas}``: what was sent in the kept messages, and the bytes of every round.
 
-    ``tensors`` has those of the net that never crossed, too. A schema is a set of names, types and shapes; its hash says at a
-    glance whether two messages carried the same things.
+    ``tensors`` includes those of the net that were never sent. A schema is a set of names, types and shapes; messages with the
+    same hash have the same schema.
     """
     store = evidence.store
     ups = [(round, client, store.upload(round, client)) for round, client in evidence.messages()]
@@ -40,7 +41,7 @@ def crossed(evidence: Evidence) -> dict[str, Any]:
 
 
 def knowledge(evidence: Evidence) -> dict[str, list[str]]:
-    """The knowledge of each party, in sentences: the threat model of the report."""
+    """The threat model of the report: what each party knows, in sentences."""
     sealed = evidence.store.upload(*evidence.messages()[0])
     server = [
         "follows the protocol and keeps every message of every round (honest but curious)",
@@ -49,17 +50,19 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
     ]
     if evidence.store.broadcast() is not None:
         server.append(
-            "knows the initial weights of all layers, those that are never shared included: it broadcast them in round 0"
+            "knows the initial weights of all layers, even of those that are never shared: it broadcast them in round 0"
         )
     if sealed.num_examples is not None:
         server.append("receives each client's number of training samples")
+    if (report := evidence.store.report(*evidence.messages()[0])) is not None:
+        server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
     if statistics := kinds(sealed.schema):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
     outsider = [
-        "who reads the wire: what the server reads, message by message",
-        "who sees encrypted traffic only: who takes part when, and the size of every message",
+        "a party that reads the messages in transit: the same messages as the server",
+        "a party that sees only encrypted traffic: which clients take part when, and the size of every message",
     ]
     return {"server": server, "outsider": outsider}
 
@@ -70,16 +73,16 @@ def conditions(evidence: Evidence) -> list[str]:
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
     modules = list(net.modules())
     drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
-    said = [
+    remarks = [
         "no augmentation" if augment == "none" else f"augmentation {augment}: clients trained on altered copies of the originals"
     ]
     if encoder is not None:
         learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
-        said.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
-    said.append(f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout")
+        remarks.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
+    remarks.append(f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout")
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
-        said.append("BatchNorm: attacks work in evaluation mode, the client trained with the statistics of its batches")
-    return said
+        remarks.append("BatchNorm: attacks use evaluation mode, the client trained with the statistics of its batches")
+    return remarks
 
 
 def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> list[dict[str, Any]]:
@@ -106,10 +109,18 @@ def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadca
 
 
 def _facts(sealed: Sealed) -> list[str]:
-    told = [f"kind of the tensors ({sealed.kind})", "round", "client"]
+    stated = [f"kind of the tensors ({sealed.kind})", "round", "client"]
     if sealed.num_examples is not None:
-        told.append("number of training samples")
-    return told + (["what the upload went through"] if sealed.transforms else [])
+        stated.append("number of training samples")
+    return stated + (["what the upload went through"] if sealed.transforms else [])
+
+
+def _contents(report: Sealed) -> list[str]:
+    """What a client's report says, in words."""
+    said = Report.of(report)
+    contents = ["the number of training samples", *(["the mean training loss"] if said.loss is not None else [])]
+    contents += ["the sampling rate and the steps of DP-SGD"] if said.spent else []
+    return contents + sorted({name.partition("/")[0] for name in said.numbers})
 
 
 def _hash(sealed: Sealed) -> str:

@@ -1,7 +1,7 @@
 """The messages of a run as observations, and the true data to score reconstructions against.
 
-The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored anywhere: they
-are derived again from the run's config and checked against its partition hash.
+The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored: they are rebuilt
+from the run's config and checked against its partition hash.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedpriv.wire.coding import decoded, is_model
 
 @dataclass(frozen=True)
 class Message:
-    """An upload with what the server had sent before it, as kept by the run.
+    """An upload and the download before it, as kept by the run.
 
     Attributes:
-        received: what the client was sent in this round, by the net's names.
-        uploaded: what it sent back, compressed changes turned into whole weights.
-        num_examples: what it says of the number of its samples.
-        altered: what the transforms did to the change, by the net's names.
+        received: the tensors that the client was sent in this round, by the net's names.
+        uploaded: the tensors that it sent back, compressed changes decoded into weights.
+        num_examples: its number of samples as the message states it.
+        altered: the effect of the transforms on the change, by the net's names.
     """
 
     round: int
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Truth:
-    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Never shown to an attack."""
+    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Attacks never get it."""
 
     images: Tensor
     labels: Tensor
@@ -63,7 +63,7 @@ class Evidence:
     """The kept messages of a run.
 
     Raises:
-        UsageError: there is no run, its data are not those it was trained on, or it kept no payload.
+        UsageError: there is no run, the data have changed since its training, or it kept no payload.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -77,15 +77,16 @@ class Evidence:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         self.config = self.folder.config()
+        self._victims: dict[frozenset[str], Victim] = {}
 
     @cached_property
     def federation(self) -> Federation:
-        """Data, net and method, built again from the config."""
+        """Data, net and method, rebuilt from the config."""
         federation = build(self.config)
         then, now = self.folder.facts.get("partition_hash"), federation.data.partition.hash()
         if then != now:
             raise UsageError(
-                f"{self.folder.path}: the data are not those the run was trained on (partition {now[:12]}, then {str(then)[:12]})"
+                f"{self.folder.path}: the data have changed since the run (partition {now[:12]}, then {str(then)[:12]})"
             )
         return federation
 
@@ -93,7 +94,7 @@ class Evidence:
         """The (round, client) pairs that were kept; with arguments, only the matching ones.
 
         Raises:
-            UsageError: none is left; says which there are.
+            UsageError: none matches; the message lists the kept ones.
         """
         rounds = self.store.rounds()
         if round is not None and round not in rounds:
@@ -124,7 +125,7 @@ class Evidence:
 
         Raises:
             UsageError: it was not kept.
-            Damaged: its file is not what was written, or does not fit the run's net.
+            Damaged: its file is damaged, or does not fit the run's net.
         """
         try:
             download = self.store.download(round)
@@ -150,8 +151,8 @@ class Evidence:
         return f"{self.folder.path}: the message of client {client} in round {round}"
 
     def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
-        """An upload as the server reads it, with what it knows of the upload's transforms."""
-        altered = alteration(sealed, received, self.federation.wire.transforms)
+        """An upload as the server decodes it, with what it knows of the upload's transforms."""
+        altered = alteration(sealed, received, self.federation.agreement.transforms)
         return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
     def truth(self, client: int) -> Truth:
@@ -160,11 +161,11 @@ class Evidence:
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
     def labels(self, client: int) -> Tensor:
-        """Of what the client trained on ``(n,)``."""
+        """The labels of the client's training data ``(n,)``."""
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
     def texts(self, client: int) -> Tensor:
-        """Token ids ``(n, L)`` of what the client trained on, cut as they were for training."""
+        """Token ids ``(n, L)`` of the client's training data, truncated as in training."""
         trained, _ = self._texts()
         return self._tokens([trained[i] for i in self._held(client).tolist()])
 
@@ -173,7 +174,7 @@ class Evidence:
         return self._tokens(self._texts()[1])
 
     def whole_clients(self, round: int) -> list[int]:
-        """The clients with a kept message of that round that have all that the run's samples are made of: of pairs, both halves.
+        """The clients with a kept message of that round and complete samples; for pairs, with both images and texts.
 
         Raises:
             FedprivError: there is none.
@@ -205,16 +206,16 @@ class Evidence:
         return tokenise(texts, encoder.tokenizer, longest)[0].long()
 
     def observation(self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None) -> Observation:
-        """The message as an attacker with that knowledge sees it.
+        """The message as an attacker under that threat model sees it.
 
-        Shared are the changes of parameters that cross the wire in both directions. Hidden layers are known where the threat
-        model says ``initial``: as the server sent them in this round, or broadcast them in round 0.
+        Shared are the changes of parameters that are sent in both directions. Hidden layers are known where the threat model says
+        ``initial``: as the server sent them in this round, or broadcast them in round 0.
 
         Args:
-            gradient: by the net's names, what the attacker looks at instead of the changes.
+            gradient: tensors to attack instead of the changes, by the net's names.
 
         Raises:
-            UsageError: the threat model wants the present weights of layers that never left the client.
+            UsageError: the threat model grants the present weights of layers that never left the client.
         """
         if threat.top == "current":
             raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
@@ -223,7 +224,7 @@ class Evidence:
         sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
         news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
         dataset, encoder = federation.dataset, federation.prepared.encoder
-        victim = cut(federation.resident.net, news)
+        victim = self._victim(frozenset(news))
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         observation = Observation(
@@ -250,8 +251,8 @@ class Evidence:
         return replace(observation, labels=self.labels(message.client))
 
     def schedule(self, message: Message, num_examples: int) -> Schedule | None:
-        """The local SGD steps that the shared layers took; ``None`` where there is no saying what they were: some layers took
-        more than others, with several learning rates, or the optimiser is not linear in the gradients."""
+        """The local SGD steps of the shared layers; ``None`` where a schedule cannot describe them: layers took different numbers
+        of steps, learning rates differ, or the optimiser is not linear in the gradients."""
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
         if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
             return None
@@ -266,10 +267,16 @@ class Evidence:
         decay = (train.weight_decay, train.weight_decay_bias)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
 
-    def _altered(self, message: Message) -> Altered:
-        """By the net's names; DP-SGD's clipping and noise of every step included, which are part of the method's public options.
+    def _victim(self, sent: frozenset[str]) -> Victim:
+        """The net, cut after the last layer that was sent. Cached: hundreds of messages send the same layers."""
+        if sent not in self._victims:
+            self._victims[sent] = cut(self.federation.resident.net, sent)
+        return self._victims[sent]
 
-        Each sample's gradient is clipped by itself. Of one sample that is an unknown factor; of several it is taken for one.
+    def _altered(self, message: Message) -> Altered:
+        """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.
+
+        DP-SGD clips each sample's gradient. For one sample that is an unknown factor; several are treated as if it were one too.
         """
         privacy, altered = self.config.privacy, message.altered
         if privacy.level != "sample":

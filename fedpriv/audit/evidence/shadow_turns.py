@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -11,21 +10,22 @@ from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.samples import Modality, lacking
+from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.build import in_this_process
 from fedpriv.simulation.setup import Federation
-from fedpriv.wire import Sealed, Wire
+from fedpriv.wire import Sealed
 from fedpriv.wire.coding import decoded
 
 DataOf = Callable[[int], Split]
-"""A shadow's number -> its training data; may be called more than once."""
+"""A shadow's number -> its training data. May be called more than once for a shadow."""
 
 
 @dataclass(frozen=True)
 class _Shadows:
-    """The data of a federation whose clients are shadows, each made when its turn begins.
+    """The data of a federation whose clients are shadows; a shadow's data are made when its turn begins.
 
     Attributes:
-        first: the client that stands for shadow 0.
+        first: the client number of shadow 0.
     """
 
     of: DataOf
@@ -41,13 +41,13 @@ class _Shadows:
         return self.lacks[client]
 
     def size(self, client: int) -> int:
-        """The same for all, so that they run in the order of the request."""
+        """The same for all shadows, so that they run in the requested order."""
         return 1
 
 
 @dataclass(frozen=True)
-class Played:
-    """A shadow's upload, by the net's names and sealed, and its model ``(p,)``, which the simulating server has."""
+class ShadowResult:
+    """The result of a shadow's turn: its upload, by the net's names and sealed, and its model ``(p,)``."""
 
     uploaded: Mapping[str, Tensor]
     model: Tensor
@@ -55,15 +55,15 @@ class Played:
 
 
 class ShadowTurns:
-    """The run's very turn (schedule, loss, DP, transforms), from what the server sent, on other data.
+    """Local training as in the run (schedule, loss, DP, transforms), from the server's download, on other data.
 
-    A shadow is a client whose number is not in the federation, so none of the run's draws is used: the server does not know
-    them. It is at its first turn: what clients keep from earlier ones never crossed the wire. What the server sent neither in
-    round 0 nor in this round it draws itself. Nothing is counted, kept or booked.
+    A shadow is a client whose number is not in the federation, so its random draws differ from the run's, which the server does
+    not know. Every turn is a client's first, as state that clients keep was never sent. Weights that the server sent neither in
+    round 0 nor in this round are drawn at random. The turns leave no trace in the run's counters, payloads or ledger.
 
     Args:
-        download: what the participants of the round were sent.
-        broadcast: what all were sent in round 0, if anything.
+        download: the download of the round.
+        broadcast: the download of round 0, if there was one.
     """
 
     def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None) -> None:
@@ -72,25 +72,21 @@ class ShadowTurns:
         drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
         self.initial = federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
 
-    def play(self, data: DataOf, numbers: Sequence[int]) -> Iterator[Played | None]:
-        """The turns of the shadows of these numbers, in this order; ``None`` for one that diverged.
+    def run(self, data: DataOf, numbers: Sequence[int]) -> Iterator[ShadowResult | None]:
+        """Train the shadows with these numbers and yield their results in this order; ``None`` for one that diverged.
 
-        They are played as the run's clients are, one after another or in groups. In memory are the data and the models of one
-        group, and whatever the caller holds on to. All are played in this process, however many workers the run had: those
-        have what there was when they were forked, which a shadow's data is no part of, and no model comes back from them.
+        Shadows train as the run's clients do, one after another or in groups. Only one group's data and models are in memory,
+        besides what the caller keeps. All run in this process even if the run had workers: forked workers do not have the
+        shadows' data, and do not return models.
         """
         fed = self.federation
         shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
-        federation = replace(fed, data=shadows, wire=Wire(fed.wire.transforms), initial=self.initial)
-        # How clients are grouped does not change the results, so the warning that a group did not fit is dropped.
-        executor = in_this_process(federation, lambda client, rate, steps: None, lambda text: None)
-        waiting = deque(fed.config.data.clients + number for number in numbers)
-        for result in executor.run(self.round, list(waiting), self.download, lambda client: None, lambda error: None):
-            while waiting.popleft() != result.client:
-                yield None
-            upload = result.upload
-            if upload is None:
+        federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
+        # Grouping does not change the results, so the warning that a group did not fit into memory is dropped.
+        executor = in_this_process(federation, None, lambda text: None)
+        clients = [fed.config.data.clients + number for number in numbers]
+        for answer in executor.train(Instruction(self.round, clients, self.download)):
+            if (upload := answer.upload) is None:
                 yield None
             else:
-                yield Played(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
-        yield from (None for _ in waiting)
+                yield ShadowResult(decoded(upload, self.received).tensors(), executor.model.clone(), upload)

@@ -11,18 +11,18 @@ from fedpriv.errors import FedprivError, UsageError
 
 
 def single_images(evidence: Evidence, round: int, client: int, count: int) -> list[Message]:
-    """What clients would have sent in that round that hold one image each, those of :func:`shared_out`.
+    """The messages of simulated clients that hold one image each, those of :func:`shared_out`.
 
-    The turns are the run's own, with its schedule, its defences and its differential privacy, from what the server sent. They
-    are played here: no message of the run stands for one image.
+    They train as in the run, with its schedule, defences and differential privacy, from that round's download. No real message
+    of the run stands for a single image.
 
     Raises:
-        UsageError: the run's loss is none of a single image.
-        FedprivError: such a turn cannot be played, or diverged.
+        UsageError: the run's loss is not defined for a single image.
+        FedprivError: such a client cannot be simulated, or diverged.
     """
     objective = evidence.federation.method.objective
     if objective.smallest_batch > 1:
-        raise UsageError(f"a client with a single image learns nothing, as {objective.name} contrasts images with each other")
+        raise UsageError(f"a client with a single image cannot train, as {objective.name} contrasts images with each other")
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")
@@ -34,17 +34,17 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
         held = data.train(owner)
         return held.at(held.labels.new_tensor([at]))
 
-    played = list(turns.play(of, range(len(alone))))
-    if any(one is None for one in played):
+    results = list(turns.run(of, range(len(alone))))
+    if any(one is None for one in results):
         raise FedprivError(f"round {round}: a client with a single image diverged")
-    told = None if message.num_examples is None else 1
-    return [evidence.read(round, client, one.sealed, message.received, told) for one in played if one is not None]
+    stated = None if message.num_examples is None else 1
+    return [evidence.read(round, client, one.sealed, message.received, stated) for one in results if one is not None]
 
 
 def shared_out(evidence: Evidence, client: int, count: int) -> list[tuple[int, int]]:
-    """``count`` samples as (client, which of its own), or as many as there are.
+    """At most ``count`` samples as (client, index among its own).
 
-    This client's come first, then those of others that hold the same halves of pairs.
+    This client's come first, then those of clients that hold the same modalities.
     """
     data, clients = evidence.federation.data, range(evidence.config.data.clients)
     alike = [other for other in clients if other != client and data.lacking(other) == data.lacking(client)]

@@ -1,7 +1,7 @@
-"""Statistics on the wire besides the model: what each reveals of a client, and which can be read as a gradient.
+"""Statistics sent besides the model: what each reveals of a client, and which can be attacked as a gradient.
 
-Everything goes by the names on the wire (:func:`fedpriv.wire.statistic`), so a statistic of a method that is not known here is
-listed too, and one that is called like a gradient is attacked like one.
+Statistics are recognised by their names on the wire (:func:`fedpriv.wire.statistic`). So those of unknown methods are listed too,
+and one that is named as a gradient is attacked as one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of an entry, by safetensors' names of types."""
+"""Bytes of an entry, by safetensors' type names."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a statistic reveals of the client, in words.
+    """What a statistic reveals of the client.
 
     Attributes:
-        gradient: whether, tensor by tensor, it is a gradient of the client's loss (``whole``), or what a mean of the client's
-            regularised gradients has changed by since its last turn (``change``); then it is attacked.
+        gradient: ``whole``: for each tensor it is a gradient of the client's loss; ``change``: it is the change of a mean of the
+            client's regularised gradients since its last turn. Both are attacked. ``None``: it is no gradient.
     """
 
     says: str
@@ -42,20 +42,18 @@ class Meaning:
 
 
 MEANINGS = {
-    "variate": Meaning("what a mean of the client's gradients has changed by: the sum over all turns is the gradients", "change"),
+    "variate": Meaning("the change of a mean of the client's gradients, which sums to that mean over all turns", "change"),
     "gradient": Meaning("a gradient of the client's loss over its data", "whole"),
     "loss": Meaning("the client's loss: how well a model fits its data"),
     "steps": Meaning("the client's number of local steps, and so about its number of samples"),
-    "step_weight": Meaning("how far the client's steps reach, which grows with their number, and so with its samples"),
+    "step_weight": Meaning("a weight that grows with the client's number of local steps, and so with its samples"),
     "moved": Meaning("how far the client's model moved"),
     "centers": Meaning("means of the client's embeddings by class"),
     "classes": Meaning("the classes that the client holds, in clear"),
     "counts": Meaning("how many samples of each class the client holds, in clear"),
 }
-"""By what the wire calls them."""
-UNKNOWN = Meaning(
-    "computed from the client's data by a method that this audit does not know; what it gives away was not measured"
-)
+"""By kind of statistic."""
+UNKNOWN = Meaning("computed from the client's data by a method that this audit does not know; what it reveals was not measured")
 
 
 def kind_of(name: str) -> str:
@@ -69,7 +67,7 @@ def kinds(names: Iterable[str]) -> list[str]:
 
 
 def listed(evidence: Evidence) -> list[dict[str, Any]]:
-    """Of each statistic that clients sent: tensors and bytes in a message, and what it says of the client."""
+    """For each statistic that clients sent: tensors and bytes per message, and what it reveals of the client."""
     found: dict[str, dict[str, Any]] = {}
     for message in evidence.messages():
         schema = evidence.store.upload(*message).schema
@@ -85,30 +83,29 @@ def listed(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def gradient_like(message: Message) -> list[str]:
-    """The statistics of a message that can be attacked as the model's change is."""
+    """The statistics of a message that can be attacked as gradients."""
     return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
 
 
 def exposed(evidence: Evidence) -> tuple[str, ...]:
-    """The statistics that cross the wire as the client computed them although a defence alters the model.
+    """The statistics that are sent unaltered although a defence alters the model.
 
-    By experiment, so that it holds of any transform: each is shown the message that the server would have, and what it leaves
-    as it is counts.
+    Found by applying every transform to a test message, so that it works for any transform.
     """
-    first = evidence.message(*evidence.messages()[0])
+    first, agreement = evidence.message(*evidence.messages()[0]), evidence.federation.agreement
     draw = generator(evidence.config.seed, "statistics under defences")
     before: dict[str, Tensor] = {}
     for name, tensor in first.uploaded.items():
         if is_model(name) and name in first.received:
-            tensor = first.received[name] + torch.randn(tensor.shape, generator=draw)  # a change that no clipping lets pass
+            tensor = first.received[name] + torch.randn(tensor.shape, generator=draw)  # large enough that clipping alters it
         before[name] = tensor
     alters: set[str] = set()
-    for transform in evidence.federation.wire.transforms:
-        # What a mask drops is not in the message, and fewer digits hide nothing.
+    for transform in agreement.transforms:
+        # Masked statistics are not in the message; lower precision does not count as protection.
         if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
-        context = TransformContext(first.received, evidence.federation.layers, draw, evidence.federation.linear)
+        context = TransformContext(first.received, agreement.layers, draw, agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
     if not any(map(is_model, alters)):
@@ -118,41 +115,39 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
 
 
 def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel, first_turn: bool = False) -> Observation:
-    """A statistic as an attacker that reads gradients sees it: of the mean loss, at about the weights that the client was sent.
+    """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
-    Changes are added up over the client's turns; the weight decay that is part of them is taken off, to first order.
+    Changes are summed over the client's turns; the weight decay in them is subtracted, to first order.
 
     Args:
         first_turn: it is the client's first turn.
 
     Raises:
-        UsageError: it is a change, and not all that the client sent before was kept.
+        UsageError: it is a change, and not all earlier messages of the client were kept.
     """
-    said = _said(message.uploaded, what)
+    gradients = _named(message.uploaded, what)
     if MEANINGS[what].gradient == "change":
         for earlier in [] if first_turn else _earlier_turns(evidence, message):
             if earlier not in evidence.messages():
                 raise UsageError(
-                    f"{what} counts from the client's earlier turns, and that of round {earlier[0]} was not kept;"
+                    f"{what} sums over the client's earlier turns, and that of round {earlier[0]} was not kept;"
                     " train with --keep-payloads all"
                 )
-            before = _said(evidence.message(*earlier).uploaded, what)
-            said = {name: tensor + before[name] if name in before else tensor for name, tensor in said.items()}
+            before = _named(evidence.message(*earlier).uploaded, what)
+            gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = evidence.config.train
-        for name, tensor in said.items():
+        for name, tensor in gradients.items():
             decay = train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
-            said[name] = tensor - decay * message.received[name] if name in message.received else tensor
-    return evidence.observation(message, threat, gradient=said)
+            gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
+    return evidence.observation(message, threat, gradient=gradients)
 
 
-def _said(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+def _named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     """By the net's names."""
     prefix = statistic(what) + "/"
     return {name.removeprefix(prefix): tensor.float() for name, tensor in uploaded.items() if name.startswith(prefix)}
 
 
 def _earlier_turns(evidence: Evidence, message: Message) -> Sequence[tuple[int, int]]:
-    federation = evidence.federation
-    everyone, client = federation.data.nonempty, message.client
-    rounds = range(1, message.round)
-    return [(r, client) for r in rounds if client in participants(federation.config, federation.method, everyone, r)]
+    agreement, client = evidence.federation.agreement, message.client
+    return [(r, client) for r in range(1, message.round) if client in participants(agreement, r)]

@@ -1,4 +1,4 @@
-"""A classifier of texts as an attacker on text sees it, and what one gradient step of it sends."""
+"""A text classifier as the victim of attacks on text, and the message of one gradient step on it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedpriv.seeding import generator
 from fedpriv.wire import Payload, Transform, TransformContext
 
 TRAINED = 0.02
-"""Standard deviation that LoRA's matrices B are drawn with: they begin as zeros, and while they are, those called A send none."""
+"""Standard deviation of LoRA's matrices B, which start at zero in training; while they are zero, the gradients of A are zero."""
 
 
 def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
-    """Public knowledge of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
+    """The facts of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
     within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
     if within is None:
         return None
@@ -41,19 +41,19 @@ def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
 
 
 def specials(encoder: Encoder) -> tuple[int, ...]:
-    """The ids that every sentence has: those of a text without words."""
+    """The ids that every sentence has: those of the empty text."""
     return tuple(encoder.tokenizer("")["input_ids"])
 
 
 @dataclass(frozen=True, eq=False)
 class TextVictim:
-    """An encoder under a linear layer with bias, fresh from the generator, and what its client does to a gradient.
+    """An encoder with a new linear layer on it, and the transforms of the client's gradient.
 
     Attributes:
         net: in evaluation mode, so that there is no dropout.
-        facts: ``None`` where the net is fed the features of a frozen encoder.
-        transforms: masks and noise, fedpriv's own.
-        longest: tokens of the longest sentence that is sent through.
+        facts: ``None`` where the net's inputs are features of a frozen encoder.
+        transforms: fedpriv's defences, such as masks and noise.
+        longest: the maximum number of tokens of a sentence.
     """
 
     net: SplitNet
@@ -63,10 +63,10 @@ class TextVictim:
     transforms: tuple[Transform, ...]
 
     def observe(self, ids: Tensor, labels: Tensor, size: int, threat: ThreatModel, seed: int) -> Iterator[Observation]:
-        """One gradient step on every ``size`` of the sentences ``(n, L)``; one at a time, as each is as large as the net.
+        """One gradient step on every ``size`` of the sentences ``(n, L)``; lazily, as each message is as large as the net.
 
         Args:
-            ids: token ids, or features ``(n, d)`` where the net is fed those.
+            ids: token ids, or features ``(n, d)`` where those are the net's inputs.
             seed: of the noise.
         """
         parameters = dict(self.net.named_parameters())
@@ -101,12 +101,12 @@ def text_victim(
     """The victim of single steps.
 
     Args:
-        tune: what learns beside the head, and so is sent; ``lora``: adapters as after some training.
-        mask_embeddings: those of words and of positions are not sent.
-        transforms: on what is sent, after that.
+        tune: what is trained and sent besides the head; ``lora``: adapters as after some training.
+        mask_embeddings: the embeddings of words and positions are not sent.
+        transforms: further transforms of the message.
 
     Raises:
-        UsageError: embeddings are to be masked that are not sent anyway, or a mask leaves nothing.
+        UsageError: embeddings to be masked are not sent anyway, or a mask leaves nothing.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -121,7 +121,7 @@ def text_victim(
             raise UsageError(f"with tune {tune} no embedding is sent, so there is none to mask")
         embeddings = [name for name in (facts.words, facts.positions) if name is not None]
         transforms = [*build_transforms([{"name": "mask", "names": embeddings}]), *transforms]
-    sent_names(_learning(net), transforms, _linear(net))  # refuses a mask that cannot be right
+    sent_names(_learning(net), transforms, _linear(net))  # raises for an invalid mask
     return TextVictim(net, facts, classes, longest, tuple(transforms))
 
 

@@ -1,4 +1,4 @@
-"""A net as an attacker cuts it: what lies before the hidden layers, and what they are."""
+"""A net as an attacker sees it: split into the layers before the hidden ones, and the hidden layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedpriv.models.net import Net
 
 @dataclass(frozen=True)
 class Victim:
-    """A net cut where sharing ends.
+    """A net split where sharing ends.
 
     Attributes:
-        net: ``body`` and ``top`` (:class:`attacks.core.observation.SplitNet`), without parameters
+        net: ``body`` and ``top`` (:class:`attacks.core.observation.SplitNet`), with NaN for every parameter
             (:func:`attacks.core.observation.blank`).
-        names: of every parameter and buffer on the way to the logits, the net's name -> the split's
+        names: of every parameter and buffer on the path to the logits, the net's name -> the split's
             (``encoder.conv1.weight`` -> ``body.encoder_conv1.weight``).
     """
 
@@ -28,13 +28,13 @@ class Victim:
 
 
 def cut(net: Net, sent: Collection[str]) -> Victim:
-    """Cut the net so that ``top`` is exactly what is hidden at its end; where the last layer is sent, ``top`` is that layer.
+    """Split the net so that ``top`` holds the hidden layers at its end; where the last layer is sent, ``top`` is that layer.
 
-    Sequential roles are cut between their layers, others as a whole. Layers that are hidden further in stay in ``body``: they
-    are absent from what is sent, not from the net. The predictor is not on the way to the logits and not part of it.
+    Sequential roles are split between their layers, other roles are not split. Hidden layers further in belong to ``body``. The
+    predictor, which is not on the path to the logits, belongs to neither.
 
     Args:
-        sent: names of the tensors that crossed the wire.
+        sent: names of the tensors that were sent.
     """
     steps = [step for role in ("encoder", "projector", "head") for step in _steps(role, getattr(net, role))]
     owned = [{f"{prefix}.{name}" for name, _ in module.named_parameters()} for prefix, module in steps]

@@ -1,4 +1,4 @@
-"""Leakage of class centres besides the classes: images whose embedding is the centre."""
+"""Inversion of class centres: images whose embedding is the centre."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEAD = "head"
 
 
 def inverted_centers(evidence: Evidence, round: int, client: int, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Images whose embedding is the client's centre of each class it holds, beside the client's own class means.
+    """Images whose embeddings are the client's class centres, compared with the means of its images by class.
 
-    The body is the one that the client uploaded, the projector the one that the server broadcast in round 0: the client's own
-    never left it.
+    The body has the weights that the client uploaded, the projector those of round 0's broadcast, as the client's own was never
+    sent.
 
     Returns:
-        figures as JSON, and the images by name; ``None`` where no centres crossed the wire or no projector is known.
+        figures as JSON, and the images by name; ``None`` where no centres were sent or no projector is known.
     """
     observation = evidence.observation(evidence.message(round, client), ThreatModel(top="initial"))
     try:

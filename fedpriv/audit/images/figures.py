@@ -23,24 +23,24 @@ def rate(found: Rate) -> dict[str, Any]:
 
 
 def guesses(target: Target) -> dict[str, Tensor]:
-    """Errors ``(n,)`` of what needs no gradient, by name."""
+    """Errors ``(n,)`` of the baselines, by name."""
     made = baselines(target.images, target.labels, target.reference, target.reference_labels)
     return {name: mse(images, target.images) for name, images in made.items()}
 
 
 def figures(attempt: Attempt) -> dict[str, Any]:
     """One attempt as JSON."""
-    said: dict[str, Any] = {"attacker": attempt.attacker.name, "threat": asdict(attempt.attacker.threat)}
+    row: dict[str, Any] = {"attacker": attempt.attacker.name, "threat": asdict(attempt.attacker.threat)}
     if attempt.found is None or attempt.scores is None:
-        return said | {"inapplicable": attempt.inapplicable}
+        return row | {"inapplicable": attempt.inapplicable}
     scores, found = attempt.scores, attempt.found
     n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
-    return said | {
+    return row | {
         "success": {f"{limit:g}": rate(one) for limit, one in scores.recovered.items()},
         "label_accuracy": None if scores.labels is None else scores.labels.share,
         "mse_median": float(scores.mse.median()),
         "mse_best": float(scores.mse.min()),
-        "psnr_median_db": None if exact else float(scores.psnr.median()),  # infinite, which JSON has no word for
+        "psnr_median_db": None if exact else float(scores.psnr.median()),  # JSON has no infinity
         "ssim_median": float(scores.ssim.median()),
         "lpips_median": None if scores.lpips is None else float(scores.lpips.median()),
         "lpips_missing": scores.lpips_missing,
@@ -63,11 +63,11 @@ def below(error: Tensor) -> Rate:
 
 
 def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Target) -> Table:
-    """Attackers, then baselines."""
+    """A table of the attackers, then the baselines."""
     from rich.table import Table
 
     last = f"the last {target.masked} fully connected layers" if target.masked > 1 else "the last layer"
-    hidden = "taken as hidden" if target.note else "hidden"  # of pairs it may have been sent, and be of no use
+    hidden = "taken as hidden" if target.note else "hidden"  # for pairs, layers may have been sent that no attack can use
     title = f"{target.title}; {f'{last} {hidden}' if target.masked else 'all layers sent'}"
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     made.add_column("attacker", no_wrap=True)

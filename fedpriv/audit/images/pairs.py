@@ -1,9 +1,9 @@
-"""A message of image-text pairs as one sees it who is after the images.
+"""A message of image-text pairs as an attack on images sees it.
 
-Late fusion lays the text's features beside the image's, and the layers above are fed both. Where the text's are known, nothing
-but images is unknown, and every attack on images applies to the net that has them built in: they are zeros where the client has
-no texts, and of one pair they stand in the gradient of the first layer above (weight over bias), as they were, dropout included.
-Otherwise no attack can compute what lies above, and it counts as hidden; attacks that need nothing of it go on.
+Late fusion concatenates the features of text and image for the layers above. Where the text's features are known, only the images
+are unknown, and every attack on images applies to a net with these features as constants. They are zeros where the client has no
+texts; for a single pair, they are in the gradient of the first layer above (weight over bias), dropout included. Otherwise no
+attack can compute the layers above, which then count as hidden; attacks that do not need them still apply.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NO_BIAS = "the first layer above was not sent with its bias"
 
 
 class BesideText(nn.Module):
-    """Image features ``(B, W)`` -> ``(B, 2 W)``, what the layers above are fed: the same text's features beside each.
+    """Image features ``(B, W)`` -> input of the layers above ``(B, 2 W)``: the features of one text appended to each.
 
     Args:
-        known: whether an attack finds the text's features ``(1, W)`` among the weights; otherwise they are a parameter of which
-            nothing is known. One row stands for all samples of a message: right for one, and a simplification for several.
+        known: whether the text's features ``(1, W)`` are among the known weights; otherwise they are an unknown parameter. One
+            row stands for all samples of a message: exact for one sample, a simplification for several.
     """
 
     def __init__(self, known: bool) -> None:
@@ -50,7 +50,7 @@ class BesideText(nn.Module):
 
 
 def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observation:
-    """What was seen of a message, through a net that takes images ``(B, C, H, W)`` alone; of a run on images as it is.
+    """The observation for a net on images ``(B, C, H, W)`` alone; unchanged for a run on images.
 
     Raises:
         UsageError: its image encoder is frozen, or the text features are not known and nothing of the image branch was sent.
@@ -61,8 +61,8 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
     assert isinstance(fusion, Fusion)
     if isinstance(fusion.image.encoder, nn.Identity):
         raise UsageError(
-            "the image encoder is frozen and sends nothing: the net that learns is fed its features, and whether those tell an "
-            "image was not tried"
+            "the image encoder is frozen and sends nothing: only layers on its features are trained, and this audit does not "
+            "invert features"
         )
     text = _text_features(evidence, message, seen)
     below, above = dict(seen.net.body.named_children()), dict(seen.net.top.named_children())
@@ -76,7 +76,7 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
         shared = {name: tensor for name, tensor in seen.shared.items() if name.startswith(_IMAGE)}
         weights = {_above(name): tensor for name, tensor in seen.weights.items()}
         if not shared:
-            raise UsageError(f"nothing of the image branch was sent, and the text's features cannot be read off: {text}")
+            raise UsageError(f"nothing of the image branch was sent, and the text's features cannot be inferred: {text}")
     own = net.state_dict()
     return replace(
         seen,
@@ -89,22 +89,22 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
 
 
 def beside_texts(evidence: Evidence, message: Message, seen: Observation) -> str | None:
-    """What stands beside the images behind a message, and what the attacker knows of it, in words; ``None``: nothing does."""
+    """A sentence on the texts paired with a message's images, and what the attacker knows of them; ``None`` if there are none."""
     if "text" not in evidence.modalities:
         return None
     text = _text_features(evidence, message, seen)
     if isinstance(text, str):
         return (
-            f"Beside each image stands a text, whose features cannot be read off the message ({text}): what lies above the image "
-            "branch counts as hidden."
+            f"Each image is paired with a text, whose features cannot be inferred from the message ({text}): the layers above "
+            "the image branch count as hidden."
         )
     if evidence.federation.data.lacking(message.client) == "text":
-        return "The client has no texts, as its messages show: zeros stand beside the features of its images."
-    return "Beside each image stands a text, whose features are read off the first layer above both branches, weight over bias."
+        return "The client has no texts, as its messages show: the text features are zeros."
+    return "Each image is paired with a text, whose features follow from the first layer above both branches, weight over bias."
 
 
 def _text_features(evidence: Evidence, message: Message, seen: Observation) -> Tensor | str:
-    """``(1, W)``, or why they are not known."""
+    """The text's features ``(1, W)``, or why they are not known."""
     if evidence.federation.data.lacking(message.client) == "text":
         return torch.zeros(1, WIDTH)
     if seen.num_examples is None:
@@ -118,7 +118,7 @@ def _text_features(evidence: Evidence, message: Message, seen: Observation) -> T
 
 
 def _above(name: str) -> str:
-    """Where a weight of the pairs' net is found once all above the image branch belongs to what is hidden."""
+    """The name of a weight in the net whose layers above the image branch are all in ``top``."""
     return name if name.startswith(_FUSION) else f"top.{name.partition('.')[2]}"
 
 

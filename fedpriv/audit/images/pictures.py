@@ -1,4 +1,4 @@
-"""Reconstructions beside the originals."""
+"""Pictures of reconstructions beside the originals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every attacker on the run's real messages, and on the easiest case: clients that hold one image."""
+"""Attacks on the run's real messages, and on the easiest case: simulated clients that hold one image."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Say = Callable[[str], None]
 Observe = Callable[[ThreatModel], list[Observation]]
 
 SINGLES = 72
-"""Images of the easiest case at most: none of so many leaves 5 % open."""
+"""Largest number of images of the easiest case: if none of them is recovered, the rate may still be up to 5 %."""
 FIRST = 6
-"""Of them, those on which every attacker that optimises is tried; it gets more as long as the case is undecided."""
+"""Number of these on which every attack that optimises is tried first; more follow while the case is undecided."""
 SETTLED = wilson(0, SINGLES).high
-"""Share of the images that decides the easiest case once the interval of an attacker lies above it, or below."""
+"""The easiest case is decided once the interval of an attack's success rate lies above or below this share."""
 
 
 @dataclass(frozen=True)
 class OnStatistic(Attacker):
-    """An attacker that reads a statistic of the message in place of the model.
+    """An attacker on a statistic of the message instead of the model's change.
 
     Attributes:
         what: the statistic.
@@ -48,7 +48,7 @@ class OnStatistic(Attacker):
 
 @dataclass(frozen=True)
 class Attacked:
-    """One target with all attempts on it."""
+    """A target with all attempts on it."""
 
     target: Target
     kind: str
@@ -57,14 +57,14 @@ class Attacked:
     attempts: list[Attempt]
 
     def best(self) -> Attempt | None:
-        """The attempt that recovered most; of equals the one with the least median error."""
+        """The attempt that recovered most; among equals, the one with the least median error."""
         made = [one for one in self.attempts if one.scores is not None]
         return max(made, key=_success, default=None)
 
     def pictures(self) -> dict[str, Tensor]:
-        """Originals and what each attacker made of them, the best reconstructions of the best attacker first.
+        """Originals and the reconstructions of each attacker, sorted by the error of the best attacker.
 
-        Of the images that all attackers were tried on.
+        Only images on which all attackers were tried.
         """
         best = self.best()
         if best is None or best.scores is None:
@@ -75,7 +75,7 @@ class Attacked:
         return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
 
     def controls(self) -> list[dict[str, Any]]:
-        """The controls of all that were to be tried, as JSON."""
+        """The controls of all attackers, as JSON."""
         return [{"attacker": one.attacker.attack.name, **vars(control)} for one in self.attempts for control in one.controls]
 
     def _common(self) -> int:
@@ -86,7 +86,7 @@ class Attacked:
         assert best is not None
         if n <= SHOWN:
             return f"All {n} images, the best reconstruction by {best.attacker.name} first."
-        return f"{SHOWN} of {n} images: those that {best.attacker.name} came nearest to. Of the others less was recovered."
+        return f"{SHOWN} of {n} images: those that {best.attacker.name} reconstructed best."
 
     def described(self, picture: str | None) -> dict[str, Any]:
         """As JSON."""
@@ -105,7 +105,7 @@ class Attacked:
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack what the client sent in that round, with every attacker that its controls show to reach so many images at once."""
+    """Attack a client's message with every attacker whose controls cover as many images per message."""
     target = message(evidence, round, client)
     steps = _steps(target)
     title = f"round {round}, client {client}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
@@ -117,20 +117,20 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
 
 
 def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int) -> Attacked:
-    """Attack what clients that hold one image each would have sent in that round, until it is decided what they give away.
+    """Attack the messages of simulated clients that hold one image each, until the result is decided.
 
-    Closed forms are tried on all images. Attackers that optimise are tried on the first :data:`FIRST`, and, while no interval
-    lies above :data:`SETTLED` and not all that count as evidence lie below, on more: each time on as many again, and
-    a half. The interval of each is for the number that it was tried on.
+    Closed forms are tried on all images. Attackers that optimise are tried on the first :data:`FIRST`, and then on half as many
+    again each time, as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Each
+    interval is for the number of images that were tried.
 
     Args:
-        most: images on which they are tried at most.
+        most: largest number of images on which attackers that optimise are tried.
     """
-    played, alone = single_images(evidence, round, client, SINGLES), shared_out(evidence, client, SINGLES)
-    n, truth = len(played), {owner: evidence.truth(owner) for owner, _ in alone}
+    messages, alone = single_images(evidence, round, client, SINGLES), shared_out(evidence, client, SINGLES)
+    n, truth = len(messages), {owner: evidence.truth(owner) for owner, _ in alone}
     title = f"clients with one image each, {n} in round {round}"
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
-    target = of_messages(evidence, title, played, images, labels, first_turn=True)
+    target = of_messages(evidence, title, messages, images, labels, first_turn=True)
     tried = suited(target.masked)
     quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
     attempts = {one: [_attempt(target, one, target.observe, seed, say)] for one in quick}
@@ -149,7 +149,7 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
 
 
 def _stages(most: int) -> Iterable[int]:
-    """How many images were tried after each part."""
+    """The total number of images after each stage."""
     end = min(FIRST, most)
     while end < most:
         yield end
@@ -158,14 +158,14 @@ def _stages(most: int) -> Iterable[int]:
 
 
 def _part(target: Target, start: int, end: int) -> Target:
-    """Messages of single images, those from ``start`` to ``end``."""
+    """The messages of the images from ``start`` to ``end``."""
     title = f"{target.title} ({start + 1} to {end})"
     images, labels = target.images[start:end], target.labels[start:end]
     return replace(target, title=title, images=images, labels=labels, observe=lambda threat: target.observe(threat)[start:end])
 
 
 def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
-    """One attempt of those on consecutive parts of the images, as far as they go."""
+    """Merge attempts on consecutive parts of the images."""
     if any(one.scores is None for one in parts):
         return next(one for one in parts if one.scores is None)
     n = sum(len(one.images) for one in parts if one.images is not None)
@@ -177,14 +177,14 @@ def _may_decide(one: Attempt) -> bool:
 
 
 def _decided(attempts: Sequence[Attempt]) -> bool:
-    """Whether an attacker surely recovers more than a few images, or all that count surely no more."""
+    """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it."""
     rates = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None]
     counting = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None and one.is_evidence]
     return any(rate.low > SETTLED for rate in rates) or all(rate.high <= SETTLED for rate in counting)
 
 
 def _on_statistics(target: Target, tried: Sequence[Attacker], seed: int, say: Say) -> list[Attempt]:
-    """Statistics that read as a gradient, by what needs no other layer and no optimisation."""
+    """Attack statistics that are gradients, with closed forms that need no other layer."""
     found = []
     for what, observe in target.statistics.items():
         for attacker in tried:
@@ -215,23 +215,23 @@ def _success(one: Attempt) -> tuple[int, float]:
 
 
 def _described(one: Attempt) -> dict[str, Any]:
-    """:func:`fedpriv.audit.images.figures.figures`, with what the attacker knows, its budget and its own loss along the way."""
-    said = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
-    said["is_evidence"] = one.is_evidence
-    said.pop("threat")
+    """:func:`fedpriv.audit.images.figures.figures`, with the attacker's knowledge, budget and loss curve."""
+    row = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
+    row["is_evidence"] = one.is_evidence
+    row.pop("threat")
     if one.found is None:
-        return said
+        return row
     middle = one.found.curve.nanmedian(dim=1).values
-    return said | {"inapplicable": None, "curve": [[i + 1, float(v)] for i, v in enumerate(middle) if bool(v.isfinite())]}
+    return row | {"inapplicable": None, "curve": [[i + 1, float(v)] for i, v in enumerate(middle) if bool(v.isfinite())]}
 
 
 def _budget(attacker: Attacker) -> str:
     words = {"steps": "steps", "adam_steps": "Adam steps", "adam": "Adam steps", "lbfgs": "L-BFGS steps", "iterations": "steps"}
-    said = []
+    parts = []
     for f in fields(attacker.attack):  # type: ignore[arg-type]
         value = getattr(attacker.attack, f.name)
         if f.name in words:
-            said.append(f"{value} {words[f.name]}")
+            parts.append(f"{value} {words[f.name]}")
         elif f.name == "restarts":
-            said.append(f"{value} restarts" if value else "one start")
-    return ", ".join(said) or "no optimisation"
+            parts.append(f"{value} restarts" if value else "one start")
+    return ", ".join(parts) or "no optimisation"

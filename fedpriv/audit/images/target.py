@@ -21,23 +21,23 @@ from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 
 SIDE = 32
-"""Photographs are cropped and shrunk to so many pixels a side, what the reference victim was made for."""
+"""Photographs are cropped and scaled to so many pixels a side, the input of the reference victim."""
 REFERENCES = 2000
-"""Public images at most that an attacker copies from in the baselines: the nearest of more is hardly nearer."""
+"""Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to attack.
+    """The messages to attack, and the truth behind them.
 
     Attributes:
-        title: what it is, for people.
+        title: a description for tables.
         images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
-        masked: fully connected layers at the end that are hidden.
-        observe: the messages under a threat model; together they stand for the ``n`` images, in order.
-        statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
-        reference, reference_labels: public images of the same kind, which the baselines may copy; ``None`` where there are none.
-        note: what else is to be said of it: of pairs, what stands beside the images.
+        masked: number of hidden fully connected layers at the end.
+        observe: threat model -> the messages; together they stand for the ``n`` images, in order.
+        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
+        reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
+        note: a further remark; for pairs, on the texts.
     """
 
     title: str
@@ -64,7 +64,7 @@ def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int
     """One step of the reference victim on test images of a data set, drawn by ``seed``.
 
     Raises:
-        UsageError: it holds no images, or fewer than that.
+        UsageError: the data set has no images, or too few.
     """
     dataset = load_dataset(name, data_dir)
     if dataset.images is None:
@@ -79,10 +79,10 @@ def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int
 
 
 def photographs(folder: Path, count: int, masked: int, seed: int) -> Target:
-    """One step of the reference victim on a folder's first ``count`` images by name, their middle shrunk to 32x32.
+    """One step of the reference victim on a folder's first ``count`` images by name, cropped to a square and scaled to 32x32.
 
     Raises:
-        UsageError: no folder, no images in it, or a file that is none.
+        UsageError: there is no such folder, it has no images, or one cannot be read.
     """
     images = _read(folder, count)
     labels = torch.randint(10, (len(images),), generator=torch.Generator().manual_seed(seed))
@@ -107,13 +107,13 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
 def of_messages(
     evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool = False
 ) -> Target:
-    """Messages of a run, of one kind, each of which stands for as many of the images ``(n, C, H, W)`` as the others.
+    """Messages of a run, each of which stands for the same number of the images ``(n, C, H, W)``.
 
     Args:
         first_turn: they are their clients' first.
 
     Raises:
-        UsageError: of pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
+        UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
     """
     whole = evidence.observation(found[0], ThreatModel())
     seen = of_images(evidence, found[0], whole)

@@ -1,10 +1,9 @@
 """The candidates of membership inference: training samples of a client (members), and non-members.
 
-Non-members must be unknown to the model that the server sent as well as to the client, or the attack would find *their* traces.
-So no client may have trained on them before or in the attacked round. They come from the data set's test split, and from the
-part of the training split that belongs to no client or to clients that had no turn yet. (Not from the other clients' training
-data: in later rounds the server's model has learned those.) They have the client's classes in its proportions; otherwise
-knowing the classes would be enough.
+Neither the client nor the server's model may have been trained on non-members: no client may have used them up to the attacked
+round. So they come from the data set's test split, and from the part of the training split that belongs to no client or to
+clients that have not taken part yet; not from the other clients, whose data the server's model has learned in later rounds. They
+have the client's classes in its proportions; otherwise knowing the classes would be enough.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Candidates:
     """
     Attributes:
         data: as many members as non-members, shuffled; the attack gets these.
-        members: which of them the client trained on ``(n,)``; what the attack is scored against and never gets.
-        spare: the attacker's own data, of the same classes; disjoint from the candidates, and no client trained on them.
+        members: which of them the client trained on ``(n,)``; the truth for scoring, which the attack never gets.
+        spare: the attacker's own data, of the same classes; disjoint from the candidates, and not used by any client.
     """
 
     data: Split
@@ -41,11 +40,11 @@ class Candidates:
 def candidates(federation: Federation, round: int, client: int, seed: int = 0) -> Candidates:
     """The candidates for a client's upload of a round, drawn by ``seed``.
 
-    Of each class, half of the samples that no client trained on become the attacker's own data; where fewer are left than the
-    client has, fewer of its samples are candidates.
+    Of each class, half of the unused samples become the attacker's own data. Where fewer are left than the client has, fewer of
+    its samples become candidates.
 
     Raises:
-        FedprivError: no non-members are left of the client's classes.
+        FedprivError: there are no non-members of the client's classes.
     """
     data = federation.data
     draw = generator(seed, round, client, "candidates")
@@ -53,7 +52,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     fresh = torch.ones(len(train), dtype=torch.bool, device=train.device)
     for other in _trained(federation, round) | {client}:
         fresh[data.indices("train", other)] = False
-    labels = torch.cat([train, test])  # positions from here on: the training split, then the test split
+    labels = torch.cat([train, test])  # positions below are in the training split followed by the test split
     unseen = torch.cat([fresh.nonzero().squeeze(1), len(train) + torch.arange(len(test), device=train.device)])
     own = data.indices("train", client)
     inside, outside, spare = [], [], []
@@ -66,7 +65,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     members = torch.cat(inside)
     if not len(members):
         raise FedprivError(
-            f"of the classes of client {client}, no two samples are left that no client trained on up to round {round}"
+            f"client {client}: its classes have fewer than two samples that no client trained on up to round {round}"
         )
     chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
     pad = 0 if encoder is None else encoder.pad
@@ -78,9 +77,8 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
 
 
 def _trained(federation: Federation, round: int) -> set[int]:
-    """The clients that had a turn up to the round (who takes part is a function of the config)."""
-    config, method, everyone = federation.config, federation.method, federation.data.nonempty
-    return {client for earlier in range(1, round + 1) for client in participants(config, method, everyone, earlier)}
+    """The clients that took part up to the round, which the config determines."""
+    return {client for earlier in range(1, round + 1) for client in participants(federation.agreement, earlier)}
 
 
 def _shuffled(positions: Tensor, draw: torch.Generator) -> Tensor:
@@ -103,5 +101,5 @@ def _columns(inputs: Inputs) -> int:
 
 
 def _widened(inputs: Inputs, width: int, pad: int) -> Inputs:
-    """With token ids ``(n, L)`` filled up to ``width``: the longest sentences of the two splits need not be alike."""
+    """The inputs with token ids ``(n, L)`` padded to ``width``, as the longest sentences of the two splits may differ."""
     return each(inputs, lambda part: part if part.is_floating_point() else F.pad(part, (0, width - part.shape[1]), value=pad))

@@ -1,4 +1,4 @@
-"""Epsilon from membership inference beside the accountant's, and whether the two are comparable."""
+"""A lower bound on epsilon from membership inference, the accountant's upper bound, and whether they are comparable."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from fedpriv.privacy.accountant import dearest, history_of
 from fedpriv.simulation.setup import Federation, plans
 
 _ABOUT = {
-    "none": "The run has no differential privacy. Had it, its epsilon of a training sample could not be below `lower`.",
-    "sample": "Both bounds are about whether a training sample was used or a blank in its place, against observers of the "
-    "uploads. The upload and what the server sent before show what the turns up to this round made of it: `lower` is to be held "
-    "against `upper_so_far`; above it, one is wrong.",
-    "client": "The run's epsilon is about a whole client, against who sees the models that the server sends. Here the server is "
-    "the attacker, which sees uploads before the noise: `lower` is about a training sample and no bound of the run's epsilon.",
+    "none": "The run has no differential privacy. If it had, its sample-level epsilon could not be below `lower`.",
+    "sample": "Both bounds are for replacing one training sample by a blank, against an observer of the uploads. The messages "
+    "up to this round depend on all turns so far: compare `lower` with `upper_so_far`; if it is larger, one of them is wrong.",
+    "client": "The run's epsilon is for a whole client, against an observer of the models that the server sends. Here the server "
+    "is the attacker and sees uploads before the noise: `lower` is for a training sample and does not bound the run's epsilon.",
 }
 
 
 @dataclass(frozen=True)
 class EpsilonBounds:
-    """Of the attacked clients' turns, at ``delta``.
+    """Bounds on the epsilon of the attacked clients' turns, at ``delta``.
 
     Attributes:
-        lower: not below, with that confidence (one training, many samples: Steinke et al. 2023); the best of ``each``.
-        each: the same by each of the scores; all hold together.
-        lower_by_rates: by Clopper-Pearson bounds of true and false positives, as if samples were independent trials.
-        counted: samples that the bounds were counted on.
-        upper_turn: what the accountant gives for the attacked round alone, of the clients' dearest sample; ``None`` without
-            sample-level DP. Of a sample that several clients hold, the turns of all of them count.
-        upper_so_far: for the turns up to this round.
-        upper_run: for those of the whole run.
-        about: what the bounds may be compared with.
+        lower: the lower bound at that confidence (one training run, many samples: Steinke et al. 2023); the best of ``each``.
+        each: the lower bound from each of the scores; they hold simultaneously.
+        lower_by_rates: from Clopper-Pearson bounds on true and false positives, as if samples were independent trials.
+        counted: number of samples behind the bounds.
+        upper_turn: the accountant's epsilon of the attacked round alone, for the sample that spent most; ``None`` without
+            sample-level DP. For a sample that several clients hold, the turns of all of them count.
+        upper_so_far: the same for the turns up to this round.
+        upper_run: the same for the whole run.
+        about: which bounds can be compared.
     """
 
     lower: float
@@ -53,8 +52,8 @@ def epsilon_bounds(
 ) -> EpsilonBounds:
     """
     Args:
-        scores: one or several per candidate ``(n,)``, fixed before looking. Of several the best bound is taken, each at a
-            confidence that lets all of them hold together (Bonferroni).
+        scores: one or several sets of scores ``(n,)``, chosen in advance. The best of several bounds is taken, each at a
+            confidence at which all of them hold simultaneously (Bonferroni).
     """
     privacy = federation.config.privacy
     each = 1 - (1 - CONFIDENCE) / len(scores)
@@ -65,7 +64,7 @@ def epsilon_bounds(
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":
             return None
-        planned = plans(federation.config, federation.method, federation.data, range(first, final + 1), clients)
+        planned = plans(federation.agreement, federation.data, range(first, final + 1), clients)
         return dearest((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return EpsilonBounds(

@@ -1,10 +1,10 @@
-"""Which samples a client trained on, inferred from an upload that it really sent."""
+"""Membership inference on a client's real upload."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from attacks.core.reconstruction import Inapplicable
 from attacks.inference.membership import Array, Mask, Use, halves, in_every_use
 from attacks.inference.membership_controls import SURE, Kind, positive_controls
 from attacks.lab.controls import Control
-from attacks.scoring.operating_points import Area, OperatingPoints, Point, area, operating_points
+from attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
@@ -26,22 +26,22 @@ from fedpriv.errors import FedprivError, UsageError
 
 __all__ = ["LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
 CONFIDENCE = 0.95
-"""Of the intervals that are reported."""
+"""Confidence of the reported intervals."""
 
 _THREAT = (
-    "The server follows the protocol and looks at one upload of each client. It knows what it sent in this round and in round 0, "
+    "The server follows the protocol and uses one upload of each client. It knows what it sent in this round and in round 0, "
     "the method and its options, and the number of samples where the upload states it.",
-    "It does not know the run's random draws, nor what a client kept from earlier turns: its shadows take their first turn.",
-    "It is asked about candidates of known labels, half of them members, and trains its shadows on random halves of them; it has "
-    "further samples of the same classes. Non-members and its own samples are some that no client trained on up to this round.",
+    "It does not know the run's random draws, nor what a client kept from earlier turns: its shadows train as in a first turn.",
+    "It scores candidates with known labels, half of them members, and trains its shadows on random halves of them; it has "
+    "further samples of the same classes. No client trained on the non-members or on the server's own samples up to this round.",
 )
 _ROWS = (
-    "For the row distance it takes the gradient that the upload shows of the first linear layer with a bias, weight over bias, "
-    "and looks how near the nearest row comes to what that layer would be fed for a candidate at the weights that were sent."
+    "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
+    "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
 )
 _HIDDEN = (
-    "The last layers did not cross the wire: it reads the encoder with layers that it trained itself, in the ways listed. The "
-    "positive controls of these attacks read a whole model; none says that such layers must do."
+    "The last layers were not sent: it completes the encoder with layers that it trained itself, in the ways listed. The "
+    "positive controls of these attacks are on a whole model; they do not show that such layers suffice."
 )
 
 
@@ -50,18 +50,18 @@ class Membership:
     """The result, over all attacked clients together.
 
     Attributes:
-        attacks: by attack, and by how the upload was read where that is not as it stands.
-        together: their areas, with intervals that hold for all of them at once (Bonferroni), since the best one is picked.
-        not_tried: why others were not, by attack: they could not be mounted, or their positive control failed.
-        controls: areas that attacks have on the upload of a turn that saw none of the candidates. By chance one of them fails
-            once in a thousand times. The loss threshold has none: in later rounds the model that the server sent knows a client's
-            samples from its earlier turns, which comparing candidates shows and comparing with shadows does not.
-        positive: what each attack told where it must (:mod:`attacks.inference.membership_controls`), with as many shadows.
-            Whatever the way to read an upload whose last layers are hidden, it is that of the attack on a whole model.
-        epsilon: the lower bound that LiRA shows, beside what the run's ledger says; ``None`` where LiRA was not tried.
-        likelihoods: the attacks that it was taken from, LiRA on each statistic, of which the best bound is taken.
-        shadows: shadow turns a client; of all of them ``diverged`` were left out.
-        threat: what the attacker is and knows, in sentences.
+        attacks: by attack, and by the way to complete the upload where its last layers are hidden.
+        together: their areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
+        not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
+        controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
+            chance once in a thousand times. The loss threshold has none: in later rounds the server's model was trained on the
+            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows.
+        positive: positive controls (:mod:`attacks.inference.membership_controls`), with as many shadows; they are on a whole
+            model even where the last layers are hidden.
+        epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
+        likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
+        shadows: shadow turns per client; ``diverged`` of all of them were left out.
+        threat: the threat model, in sentences.
     """
 
     round: int
@@ -80,31 +80,31 @@ class Membership:
 
     @property
     def controls_passed(self) -> bool:
-        """Whether the attacks find nothing where there is nothing to find."""
+        """Whether the attacks find nothing in their negative controls."""
         return all(one.low <= 0.5 <= one.high for one in self.controls.values())
 
     def described_controls(self) -> list[dict[str, Any]]:
-        """As JSON, in the form of the controls of the attacks on images: first those that must tell members, then the others."""
+        """The controls as JSON, in the form of those of attacks on images: positive ones first."""
         shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
         for name, one in self.controls.items():
-            told = f"an upload of a turn that saw no candidate (AUC {one.value:.2f}, interval {one.low:.2f} to {one.high:.2f})"
+            turn = f"an upload of a turn that saw no candidate (AUC {one.value:.2f}, interval {one.low:.2f} to {one.high:.2f})"
             about = {"name": "negative", "passed": one.low <= 0.5 <= one.high, "cpu_seconds": None}
-            shown.append({"attacker": name, **about, "sentence": f"{told}; it must hold 0.5"})
+            shown.append({"attacker": name, **about, "sentence": f"{turn}; the interval must contain 0.5"})
         return shown
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
-    """Attack the uploads of some clients in a round; few clients have too few samples to say much, so their scores are pooled.
+    """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     Args:
-        shadows: turns that the server plays for each client; even. The cost of the attack: each is as dear as a client's turn.
+        shadows: shadow turns per client; even. They dominate the cost: each is as expensive as a client's turn.
 
     Raises:
         UsageError: an upload was not kept.
         FedprivError: an upload is not finite, too many shadows diverged, or no candidates are left.
     """
     if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow turns: an even number of at least 4")
+        raise UsageError(f"{shadows} shadow turns: must be an even number of at least 4")
     began = time.process_time()
     found = [_client(evidence, round, client, shadows, seed) for client in clients]
     members = np.concatenate([one.members for one in found])
@@ -148,10 +148,10 @@ def _epsilon(
 
 @dataclass(frozen=True)
 class _Found:
-    """Of one client.
+    """The result for one client.
 
     Attributes:
-        kinds: by attack, what it compares and how.
+        kinds: by attack, its statistic and how it is used.
     """
 
     scores: dict[str, Array]
@@ -163,44 +163,44 @@ class _Found:
 
 
 def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> _Found:
-    """The attack on one upload; only the last line looks at who is a member."""
+    """Attack one upload. Only the last line uses the truth about members."""
     message, download = evidence.message(round, client), evidence.store.download(round)
     if download is None:
-        raise UsageError(f"what the server sent in round {round} was not kept; shadows have nothing to start from")
+        raise UsageError(f"the download of round {round} was not kept, and shadows start from it")
     federation = evidence.federation
-    asked: Candidates = candidates(federation, round, client, seed)
-    inside = halves(shadows, len(asked.members), seed)
-    # A shadow has as many samples as the client: it takes as many steps.
-    filling = max(0, (message.num_examples or 0) - len(asked.members) // 2)
+    pool: Candidates = candidates(federation, round, client, seed)
+    inside = halves(shadows, len(pool.members), seed)
+    # A shadow has as many samples as the client, so that it takes as many steps.
+    filling = max(0, (message.num_examples or 0) - len(pool.members) // 2)
     own_turn = shadows  # the number after the last shadow's
 
     def data(number: int) -> Split:
         if number == own_turn:
-            return asked.spare
-        device = asked.data.labels.device
-        chosen = asked.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
-        return chosen.followed_by(asked.spare.at(torch.arange(min(filling, len(asked.spare.labels)), device=device)))
+            return pool.spare
+        device = pool.data.labels.device
+        chosen = pool.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
+        return chosen.followed_by(pool.spare.at(torch.arange(min(filling, len(pool.spare.labels)), device=device)))
 
     turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
-    played = turns.play(data, [own_turn, *range(shadows)])
-    own = next(played)
+    results = turns.run(data, [own_turn, *range(shadows)])
+    own = next(results)
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
-    ways = readings(federation.resident, own, asked.spare, asked.data.inputs, federation.method.objective.labels)
-    statistics, not_tried = confidences(ways, asked.data.labels), dict[str, str]()
+    ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
+    statistics, not_tried = confidences(ways, pool.data.labels), dict[str, str]()
     if not ways:
-        not_tried[LOSS] = not_tried[LIRA] = f"client {client} holds one class, and a probe of features without a head needs two"
+        not_tried[LOSS] = not_tried[LIRA] = f"client {client} holds one class, but a probe of the features needs two"
     try:
-        statistics.append(row_distance(evidence, message, asked.data.inputs))
+        statistics.append(row_distance(evidence, message, pool.data.inputs))
     except Inapplicable as error:
         not_tried[ROWS] = str(error)
-    uploads = (None if one is None else one.uploaded for one in played)
+    uploads = (None if one is None else one.uploaded for one in results)
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
     kinds = {one.attack(use): (one.kind, use) for one in statistics for use in get_args(Use)}
-    return _Found(scores, control, asked.members, kinds, not_tried, diverged)
+    return _Found(scores, control, pool.members, kinds, not_tried, diverged)
 
 
 def infer(
@@ -212,7 +212,7 @@ def infer(
 
     Args:
         inside: which candidates each shadow was trained on ``(s, n)``.
-        shadows: what each would have uploaded, ``None`` where it diverged; one is looked at after another.
+        shadows: the upload of each, ``None`` where it diverged; read one at a time.
 
     Raises:
         ValueError: an upload is not finite, or too few shadows are left.
@@ -228,7 +228,7 @@ def infer(
     if len(kept) < 4:
         raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow turns diverged")
     if not all(map(_is_finite, uploads)):
-        raise ValueError("an upload that is not finite")
+        raise ValueError("an upload is not finite")
     found: list[dict[str, Array]] = [{} for _ in uploads]
     for values, statistic in zip(seen, statistics, strict=True):
         beside = np.stack(values)
@@ -243,13 +243,7 @@ def _is_finite(uploaded: Uploaded) -> bool:
 
 
 def _refused(found: Sequence[_Found]) -> dict[str, str]:
-    """Why attacks were not mounted, by attack: on some client's upload there was no way to."""
-    said = {name: reason for one in found for name, reason in one.not_tried.items()}
+    """Why attacks were not mounted, by attack: they do not apply to some client's upload."""
+    reasons = {name: reason for one in found for name, reason in one.not_tried.items()}
     partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
-    return dict.fromkeys(partly, "not every client's upload can be read so") | said
-
-
-def _point(allowed: float, point: Point) -> dict[str, Any]:
-    rates = {"found": point.found, "false_alarms": point.false_alarms}
-    shares = {name: {"share": one.share, **asdict(one)} for name, one in rates.items()}
-    return {"false_positive_rate": allowed, **shares, "by_chance": point.by_chance}
+    return dict.fromkeys(partly, "it does not apply to every client's upload") | reasons

@@ -1,4 +1,4 @@
-"""Which labels a client holds, as its messages tell it: in clear, by the rules of the last layer, or through shadow clients."""
+"""A client's labels from its messages: stated in them, by rules for the last layer, or by shadow clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator
 
 MOST_LABELS = 4
-"""Shadow clients hold one to so many classes: the attacker does not know how many the others hold."""
+"""Shadow clients hold one to so many classes, as the attacker does not know the true number."""
 
 RULE = "last layer: its bias rose for the classes that are there"
 
@@ -46,11 +46,11 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
         how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
     except Inapplicable:
         ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
-        told = gradient_like(message)
-        unaltered = exposed(evidence) if told else ()
-        for what in told:
+        gradients = gradient_like(message)
+        unaltered = exposed(evidence) if gradients else ()
+        for what in gradients:
             reader = partial(as_gradient, evidence, message, what, ThreatModel())
-            # Who knows that the model was altered on its way, and a statistic was not, asks that first.
+            # A statistic that no defence altered is used before the altered model.
             read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
             ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
         how, found, reasons = NO_RULE, torch.zeros(classes, dtype=torch.bool), []
@@ -58,7 +58,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
             try:
                 seen = observe()
                 present = surely_present(seen).cpu()
-                # Of a statistic it is not known whether it is a mean over the samples, or a sum: it tells no counts.
+                # A statistic may be a mean or a sum over the samples, so it shows no counts.
                 guessed = torch.bincount(batch_labels(seen), minlength=classes) if seen.kind == "change" else None
             except (Inapplicable, UsageError) as error:
                 reasons.append(str(error))
@@ -82,12 +82,12 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
-    """Label sets of the kept clients of a round from the changes of the shared weights alone; no head or centres are needed.
+    """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
-    The server simulates turns on public data (the data set's test split) with chosen label sets, and learns from them.
+    The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
 
     Raises:
-        FedprivError: too many of the turns diverged, or no client is like the shadows.
+        FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
     """
     clients = evidence.whole_clients(round)  # as the shadows are
     messages = [evidence.message(round, client) for client in clients]
@@ -103,10 +103,10 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
     def changes() -> Iterator[Message]:
-        for played in turns.play(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
-            if played is None:
+        for result in turns.run(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
+            if result is None:
                 raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
-            yield _changes(evidence, played.uploaded, messages[0].received)
+            yield _changes(evidence, result.uploaded, messages[0].received)
 
     classifier = fit_shadows(changes(), sets)
     truth = torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
@@ -116,13 +116,13 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
 
 
 def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:
-    """Of the shared parameters, in the order of the net: what is last there says most about labels."""
+    """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
     names = [name for name, _ in evidence.federation.resident.net.named_parameters() if name in uploaded and name in received]
     return {name: uploaded[name].cpu() - received[name].cpu() for name in names}
 
 
 def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
-    """So many samples of the test split with these labels; again from the start where there are fewer."""
+    """``samples`` samples of the test split with these labels; repeated where there are fewer."""
     data = evidence.federation.data
     labels = data.labels("server")
     positions = present.to(labels.device)[labels].nonzero().flatten()

@@ -25,8 +25,8 @@ LOSS, LIRA, OFFLINE, ROWS = "loss threshold", "LiRA", "LiRA offline", "row dista
 class Statistic:
     """
     Attributes:
-        kind: what is compared; its positive control is that of the attacks which use it.
-        way: how the upload is read, where that is not as it stands.
+        kind: what is compared; it determines the positive control.
+        way: how the upload is completed where its last layers are hidden.
         of: uploaded tensors, by the net's names -> a number per candidate ``(n,)``.
     """
 
@@ -47,7 +47,7 @@ class Statistic:
 
 
 def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
-    """The confidence of the candidates' labels ``(n,)``, by each way to read an upload. (Less loss is more of it.)"""
+    """The confidence of the candidates' labels ``(n,)`` for each reading of an upload; a lower loss is a higher confidence."""
 
     def by(read: Reading) -> Callable[[Uploaded], Array]:
         return lambda uploaded: confidence(read(uploaded).cpu(), labels.cpu())
@@ -56,7 +56,7 @@ def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
 
 
 def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statistic:
-    """How near the rows of the first shared linear layer with a bias come to the candidates.
+    """Minus the distance of the candidates to the rows of the first shared linear layer with a bias.
 
     Raises:
         Inapplicable: see :meth:`attacks.inference.row_distance.RowDistance.of`.
@@ -71,6 +71,6 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
 
 
 def _as(seen: Observation, inputs: Inputs) -> Inputs:
-    """The candidates where the message lies, and in its precision; token ids stay whole numbers."""
+    """The candidates on the device and in the precision of the message; token ids stay integers."""
     like = next(iter(seen.shared.values()), torch.empty(0))
     return each(inputs, lambda part: part.to(like) if part.is_floating_point() else part.to(like.device))

@@ -1,4 +1,4 @@
-"""How the server uses an upload without its last layers: the remaining model's outputs on given images."""
+"""Logits from an upload, also where its last layers are hidden and the server completes it by its own."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedpriv.audit.evidence.shadow_turns import Played
+from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.client.resident import Resident
 from fedpriv.data.federated import Split
 from fedpriv.samples import Inputs, size
 
 Reading = Callable[[Mapping[str, Tensor]], Tensor]
-"""Uploaded tensors, by the net's names -> logits ``(n, C)`` of the images that it was made for."""
+"""Uploaded tensors, by the net's names -> logits ``(n, C)`` of given inputs."""
 
 STAND_IN, PROBE = "head of the server's own turn", "linear probe"
 
 
-def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
-    """The ways to read an upload, by name; one without a name where the upload is the whole model.
+def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
+    """The readings of an upload, by name; where the upload is the whole model, a single one with an empty name.
 
-    Neither is always better: the head that the server trained in a turn of its own from the initial one resembles a client's at
-    its first turn; a probe on the uploaded encoder's features needs no head to resemble.
+    Neither of the others is always better. The head that the server trained in its own turn, from the initial one, resembles a
+    client's at its first turn; a probe on the uploaded encoder's features does not depend on such a resemblance.
 
     Args:
-        own: a turn that the server played with ``spare``, its own data.
+        own: a turn of the server with ``spare``, its own data.
         inputs: the candidates.
-        has_head: whether the run trains a head at all.
+        has_head: whether the run trains a head.
     """
 
     def load(uploaded: Mapping[str, Tensor]) -> None:
@@ -46,7 +46,7 @@ def readings(resident: Resident, own: Played, spare: Split, inputs: Inputs, has_
         fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, spare.labels.cpu().numpy())
         found = torch.from_numpy(fitted.decision_function(asked))
         logits = torch.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found
-        # An attacker that knows the candidates' labels can rule out the classes that the client does not hold.
+        # The candidates' labels are known, so the attacker can exclude classes that the client does not hold.
         everything = torch.full((size(inputs), resident.net.classes), -1e3, dtype=torch.float64)
         everything[:, torch.from_numpy(fitted.classes_)] = logits
         return everything

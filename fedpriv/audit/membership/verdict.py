@@ -12,16 +12,16 @@ NO_RULE = "no rule applies"
 
 Found = Mapping[str, Any]
 LEVEL = 0.05
-"""How likely guessing may be to find as many members at few false alarms as what is called more than guessing."""
+"""Significance level of results at low false-positive rates."""
 
 
 def known_members(attacks: Sequence[Found], texts: Sequence[Found]) -> list[dict[str, Any]]:
-    """The messages from which training samples were reconstructed, which shows that these were trained on.
+    """The messages from which training samples were reconstructed, which are thereby known members.
 
-    Of each message what the attacker found that found most; others may have found others.
+    For each message, the result of the best attacker; others may have found other samples.
 
     Args:
-        attacks, texts: as in the findings of a run. Only real messages count, not what the audit played.
+        attacks, texts: as in the findings of a run. Only real messages count, not those that the audit simulated.
     """
     found = []
     for attack in attacks:
@@ -36,17 +36,17 @@ def known_members(attacks: Sequence[Found], texts: Sequence[Found]) -> list[dict
 
 def of_membership(run: Found) -> list[str]:
     """The sentences for one run of the report."""
-    known, said = run.get("known_members") or [], []
+    known, sentences = run.get("known_members") or [], []
     if known:
-        told = "; ".join(f"{_count(one)} {one['what']} behind {_message(one)}, by {one['attacker']}" for one in known)
-        said.append(f"Samples that were reconstructed are known to have been trained on: {told}.")
+        members = "; ".join(f"{_count(one)} {one['what']} behind {_message(one)}, by {one['attacker']}" for one in known)
+        sentences.append(f"Reconstructed samples are known members: {members}.")
     if run["membership"]:
-        said.append(_attacks(run["membership"], bool(known)))
+        sentences.append(_attacks(run["membership"], bool(known)))
     failed = run.get("membership_not_tried") or {}
     if failed:
         reasons = "; ".join(f"{attack} ({reason})" for attack, reason in failed.items())
-        said.append(f"Membership attacks that were not tried, which says nothing about what they would tell: {reasons}.")
-    return said
+        sentences.append(f"Membership attacks that were not tried, so that their success is not known: {reasons}.")
+    return sentences
 
 
 def _known(target: Found, what: str, best: tuple[str, Found] | None) -> list[dict[str, Any]]:
@@ -60,29 +60,31 @@ def _attacks(attacks: Sequence[Found], besides: bool) -> str:
     interval = f"95 % interval {best['together']['low']:.2f} to {best['together']['high']:.2f}"
     held = f", which holds for the best of {count}" if count > 1 else ""
     area = f"AUC {best['auc']:.2f}, {interval}{held}; 0.5 is guessing"
-    asked = f"{best['members']} members and {best['non_members']} others"
+    asked = f"{best['members']} members and {best['non_members']} non-members"
     few = _at_few_false_alarms(attacks)
     if best["together"]["low"] > 0.5:
-        tells = f"The best of {count} membership attacks, {best['attack']}, tells whether a sample was trained on"
-        return f"{tells}, asked of {asked} ({area}){f'; {few}' if few else ''}."
+        tells = f"The best of {count} membership attacks, {best['attack']}, separates members from non-members"
+        return f"{tells}, on {asked} ({area}){f'; {few}' if few else ''}."
     if besides and not few:
-        which = f"the best of {count}, {best['attack']}, asked of {asked}: {area}"
+        which = f"the best of {count}, {best['attack']}, on {asked}: {area}"
         return f"Membership attacks, which score given samples, showed nothing beyond that ({which})."
-    cannot = f"the best of {count} membership attacks, {best['attack']}, cannot be told from guessing with these {asked} ({area})"
+    cannot = (
+        f"the best of {count} membership attacks, {best['attack']}, cannot be distinguished from guessing on {asked} ({area})"
+    )
     if few:
-        return f"At few false alarms, members are found: {few}. Over all thresholds, {cannot}."
-    return f"As to who was trained on, {cannot}."
+        return f"At low false-positive rates, members are found: {few}. Over all thresholds, {cannot}."
+    return f"Membership: {cannot}."
 
 
 def _at_few_false_alarms(attacks: Sequence[Found]) -> str | None:
-    """What is found at the false-positive rates of the table, where guessing would hardly find as many under any of them."""
+    """The members found at the false-positive rates of the table, if guessing would hardly find as many at any of them."""
     points = [(one, rate, point) for one in attacks for rate, point in one["tpr"].items() if point]
     if not points:
         return None
     one, rate, point = min(points, key=lambda found: found[2]["by_chance"])
     if point["by_chance"] * len(points) >= LEVEL:
         return None
-    found = f"{point['share']:.0%} of the members at {100 * float(rate):g}% false alarms"
+    found = f"{point['share']:.0%} of the members at a false-positive rate of {100 * float(rate):g}%"
     return f"{one['attack']} finds {found} (95 % interval {point['low']:.0%} to {point['high']:.0%})"
 
 

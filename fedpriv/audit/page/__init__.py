@@ -1,1 +1,1 @@
-"""The audit as a page for people, in HTML and Markdown: templates, plots and the words around them."""
+"""The audit's report in HTML and Markdown: templates, plots and texts."""

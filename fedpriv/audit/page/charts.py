@@ -25,7 +25,7 @@ class Chart:
 
 
 def drawable(run: Found) -> bool:
-    """Whether a run has a place in :func:`tradeoff`."""
+    """Whether :func:`tradeoff` can show a run."""
     return run["cost"]["accuracy"] is not None and run["best"]["message"] is not None
 
 
@@ -89,7 +89,7 @@ def success(attack: Found, limit: str) -> Chart | None:
 
 
 def descent(attack: Found) -> Chart | None:
-    """Each attacker's own loss over its steps, relative to where it began."""
+    """Each attacker's loss over its steps, relative to its first value."""
     curves = [(a["attacker"], _relative(a.get("curve") or [])) for a in attack["attempts"]]
     series = [(name, points) for name, points in curves if len(points) > 1]
     if not series:
@@ -103,7 +103,7 @@ def descent(attack: Found) -> Chart | None:
 
 
 def roc(attacks: Sequence[Found]) -> Chart | None:
-    """Members found against non-members accused, both on logarithmic axes, where few false alarms can be seen."""
+    """The ROC of membership inference on logarithmic axes, which show low false-positive rates."""
     shown = [a for a in attacks if len(a["roc"] or []) > 1]
     if not shown:
         return None
@@ -123,7 +123,7 @@ def _keys(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _relative(curve: Sequence[Sequence[Any]]) -> list[tuple[float, float]]:
-    """Points that a logarithmic axis can show."""
+    """The curve relative to its first value, without points that a logarithmic axis cannot show."""
     usable = [(step, loss) for step, loss in curve if loss is not None and math.isfinite(loss) and loss > 0]
     return [(step, loss / usable[0][1]) for step, loss in usable]
 
@@ -135,7 +135,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _free(left: float, top: float, radius: float, taken: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """The centre of a place beside a disc where a number hides nothing; ``taken``: centres with the half of their width."""
+    """A position for a number beside a disc where it hides nothing; ``taken``: occupied centres with half their widths."""
     beside = radius + 9
     around = [(left + side * beside, top - 7 * up) for up in range(40) for side in (1, -1)]
     inside = [(a, b) for a, b in around if LEFT + 6 < a < WIDTH - RIGHT and b > TOP]

@@ -1,7 +1,7 @@
-"""The audit's findings as a page for people: one HTML file that needs nothing beside it, and the same in Markdown.
+"""The audit's findings as one self-contained HTML file, and the same in Markdown.
 
-Both say what the findings say and nothing else; a part without findings says that it has none. Names, config and sentences come
-from run folders that others may have written, so everything is escaped on its way into a page.
+A section without findings says so. Names, config and sentences come from run folders that others may have written, so everything
+is escaped.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _FORMATS = (
 
 
 def render_html(audit: Found, pictures: Mapping[str, bytes]) -> str:
-    """The page, with style, plots and pictures inside; no script, and nothing is fetched.
+    """The page with embedded style, plots and pictures; it has no script and loads nothing.
 
     Args:
         audit: the findings, as plain JSON.
         pictures: PNG bytes by the names that the findings give.
 
     Raises:
-        FedprivError: the findings name a picture that is not there.
+        FedprivError: the findings name a picture that is not among ``pictures``.
     """
 
     def picture(name: str) -> str:
@@ -80,12 +80,12 @@ def _environment(**settings: Any) -> Environment:
         "is_best": _is_best,
     }
     made.globals |= {"keys_of": _keys_of, "because": _because, "best_reading": best_reading}
-    made.globals |= {"cost_told": cost.told, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
+    made.globals |= {"cost_sentences": cost.in_sentences, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
 
 def _labels_found(run: Found) -> str | None:
-    """In how many messages exactly the client's classes were found, with the interval."""
+    """In how many messages the client's set of classes was found exactly, with the interval."""
     if not (found := run["labels"]):
         return None
     rate = wilson(sum(bool(one["exact"]) for one in found), len(found))
@@ -93,7 +93,7 @@ def _labels_found(run: Found) -> str | None:
 
 
 def _interval_of(share: float | None, n: int) -> str:
-    """The interval of a share of so many."""
+    """The interval of a share of ``n``."""
     if share is None:
         return formats.NOTHING
     rate = wilson(round(share * n), n)
@@ -110,13 +110,13 @@ def _is_best(run: Found, attack: Found, attempt: Found) -> bool:
 
 
 def _because(run: Found, part: str) -> str:
-    """The end of a sentence on a part without findings: why, where the findings say it."""
+    """The end of a sentence on a section without findings: the reason, if the findings have one."""
     reason = (run.get("not_tried") or {}).get(part)
     return f": {reason}." if reason else "."
 
 
 def _holds(run: Found, modality: str) -> bool:
-    """Whether the run's samples are of that kind; those of older audits are images."""
+    """Whether the run's samples have that modality; in older audits all are images."""
     return modality in run.get("modalities", ["image"])
 
 
@@ -131,23 +131,23 @@ def _of_texts(runs: Iterable[Found]) -> list[Found]:
 
 
 def _contradicts(epsilon: Found) -> bool:
-    """Whether attacks refute what the accountant promises."""
+    """Whether the empirical lower bound exceeds the accountant's epsilon."""
     lower, upper = epsilon["lower"], epsilon["upper"]
     return lower is not None and upper is not None and lower > upper
 
 
 def _traffic(rounds: Sequence[Found]) -> list[dict[str, Any]]:
-    """Neighbouring rounds of equal traffic as one line."""
+    """Consecutive rounds with equal traffic as one line."""
     lines = []
     for (up, down), group in groupby(rounds, lambda r: (r["bytes_up"], r["bytes_down"])):
         numbers = [one["round"] for one in group]
-        told = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
-        lines.append({"rounds": told, "bytes_up": up, "bytes_down": down})
+        which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
+        lines.append({"rounds": which, "bytes_up": up, "bytes_down": down})
     return lines
 
 
 def _by_role(tensors: Sequence[Found]) -> list[dict[str, Any]]:
-    """Of each role: tensors, and the bytes that go up, come down, and stay."""
+    """For each role: number of tensors, and bytes uploaded, downloaded and kept."""
     rows = []
     for role in dict.fromkeys(tensor["role"] for tensor in tensors):
         those = [tensor for tensor in tensors if tensor["role"] == role]
@@ -158,7 +158,7 @@ def _by_role(tensors: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def _keys_of(items: Iterable[Found], name: str) -> list[str]:
-    """Keys that the mappings ``item[name]`` have, the largest number first."""
+    """All keys of the mappings ``item[name]``, the largest number first."""
     return sorted({key for item in items for key in item.get(name) or {}}, key=float, reverse=True)
 
 
@@ -171,7 +171,7 @@ def _dash(value: Any) -> Any:
 
 
 def _markdown(value: Any) -> str:
-    """Text that means itself in a line or a cell; what is marked up already stays."""
+    """Text escaped for a line or a cell of Markdown; markup stays."""
     if isinstance(value, Markup):
         return value
     text = re.sub(r"([\\`*|\[\]<>&~]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(str(value).split()))
@@ -179,5 +179,5 @@ def _markdown(value: Any) -> str:
 
 
 def _verbatim(text: str) -> Markup:
-    """An indented block of code, which no content can end."""
+    """An indented block of code, which cannot be ended by its content."""
     return Markup("\n".join(f"    {line}" for line in text.splitlines()))

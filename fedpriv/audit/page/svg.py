@@ -1,4 +1,4 @@
-"""Plots as inline SVG that takes its colours from the page's style sheet, so that one drawing serves light, dark and print."""
+"""Plots as inline SVG with colours from the page's style sheet, so that they fit light mode, dark mode and print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 480, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 16, 46
 SERIES = 6
-"""Line styles that the style sheet tells apart by colour; more are dashed."""
+"""Number of line colours in the style sheet; further series are dashed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def style(index: int) -> str:
 
 
 def svg(label: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
-    """The drawing; ``label`` describes it for screen readers."""
+    """The SVG element; ``label`` describes it for screen readers."""
     whole = '<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
     return Markup(whole).format(WIDTH, height, label, Markup("").join(parts))
 

@@ -1,1 +1,1 @@
-"""Texts behind a run's messages: what is attacked, what attackers read, and what may be said of it."""
+"""Texts behind a run's messages: targets, attempts, figures and conclusions."""

@@ -1,4 +1,4 @@
-"""One attack on texts, message by message, and what is left to read where it cannot be mounted."""
+"""One attack on texts, message by message, and what else messages reveal where it cannot be mounted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
 
 SEEKS = ("tag", "span")
-"""Attacks that look for whole sentences, all of a message at once."""
+"""Attacks that search for whole sentences, all of a message at once."""
 MOST = 4
-"""Sentences behind a message up to which they are looked for."""
+"""Largest number of sentences per message on which these attacks are tried."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TextAttacker:
     """An attack with its options, and what it is assumed to know.
 
     Attributes:
-        what: the statistic that it reads in place of the model, if any.
+        what: the statistic that it attacks instead of the model's change, if any.
     """
 
     attack: TextAttack
@@ -42,18 +42,18 @@ class TextAttacker:
 
     @property
     def name(self) -> str:
-        """As the tables call it."""
+        """The name in tables."""
         known = ", knowing the initial head" if self.threat.top == "initial" else ""
         return f"{self.attack.name}{known}{f' on {self.what}' if self.what else ''}"
 
 
 @dataclass(frozen=True)
 class Left:
-    """What messages reveal where sentences cannot be recovered: how often something was inferred, and correctly.
+    """What messages reveal where sentences cannot be recovered: rates of correct inferences.
 
     Attributes:
-        labels: of all sentences.
-        longest, total: tokens of the longest sentence and of all together, of all messages.
+        labels: over all sentences.
+        longest, total: number of tokens of the longest sentence and of all together, over all messages.
     """
 
     labels: Rate
@@ -66,10 +66,10 @@ class TextAttempt:
     """One attacker's result on a target.
 
     Attributes:
-        ids: the sentences it made ``(n, L)``, each beside the true one that it stands for; ``None`` where it tells no order.
-        refused: messages on which it could not be mounted; for these nothing was found.
+        ids: the reconstructed sentences ``(n, L)``, in the order of the true ones; ``None`` where the attack finds no order.
+        refused: number of messages on which it could not be mounted; they count as not recovered.
         inapplicable: why it was not mounted on any; then the others are ``None``.
-        left: where it could not be mounted, what the messages tell yet.
+        left: where it could not be mounted, what else the messages reveal.
     """
 
     attacker: TextAttacker
@@ -82,7 +82,7 @@ class TextAttempt:
 
 
 def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextAttempt:
-    """Mount the attack on one message after the other, and score all together."""
+    """Mount the attack on each message, and score all results together."""
     observe = target.statistics[attacker.what] if attacker.what else target.observe
     if target.unreadable:
         return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
@@ -92,7 +92,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     try:
         for observation in observe(attacker.threat):
             found.append(_one(attacker.attack, observation, seed))
-    except UsageError as error:  # a statistic of which not all that it needs was kept
+    except UsageError as error:  # earlier messages that a statistic needs were not kept
         return TextAttempt(attacker, inapplicable=str(error))
     made = [one for one in found if isinstance(one, TextReconstruction)]
     if not made:
@@ -104,7 +104,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
 
 
 def what_is_left(observe: Observe, target: TextTarget) -> Left:
-    """Labels and numbers of tokens, as far as a message tells them, against the truth."""
+    """Labels and numbers of tokens inferred from the messages, compared with the truth."""
     size, right = len(target.ids) // target.messages, Counter[str]()
     lengths = target.ids.ne(target.facts.pad).sum(1)
     for observation, own, true in zip(
@@ -120,9 +120,9 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
 
 
 def _not_tried(target: TextTarget) -> str | None:
-    """Why whole sentences are not looked for, whatever the messages hold."""
+    """Why the attack does not search for whole sentences in this target; ``None`` if it does."""
     if target.beside:
-        return f"not tried: the net reads {target.beside} beside each text, which this attack does not look for"
+        return f"not tried: the net also takes {target.beside} with each text, which this attack cannot reconstruct"
     size = len(target.ids) // target.messages
     return f"not tried: {size} sentences behind one message, and the budget is for {MOST} at once" if size > MOST else None
 
@@ -136,7 +136,7 @@ def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconst
 
 
 def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
-    """One of several messages; of those that were refused, empty sentences and no labels."""
+    """Merge the results of messages; refused ones get empty sentences and no labels."""
     empty = TextReconstruction(
         None if like.ids is None else torch.full((size, 1), pad),
         torch.zeros_like(like.counts),

@@ -1,4 +1,4 @@
-"""The figures of attempts on texts: as data for ``--json`` and the reports, as a table, and sentence by sentence."""
+"""The figures of attempts on texts: as JSON, as a table, and as examples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = 5
-"""Messages whose texts are shown, and sentences of each."""
+"""Number of messages whose texts are shown, and of sentences of each."""
 GUESS = "random words"
 
 
 def guess(target: TextTarget, seed: int) -> TextScores:
-    """The baseline: sentences of the right lengths, of words as frequent as in public texts."""
+    """The baseline: sentences of the true lengths, of words drawn by their frequency in public texts."""
     made = random_text(target.ids, target.messages, target.facts, target.words, target.frequency, seed)
     return score_text(made, target.ids, target.labels, target.facts)
 
@@ -33,14 +33,14 @@ def guess(target: TextTarget, seed: int) -> TextScores:
 def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
     """One attempt as JSON."""
     attacker = attempt.attacker
-    said: dict[str, Any] = {"attacker": attacker.name, "threat": asdict(attacker.threat)}
+    row: dict[str, Any] = {"attacker": attacker.name, "threat": asdict(attacker.threat)}
     if attempt.left is not None:
         left = attempt.left
-        said["left"] = {"labels": rate(left.labels), "longest": rate(left.longest), "total": rate(left.total)}
+        row["left"] = {"labels": rate(left.labels), "longest": rate(left.longest), "total": rate(left.total)}
     if attempt.found is None or attempt.scores is None:
-        return said | {"inapplicable": attempt.inapplicable}
+        return row | {"inapplicable": attempt.inapplicable}
     found = attempt.found
-    return said | {
+    return row | {
         **score_figures(attempt.scores),
         "messages": len(found.counts),
         "refused": attempt.refused,
@@ -52,7 +52,7 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
 
 
 def score_figures(scores: TextScores) -> dict[str, Any]:
-    """Means over messages of precision and recall, over sentences of ROUGE-L; ``None`` where there is no such figure."""
+    """Mean precision and recall over messages, mean ROUGE-L over sentences; ``None`` where there is no such figure."""
     means = {name: _number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
     return means | {
         "rouge_l": None if scores.rouge is None else _number(scores.rouge.mean()),
@@ -62,7 +62,7 @@ def score_figures(scores: TextScores) -> dict[str, Any]:
 
 
 def recovered(attempt: TextAttempt, target: TextTarget) -> list[dict[str, Any]]:
-    """Of the first messages: the true sentences, and what was made of them, sentence by sentence or as the words it holds."""
+    """For the first messages: the true sentences, and the reconstructed ones or the tokens found."""
     size, shown = len(target.ids) // target.messages, []
     for number in range(min(SHOWN, target.messages)):
         own = slice(number * size, (number + 1) * size)
@@ -78,7 +78,7 @@ def sentences_of(attempt: TextAttempt, target: TextTarget, own: slice) -> list[s
 
 
 def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: TextTarget) -> Table:
-    """Attackers, then the baseline."""
+    """A table of the attackers, then the baseline."""
     from rich.table import Table
 
     made = Table(title=target.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -92,8 +92,8 @@ def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: Text
     return made
 
 
-def told(attempt: TextAttempt, target: TextTarget) -> list[str]:
-    """Lines for people: why an attempt was not made and what is left, or some of the texts beside the true ones."""
+def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
+    """Lines for the console: why an attack was not mounted and what is left, or some reconstructed and true texts."""
     name = attempt.attacker.name
     if attempt.inapplicable is not None:
         return [f"{name} cannot be mounted: {attempt.inapplicable}", *left_of(attempt)]
@@ -117,7 +117,7 @@ def left_of(attempt: TextAttempt) -> list[str]:
         "total numbers of tokens": left.total,
     }
     parts = [f"{one.successes} of {one.n} {name}" for name, one in what.items() if one.successes]
-    return [f"what is left, told rightly: {', '.join(parts) or 'nothing'}"]
+    return [f"still inferred correctly: {', '.join(parts) or 'nothing'}"]
 
 
 _PER_MESSAGE = ("recall", "precision", "multiset_recall", "multiset_precision")

@@ -1,4 +1,4 @@
-"""Every attacker on the texts behind a run's real messages, and on the easiest case: clients that hold one text."""
+"""Attacks on the texts behind a run's real messages, and on the easiest case: simulated clients that hold one text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedpriv.audit.text.target import TextTarget, message, of_messages
 Say = Callable[[str], None]
 
 EASIEST = 4
-"""Texts of the easiest case."""
+"""Number of texts of the easiest case."""
 BUDGET: dict[str, dict[str, Any]] = {"tag": {"steps": 100, "starts": 1, "sweeps": 10}, "span": {"steps": 100, "starts": 2}}
-"""Attack -> its options where they are not its own defaults; with a pretrained encoder a step takes about a second."""
+"""Attack -> options that differ from its defaults; with a pretrained encoder a step takes about a second."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """One target with all attempts on it."""
+    """A target with all attempts on it."""
 
     target: TextTarget
     kind: str
@@ -46,19 +46,19 @@ class Read:
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
-    """Attack what the client sent in that round."""
+    """Attack a client's message of a round."""
     target = message(evidence, round, client)
     target = replace(target, title=f"round {round}, client {client}: {len(target.ids)} training texts")
     return _read(target, "message", round, client, seed, say)
 
 
 def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
-    """Attack what clients that hold one text each would have sent in that round."""
+    """Attack the messages of simulated clients that hold one text each."""
     n = min(EASIEST, len(evidence.labels(client)))
-    played = single_images(evidence, round, client, n)
+    results = single_images(evidence, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
-    target = of_messages(evidence, title, played, ids, labels, first_turn=True)
+    target = of_messages(evidence, title, results, ids, labels, first_turn=True)
     return _read(target, "single text", round, client, seed, say)
 
 
@@ -75,10 +75,10 @@ def _read(target: TextTarget, kind: str, round: int, client: int, seed: int, say
 
 
 def _described(one: TextAttempt, target: TextTarget) -> dict[str, Any]:
-    """:func:`fedpriv.audit.text.figures.text_figures`, with what the attacker knows, its budget and, in words, what is left."""
-    said = text_figures(one, target) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
-    said.pop("threat")
-    return {"inapplicable": None, "recovered": [], **said, "left_says": " ".join(left_of(one)) or None}
+    """:func:`fedpriv.audit.text.figures.text_figures`, with the attacker's knowledge and budget, and what is left in words."""
+    row = text_figures(one, target) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
+    row.pop("threat")
+    return {"inapplicable": None, "recovered": [], **row, "left_says": " ".join(left_of(one)) or None}
 
 
 def _budget(attacker: TextAttacker) -> str:

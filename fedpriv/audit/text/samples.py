@@ -1,4 +1,4 @@
-"""A few hundred made-up requests, for attacks on text where no data set is given; nothing real."""
+"""A few hundred invented requests, for attacks on text without a data set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLASSES = tuple(verb for verb, *_ in _TOPICS)
 
 
 def requests() -> tuple[tuple[str, ...], Tensor]:
-    """576 sentences of 4 to 17 words, each once, and what they ask for ``(576,)``, as numbers of :data:`CLASSES`."""
+    """576 distinct sentences of 4 to 17 words, and their labels ``(576,)``, indices into :data:`CLASSES`."""
     made = [
         (f"{beginning} {verb} {thing} {end}", label)
         for label, (verb, *things) in enumerate(_TOPICS)

@@ -1,4 +1,4 @@
-"""Which texts are attacked: one step on chosen sentences, or a message of a run; and what the outcome is scored against."""
+"""The target of an attack on text: one step on chosen sentences, or a message of a run; with the true texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedpriv.wire import Transform
 
 Observe = Callable[[ThreatModel], Iterator[Observation]]
 LONGEST = 128
-"""Tokens at most that a sentence of a single step has; longer ones are cut."""
+"""Largest number of tokens of a sentence in a single step; longer ones are truncated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +34,15 @@ class TextTarget:
     """Texts to attack.
 
     Attributes:
-        title: what it is, for people.
+        title: a description for tables.
         ids, labels: the truth, token ids ``(n, L)`` and ``(n,)``; attacks are scored against it and never see it.
         messages: ``N``; each stands for ``n / N`` sentences, in order.
-        observe: the messages under a threat model, one at a time.
-        public: token ids of other texts of the same kind ``(m, L)``: which words are frequent, for the baseline.
-        hidden: whether the layer that makes the logits was not sent, so that it matters what is known of it.
-        unreadable: why no sentence can be read off the messages, whatever the attack.
-        beside: what the net reads besides a text.
-        statistics: what else was sent that reads as a gradient, by what it is, as ``observe`` gives the messages.
+        observe: threat model -> the messages, one at a time.
+        public: token ids of other texts of the same kind ``(m, L)``, for the word frequencies of the baseline.
+        hidden: whether the last layer was not sent, so that it matters what is known of it.
+        unreadable: why no attack can recover sentences from the messages.
+        beside: further inputs of the net besides a text.
+        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
     """
 
     title: str
@@ -59,12 +59,12 @@ class TextTarget:
 
     @cached_property
     def facts(self) -> TextFacts:
-        """For scoring: which ids stand for no word. (What attacks know is in their observations.)"""
+        """The special ids, for scoring; the knowledge of attacks is in their observations."""
         return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length)
 
     @property
     def words(self) -> int:
-        """V."""
+        """Size of the vocabulary V."""
         return int(self.encoder.config.vocab_size)
 
     @property
@@ -73,7 +73,7 @@ class TextTarget:
         return self.public.flatten().long().bincount(minlength=self.words)
 
     def read(self, ids: Tensor) -> list[str]:
-        """Token ids ``(n, L)`` as people read them, without the special ones."""
+        """Token ids ``(n, L)`` decoded to text, without special tokens."""
         kept = [[i for i in row if i not in (self.facts.pad, *self.facts.special)] for row in ids.tolist()]
         return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
 
@@ -83,10 +83,10 @@ class Steps:
     """Single steps to attack.
 
     Attributes:
-        count, size: messages, and sentences behind each.
-        tune, mask_embeddings: as :func:`fedpriv.audit.evidence.text_victim.text_victim` takes them.
-        masked: fully connected layers that are not sent, from the last one on.
-        noise: variance of the Gaussian noise on what is sent.
+        count, size: number of messages, and of sentences per message.
+        tune, mask_embeddings: as for :func:`fedpriv.audit.evidence.text_victim.text_victim`.
+        masked: number of fully connected layers, from the last, that are not sent.
+        noise: variance of Gaussian noise on the message.
     """
 
     count: int
@@ -100,29 +100,29 @@ class Steps:
 
     @property
     def transforms(self) -> list[Transform]:
-        """fedpriv's own, in the order that they have in a run."""
+        """fedpriv's transforms for these options, in the order of a run."""
         masks = [{"name": "mask", "last": self.masked}] if self.masked else []
         return build_transforms([*masks, *([{"name": "gaussian", "variance": self.noise}] if self.noise else [])])
 
     @property
-    def told(self) -> str:
-        """What learns and what is done to it, in words."""
+    def description(self) -> str:
+        """What is trained and what is done to the message, in words."""
         learns = {
-            "full": "the whole encoder learns",
-            "lora": "LoRA's adapters learn, as after some training",
-            "head": "the encoder is frozen and the head alone learns",
+            "full": "the whole encoder is trained",
+            "lora": "LoRA's adapters are trained, as after some training",
+            "head": "the encoder is frozen and only the head is trained",
         }
-        said = [learns[self.tune]]
+        words = [learns[self.tune]]
         if self.mask_embeddings:
-            said.append("the embeddings of words and positions are not sent")
-        return ", ".join([*said, *map(str, self.transforms)])
+            words.append("the embeddings of words and positions are not sent")
+        return ", ".join([*words, *map(str, self.transforms)])
 
 
 def samples(name: str, data_dir: Path | None, steps: Steps) -> TextTarget:
     """One step each on test texts of a data set, drawn by the seed.
 
     Raises:
-        UsageError: it holds no texts, or fewer than that.
+        UsageError: the data set has no texts, or too few.
     """
     dataset = load_dataset(name, data_dir)
     if dataset.texts is None:
@@ -131,7 +131,7 @@ def samples(name: str, data_dir: Path | None, steps: Steps) -> TextTarget:
 
 
 def made_up(steps: Steps) -> TextTarget:
-    """One step each on made-up requests; needs no data set."""
+    """One step each on invented requests; needs no data set."""
     texts, labels = requests()
     return _steps("made-up requests", texts, texts, labels, len(CLASSES), replace(steps, encoder=steps.encoder or "tiny"))
 
@@ -152,7 +152,7 @@ def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tenso
         return victim.observe(inputs, true, steps.size, threat, steps.seed)
 
     each = "one step each" if steps.size == 1 else f"one step on each {steps.size}"
-    title = f"{wanted} {what}, {each}, through {encoder.name}: {steps.told}"
+    title = f"{wanted} {what}, {each}, through {encoder.name}: {steps.description}"
     hidden = bool(steps.masked)
     return TextTarget(title, ids, true, steps.count, encoder, observe, known, hidden, _unreadable(victim.facts))
 
@@ -161,8 +161,8 @@ def _unreadable(facts: TextFacts | None) -> str | None:
     if facts is not None:
         return None
     return (
-        "nothing of the encoder was sent: the net that learns is fed its features, not words, and whether features tell a "
-        "sentence was not tried"
+        "nothing of the encoder was sent: only layers on its features are trained, and this audit does not invert features to "
+        "sentences"
     )
 
 
@@ -184,7 +184,7 @@ def message(evidence: Evidence, round: int, client: int) -> TextTarget:
 def of_messages(
     evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor, first_turn: bool = False
 ) -> TextTarget:
-    """Messages of a run, of one kind, each of which stands for as many of the texts ``(n, L)`` as the others.
+    """Messages of a run, each of which stands for the same number of the texts ``(n, L)``.
 
     Args:
         first_turn: they are their clients' first.

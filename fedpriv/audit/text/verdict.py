@@ -9,13 +9,13 @@ Found = Mapping[str, Any]
 
 
 def best_reading(read: Found) -> Found | None:
-    """The attempt that got most sentences right; of equals the one nearest to them, then the one that named most tokens."""
+    """The attempt with most exact sentences; among equals, the best ROUGE-L, then the best recall of tokens."""
     made = [one for one in read["attempts"] if not one["inapplicable"]]
     return max(made, key=_merit, default=None)
 
 
 def of_texts(texts: Sequence[Found]) -> list[str]:
-    """A sentence on each target."""
+    """A sentence for each target."""
     return [(_message if one["kind"] == "message" else _easiest)(one) for one in texts]
 
 
@@ -29,34 +29,34 @@ def _message(read: Found) -> str:
     best = best_reading(read)
     if best is None:
         return f"No attack on texts was mounted on {where}: {_reasons(read)}."
-    said = f"{best['attacker']} read off {where}: {_named(best)} (random words: {_named(read['baseline'])})"
-    return f"{said}; {_sentences(best)}."
+    result = f"{best['attacker']} found from {where}: {_named(best)} (random words: {_named(read['baseline'])})"
+    return f"{result}; {_sentences(best)}."
 
 
 def _easiest(read: Found) -> str:
-    case = f"From clients that hold a single text (played by the audit, defences included; round {read['round']})"
+    case = f"From clients that hold a single text (simulated by the audit, defences included; round {read['round']})"
     best = best_reading(read)
     if best is None:
-        return f"{case} no attack on texts could be mounted: {_reasons(read)}."
-    return f"{case}, {best['attacker']} read {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."
+        return f"{case}, no result: no attack on texts could be mounted ({_reasons(read)})."
+    return f"{case}, {best['attacker']} found {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."
 
 
 def _named(found: Found) -> str:
     if found["precision"] is None:
         return "no token"
-    return f"{found['recall']:.0%} of the tokens, {found['precision']:.0%} of those named being right"
+    return f"{found['recall']:.0%} of the tokens, with a precision of {found['precision']:.0%}"
 
 
 def _sentences(best: Found) -> str:
     if best["exact"] is None:
-        return "it does not tell their order"
+        return "it does not find their order"
     exact = best["exact"]
     span = f"95 % interval {exact['low']:.0%} to {exact['high']:.0%}"
     return f"{exact['successes']} of {exact['n']} sentences are right word for word ({span})"
 
 
 def _reasons(read: Found) -> str:
-    """Why nothing was mounted, which says nothing about what a message gives away, and what it was seen to give away."""
+    """Why no attack was mounted, and what the message was found to reveal."""
     reasons = "; ".join(dict.fromkeys(one["inapplicable"] for one in read["attempts"]))
     left = next((one["left_says"] for one in read["attempts"] if one["left_says"]), "")
     return f"{reasons}; {left}" if left else reasons

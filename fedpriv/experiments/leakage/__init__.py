@@ -1,4 +1,4 @@
-"""Experiments on what leaks: cells (victim, defence, attacker) on the same images, beside what each defence costs in accuracy."""
+"""Leakage experiments: cells (victim, defence, attacker) on the same images, and the cost of each defence in accuracy."""
 
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.runner import run_cells

@@ -1,4 +1,4 @@
-"""One cell of a leakage experiment: images, a victim, what is done to its message, and who attacks it."""
+"""One cell of a leakage experiment: images, a victim, the defences of its message, and the attack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from attacks.core.observation import ThreatModel
 
 LABEL_RULES = ("idlg-label", "bias-label")
-"""Attackers that only name the label (:mod:`attacks.inference.labels`), beside the registry's, which make images."""
+"""Attackers that only infer the label (:mod:`attacks.inference.labels`); those of the registry reconstruct images."""
 
 
 class _Section(BaseModel):
@@ -17,7 +17,7 @@ class _Section(BaseModel):
 
 
 class ImagesSpec(_Section):
-    """Test images of a data set; the first ``n`` of an order that the seed draws, so that more of them include the fewer."""
+    """Test images of a data set: the first ``n`` in an order drawn by the seed, so that a larger ``n`` adds to a smaller one."""
 
     dataset: str = "cifar10"
     n: PositiveInt = 50
@@ -27,16 +27,16 @@ class ImagesSpec(_Section):
 class VictimSpec(_Section):
     """The LeNet of DLG, parameters U(-0.5, 0.5), and a client's turn on ``batch`` images: ``steps`` full-batch steps of SGD.
 
-    One step is sent as the gradient; more are sent as the change of the weights.
+    The message of one step is the gradient, that of several the change of the weights.
     """
 
     layers: Literal[1, 2, 3] = Field(1, description="linear layers at the end")
-    masked: NonNegativeInt = Field(0, description="so many of them, from the last, are not sent")
-    convolutions: Literal[0, 1, 2] = Field(0, description="of the three convolutions so many, from the last, are not sent either")
+    masked: NonNegativeInt = Field(0, description="number of them, from the last, that are not sent")
+    convolutions: Literal[0, 1, 2] = Field(0, description="number of the three convolutions, from the last, that are not sent")
     bias: bool = Field(True, description="whether the linear layers that are sent have a bias")
     activation: Literal["sigmoid", "relu"] = "sigmoid"
     steps: PositiveInt = 1
-    lr: PositiveFloat = Field(0.1, description="of the local steps; of no meaning with one")
+    lr: PositiveFloat = Field(0.1, description="learning rate of the local steps; without effect for one step")
     batch: PositiveInt = Field(1, description="images of the client, all in every step")
     seed: NonNegativeInt = 0
 
@@ -45,7 +45,7 @@ class VictimSpec(_Section):
         if self.masked > self.layers:
             raise ValueError(f"{self.masked} masked of {self.layers} linear layers; at most all of them")
         if self.convolutions and self.masked < self.layers:
-            raise ValueError("convolutions are hidden from the last on, after all linear layers: masked must equal layers")
+            raise ValueError("convolutions can be hidden only with all linear layers: masked must equal layers")
         return self
 
 

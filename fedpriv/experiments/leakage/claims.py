@@ -1,9 +1,9 @@
-"""What the cells say to a claim.
+"""The verdict on a claim about cells.
 
-A share of images is held against a bound by its 95 % Wilson interval: **reproduced** if the interval lies where the claim says,
-**not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts. An error that is
-claimed to be the higher one is compared image by image, errors capped at a grey image's: reproduced if the 95 % interval
-(Student's t) of the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive.
+A share of images is compared with a bound by its 95 % Wilson interval: **reproduced** if the interval lies on the claimed side,
+**not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts. A claim that one
+error is higher is tested image by image, with errors capped at a grey image's: reproduced if the 95 % interval (Student's t) of
+the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import LeakClaim
 
 Cells = Mapping[str, CellResult]
-"""label -> result, of the cells that are done."""
+"""label -> result, for the finished cells."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim and what our cells say to it.
+    """A claim and the result of our cells.
 
     Attributes:
-        best: the label of the best attacker, and ``rate``, what it recovers.
+        best: the label of the cell with the best attacker; ``rate``: its share of recovered images.
         difference, interval: of the capped errors, A - B, for a comparison.
     """
 
@@ -39,7 +39,7 @@ class Answer:
 
 
 def best_attack(labels: Sequence[str], cells: Cells) -> tuple[str, Rate] | None:
-    """Of the cells that made images, the one that recovers the largest share; the first of equal ones."""
+    """The cell with the largest share of recovered images; the first among equals."""
     rates = [(label, rate) for label in labels if label in cells and (rate := cells[label].recovered())]
     return max(rates, key=lambda pair: pair[1].share) if rates else None
 
@@ -66,7 +66,7 @@ def answer(claim: LeakClaim, cells: Cells) -> Answer:
 def _compared(claim: LeakClaim, cells: Cells) -> Answer:
     assert claim.compare is not None
     first, other = (cells[label] for label in claim.compare)
-    n = min(len(first.mse), len(other.mse))  # the same images, as far as both have them
+    n = min(len(first.mse), len(other.mse))  # the images that both attacked
     if first.cell["images"] | {"n": n} != other.cell["images"] | {"n": n}:
         return Answer(claim, Verdict(INCONCLUSIVE, "not the same images"))
     differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]

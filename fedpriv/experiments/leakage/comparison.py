@@ -1,4 +1,4 @@
-"""The results of an experiment's cells, beside the cost of the protections."""
+"""The results of an experiment's cells, and the cost of the protections."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class LeakageComparison:
 
     @property
     def missing(self) -> list[str]:
-        """Cells without a result that counts."""
+        """Cells without a valid result."""
         return [label for label in self.experiment.cells if label not in self.cells]
 
     def as_data(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The comparison as JSON."""
         return {
             "file": str(self.experiment.path),
             "title": self.experiment.title,
@@ -102,7 +102,7 @@ class LeakageComparison:
 
 
 def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
-    """The results beside the YAML, and what is wrong with those that do not count (one line each)."""
+    """The valid results beside the YAML, and a line on each that is not valid."""
     found, complaints = {}, []
     for label, cell in experiment.cells.items():
         path = experiment.result_file(label)
@@ -116,12 +116,12 @@ def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
         if other is None:
             found[label] = result
         else:
-            complaints.append(f"{label} does not count: {other}")
+            complaints.append(f"{label} is left out: {other}")
     return found, complaints
 
 
 def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
-    """By run of the cost experiment, over the seeds that it and the undefended run have finished."""
+    """The cost by run of the cost experiment, over the seeds that it and the undefended run have finished."""
     if experiment.costs is None:
         return {}, []
     results, complaints = stored_results(read(experiment.path.parent / experiment.costs.file))

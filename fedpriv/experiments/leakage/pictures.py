@@ -1,4 +1,4 @@
-"""The pictures of a leakage experiment: what was recovered, the errors, and how the attackers' losses fell."""
+"""The pictures of a leakage experiment: shares of recovered images, errors, and the attackers' losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GREY = "#9a9a9a"
 
 
 def draw(cells: Mapping[str, CellResult], folder: Path, stem: str) -> dict[str, Path]:
-    """Write the pictures of the cells that made images; what each shows -> its file."""
+    """Write the pictures of the cells with images; returns description -> file."""
     made = {label: result for label, result in cells.items() if result.mse}
     if not made:
         return {}

@@ -69,8 +69,8 @@ def _short(cells: Mapping[str, CellResult], label: str | None) -> str:
     if result.inapplicable:
         return "cannot be mounted"
     rate, labels = result.recovered(), result.labels()
-    said = [f"**{rate.successes} of {rate.n}** {_interval(rate)}, MSE {result.median_mse:.2g}"] if rate else []
-    return ", ".join(said + ([f"labels {labels.successes} of {labels.n}"] if labels else []))
+    parts = [f"**{rate.successes} of {rate.n}** {_interval(rate)}, MSE {result.median_mse:.2g}"] if rate else []
+    return ", ".join(parts + ([f"labels {labels.successes} of {labels.n}"] if labels else []))
 
 
 def _protections(comparison: LeakageComparison) -> str:
@@ -94,7 +94,7 @@ def _cost(cost: Cost | None) -> tuple[str, str, str]:
 
 
 def _sentence(row: ProtectionRow, cells: Mapping[str, CellResult]) -> Iterator[str]:
-    """The strongest sentence that a failed attack allows."""
+    """The strongest conclusion that failed attacks allow."""
     tried = [cells[label] for label in row.cells if label in cells and cells[label].mse]
     if not tried or any(rate.successes for result in tried if (rate := result.recovered())):
         return
@@ -158,12 +158,12 @@ def _every(cells: Mapping[str, CellResult]) -> str:
 
 
 def _victim(victim: VictimSpec) -> str:
-    said = f"{victim.masked} of {victim.layers} linear masked" if victim.masked else f"{victim.layers} linear, nothing masked"
-    said += f", and {victim.convolutions} of 3 convolutions" if victim.convolutions else ""
-    said += "" if victim.bias else ", no bias"
-    said += "" if victim.activation == "sigmoid" else f", {victim.activation}"
-    said += f", {victim.steps} steps of lr {victim.lr:g}" if victim.steps > 1 else ""
-    return said + (f", {victim.batch} images" if victim.batch > 1 else "")
+    text = f"{victim.masked} of {victim.layers} linear masked" if victim.masked else f"{victim.layers} linear, nothing masked"
+    text += f", and {victim.convolutions} of 3 convolutions" if victim.convolutions else ""
+    text += "" if victim.bias else ", no bias"
+    text += "" if victim.activation == "sigmoid" else f", {victim.activation}"
+    text += f", {victim.steps} steps of lr {victim.lr:g}" if victim.steps > 1 else ""
+    return text + (f", {victim.batch} images" if victim.batch > 1 else "")
 
 
 def _transform(transform: Mapping[str, object]) -> str:
@@ -189,5 +189,5 @@ def _provenance(results: Sequence[CellResult]) -> str:
 
 
 def _commit(commit: str | None) -> str:
-    """Short; ``-dirty`` where the checkout was changed."""
+    """The short hash; with ``-dirty`` where the checkout had changes."""
     return "not recorded" if commit is None else commit[:12] + "-dirty" * commit.endswith("-dirty")

@@ -20,11 +20,11 @@ from fedpriv.tracking.folder import read_json
 class CellResult:
     """
     Attributes:
-        cell: as asked, defaults filled in.
+        cell: as requested, with defaults filled in.
         inapplicable: why the attack could not be mounted; then there are no scores.
-        mse, psnr, ssim: per image, of what the attack made, clipped to [0, 1]; empty where it makes no images.
-        grey: per image, the error of a flat grey one.
-        labels_right: how many of the labels were guessed right; ``None`` where none is guessed.
+        mse, psnr, ssim: per image, of the reconstructions clipped to [0, 1]; empty for attacks without images.
+        grey: per image, the error of a flat grey image.
+        labels_right: number of correct labels; ``None`` where the attack infers none.
         loss: the attacker's own, per message.
         steps: outer steps (L-BFGS) and steps (Adam) of all starts, per message.
         curve: quartiles over the messages of the attacker's loss: ``step``, ``low``, ``median``, ``high``.
@@ -57,16 +57,16 @@ class CellResult:
         return len(self.grey)
 
     def recovered(self, below: float = RECOVERED) -> Rate | None:
-        """How many images have an error below it, and below a grey image's; ``None`` where no images were made."""
+        """The rate of images with an error below ``below`` and below a grey image's; ``None`` for attacks without images."""
         pairs = list(zip(self.mse, self.grey, strict=True)) if self.mse else []
         return wilson(sum(error < min(below, flat) for error, flat in pairs), len(pairs)) if pairs else None
 
     def labels(self) -> Rate | None:
-        """The share of the labels that were guessed right; ``None`` where none was guessed."""
+        """The rate of correct labels; ``None`` where the attack infers none."""
         return None if self.labels_right is None else wilson(self.labels_right, self.n)
 
     def capped(self) -> list[float]:
-        """Errors, an image worse than a grey one counting as that: what an optimiser that drifts off adds says nothing."""
+        """Errors capped at those of a grey image, so that a diverged optimiser does not dominate means."""
         return [min(pair) for pair in zip(self.mse, self.grey, strict=True)]
 
     @property
@@ -78,14 +78,14 @@ class CellResult:
         return self.cpu_seconds / self.n
 
     def write(self, path: Path) -> None:
-        """Write as JSON, one line per field, so that a change shows in a diff."""
+        """Write as JSON, one line per field, so that diffs are readable."""
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in asdict(self).items()]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> CellResult:
-        """Read what :meth:`write` wrote; :class:`UsageError` where it is something else."""
+        """Read what :meth:`write` wrote; :class:`UsageError` where the file is something else."""
         values = read_json(path)
         if missing := sorted({field.name for field in fields(cls)} - values.keys()):
             raise UsageError(f"{path} is not a result of a cell (no {missing[0]!r})")

@@ -1,4 +1,4 @@
-"""Running the cells of an experiment: what is done is kept, the rest is played, each cell in a process of its own."""
+"""Runs the cells of an experiment that have no result yet, each in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How one cell stands in the end: its result was there, was made now, could not be made, or is not wanted yet."""
+    """The outcome of a cell: its result existed, was made now, failed, or was not requested."""
 
     label: str
     state: Literal["done", "finished", "failed", "left"]
@@ -44,16 +44,16 @@ def run_cells(
     data_dir: Path | None = None,
     say: Say = lambda text: None,
 ) -> list[CellOutcome]:
-    """Play the cells that are not done, with one torch thread each; a result is stored as soon as its cell has ended.
+    """Run the cells without a result, with one torch thread each; each result is stored when its cell ends.
 
-    A cell that fails is recorded and the others go on. Ctrl-C loses the cells that are being played, and no other.
+    If a cell fails, the others continue. Ctrl-C loses only the cells that are running.
 
     Args:
-        workers: processes at a time; 0: none, only say what is done.
-        labels: which cells; all where none is named.
+        workers: number of processes at a time; 0: run none, only report which cells are done.
+        labels: the cells to run; empty: all.
 
     Raises:
-        UsageError: a label that the experiment does not have.
+        UsageError: the experiment has no such label.
     """
     outcomes, waiting = [], []
     for label in experiment.select(labels):
@@ -64,11 +64,13 @@ def run_cells(
     if not workers:
         return [*outcomes, *(CellOutcome(label, "left") for label in waiting)]
     given = _dealt({label: experiment.cells[label] for label in waiting}, data_dir)
-    # One cell a process: its CPU seconds are its own, and what it leaves in memory goes with it.
+    # A process per cell, so that its CPU seconds are its own and its memory is freed.
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),), max_tasks_per_child=1
     ) as pool:
-        begun = {pool.submit(_play, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()}
+        begun = {
+            pool.submit(_run_cell, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()
+        }
         try:
             for future in as_completed(begun):
                 label = begun[future]
@@ -90,7 +92,7 @@ def _is_done(experiment: Leakage, label: str) -> bool:
 
 
 def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[Cell, Dealt]]:
-    """Each cell with its images: a data set is read once, and not by every process."""
+    """Each cell with its images; every data set is read once, not by every process."""
     from fedpriv.data.sources import load_dataset
     from fedpriv.experiments.leakage.victim import deal
 
@@ -108,15 +110,15 @@ def _begin(parent: int) -> None:
     load_inherited()
 
 
-def _play(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:
-    """In a process of its own: play, store, and say in a line what came of it."""
-    from fedpriv.experiments.leakage.play import play
+def _run_cell(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:
+    """In a cell's process: run it, store the result, and return a line on it."""
+    from fedpriv.experiments.leakage.attack import attack_cell
 
-    result = play(label, cell, dealt)
+    result = attack_cell(label, cell, dealt)
     result.write(path)
     if result.inapplicable:
         return f"not mounted: {result.inapplicable}"
     rate, labels = result.recovered(), result.labels()
-    said = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
-    said += [f"{labels.successes} of {labels.n} labels"] if labels else []
-    return f"{', '.join(said)}, {result.cpu_seconds:.0f} CPU s"
+    parts = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
+    parts += [f"{labels.successes} of {labels.n} labels"] if labels else []
+    return f"{', '.join(parts)}, {result.cpu_seconds:.0f} CPU s"

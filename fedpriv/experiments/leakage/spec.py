@@ -1,4 +1,4 @@
-"""A leakage experiment's YAML: cells that share a base, the tables they make, and what is claimed of them."""
+"""A leakage experiment's YAML: cells that share a base, tables of cells, and claims about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Section(BaseModel):
 
 
 class Table(_Section):
-    """Cells side by side: row -> column -> label of a cell."""
+    """A table of cells: row -> column -> label of a cell."""
 
     title: str
     rows: dict[str, dict[str, str]] = Field(min_length=1)
@@ -39,17 +39,17 @@ class Protection(_Section):
 
 
 class Costs(_Section):
-    """The experiment (a YAML beside this one) whose runs say what protections cost, and its undefended run."""
+    """The experiment (a YAML beside this one) whose runs measure the cost of protections, and its undefended run."""
 
     file: str
     undefended: str
 
 
 class LeakClaim(_Section):
-    """One sentence, and how the cells answer it.
+    """A claim, and how it is tested by cells.
 
-    ``cells`` with ``above`` or ``below``: the share of images that the best of these attackers recovers. ``compare: [A, B]``:
-    the error of A is the higher one, image by image.
+    ``cells`` with ``above`` or ``below``: a bound on the share of images that the best of these attackers recovers.
+    ``compare: [A, B]``: the error of A is higher than that of B, image by image.
     """
 
     id: str
@@ -102,10 +102,10 @@ class Leakage:
         return self.path.parent / "results" / self.path.stem / f"{label}.json"
 
     def select(self, labels: Sequence[str] = ()) -> list[str]:
-        """The labels, in the order of the YAML; all where none is named.
+        """The given labels, in the order of the YAML; all if none is given.
 
         Raises:
-            UsageError: a label that the YAML does not have.
+            UsageError: the YAML has no such label.
         """
         for label in labels:
             if label not in self.cells:
@@ -119,10 +119,10 @@ def describes_cells(path: Path) -> bool:
 
 
 def read_leakage(path: Path) -> Leakage:
-    """Read and check an experiment; every cell, its defence and its attack included.
+    """Read and check an experiment, including every cell's defence and attack.
 
     Raises:
-        UsageError: in one line; where a cell is wrong, with its label.
+        UsageError: the YAML is not valid; the message has the label of an invalid cell.
     """
     values = read_yaml(path)
     for key in ("title", "cells"):
@@ -144,7 +144,7 @@ def read_leakage(path: Path) -> Leakage:
 
 
 def _check_costs(path: Path, file: _File) -> None:
-    """The runs that protections name are there."""
+    """Check that the runs named by protections exist."""
     named = {name: protection.run for name, protection in file.protections.items() if protection.run}
     if file.costs is None:
         if named:
@@ -157,7 +157,7 @@ def _check_costs(path: Path, file: _File) -> None:
 
 
 def _cell(path: Path, label: str, values: dict[str, Any]) -> Cell:
-    from fedpriv.experiments.leakage.play import build_attack
+    from fedpriv.experiments.leakage.attack import build_attack
 
     if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
         raise UsageError(f"experiment {path}: cell {label!r} names a file; use letters, digits and . _ = + -")
@@ -166,7 +166,7 @@ def _cell(path: Path, label: str, values: dict[str, Any]) -> Cell:
         raise UsageError(f"{where}: no attacker; such as attacker: {{name: head-free}}")
     cell = parse(Cell, values, where)
     if any(transform.get("name") == "mask" for transform in cell.defence):
-        raise UsageError(f"{where}: what is masked is the victim's: victim: {{layers: 2, masked: 1}}")
+        raise UsageError(f"{where}: set masked layers in the victim: victim: {{layers: 2, masked: 1}}")
     try:
         build_transforms(cell.defence)
     except UsageError as error:

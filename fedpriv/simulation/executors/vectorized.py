@@ -8,14 +8,18 @@ from functools import partial
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
-from fedpriv.client.turn import ClientDiverged
+from fedpriv.client.client import Received
+from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError
 from fedpriv.models.stacked import Form
+from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.memory import keep_freed_memory
-from fedpriv.simulation.executors.sequential import Finished, LocalExecutor, Round, Spend, Warn
+from fedpriv.simulation.executors.sequential import LocalExecutor, Warn
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
+from fedpriv.wire.report import Answer
 
 
 class VectorizedExecutor(LocalExecutor):
@@ -29,8 +33,8 @@ class VectorizedExecutor(LocalExecutor):
         warn: called when a group did not fit.
     """
 
-    def __init__(self, federation: Federation, form: Form, group_size: int, spend: Spend, warn: Warn) -> None:
-        super().__init__(federation, spend)
+    def __init__(self, federation: Federation, form: Form, group_size: int, store: ClientStore | None, warn: Warn) -> None:
+        super().__init__(federation, store)
         self._form, self._group_size, self._warn = form, group_size, warn
         keep_freed_memory()
         self._stack: Stack | None = None
@@ -42,15 +46,14 @@ class VectorizedExecutor(LocalExecutor):
         bounds = [len(by_size) * number // groups for number in range(groups + 1)]
         return [tuple(by_size[start:stop]) for start, stop in pairwise(bounds)]
 
-    def _turns(self, round: Round, clients: Sequence[int]) -> Iterator[Finished | ClientDiverged]:
-        groups = deque(self.groups(clients))
+    def _turns(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
+        groups = deque(self.groups(instruction.clients))
         while groups:
             group = groups.popleft()
             try:
                 stack = self._stack_of(len(group))
-                ended = stack.run(
-                    [partial(self._play, lane, client, round) for lane, client in zip(stack.lanes, group, strict=False)]
-                )
+                turns = zip(stack.lanes, group, strict=False)
+                ended = stack.run([partial(self._turn, lane, client, instruction, received) for lane, client in turns])
             except torch.OutOfMemoryError:
                 self._halve(len(group))
                 groups.appendleft(group[len(group) // 2 :])

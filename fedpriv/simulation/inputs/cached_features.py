@@ -1,4 +1,4 @@
-"""Features of a frozen encoder: computed once and stored on disk, beside the decoded images."""
+"""Features of a frozen encoder, computed once and cached on disk."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHUNK = 128
 
 def text_features(frozen: TextEncoder, ids: Tensor, device: torch.device) -> Tensor:
     """``(N, d)`` of token ids ``(N, L)``."""
-    said = [repr((frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype)).encode(), ids.numpy().tobytes()]
-    return computed_once(frozen, said, device, lambda: features(frozen, ids.to(device), CHUNK))
+    key = [repr((frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype)).encode(), ids.numpy().tobytes()]
+    return computed_once(frozen, key, device, lambda: features(frozen, ids.to(device), CHUNK))
 
 
 def image_features(frozen: nn.Module, images: Pool, device: torch.device) -> Tensor:
@@ -39,11 +39,11 @@ def image_features(frozen: nn.Module, images: Pool, device: torch.device) -> Ten
 
 
 def computed_once(frozen: nn.Module, inputs: Iterable[bytes], device: torch.device, compute: Callable[[], Tensor]) -> Tensor:
-    """Features ``(N, d)``, from the cache where the same were computed before.
+    """Features ``(N, d)``, from the cache if they were computed before.
 
     Args:
-        frozen: the encoder, which is put on the device and into evaluation mode.
-        inputs: what the features are of; with the encoder's class and weights and the kind of device it names the file.
+        frozen: the encoder, which is moved to the device and put into evaluation mode.
+        inputs: the bytes of the inputs; with the encoder's class and weights and the type of device they determine the file.
     """
     digest = hashlib.sha256(repr((type(frozen).__name__, device.type)).encode())
     for part in inputs:

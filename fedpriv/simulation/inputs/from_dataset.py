@@ -1,4 +1,4 @@
-"""From a data set to what nets are shown: images here, texts and pairs of both in files of their own."""
+"""Prepares a data set as inputs of the net: images here, texts and pairs in separate files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
 
 
 def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
-    """Tokenise, compute what is computed once, and say how a net is built.
+    """Tokenise, compute features of frozen encoders, and define how the net is built.
 
     Raises:
-        UsageError: the net or the options are not for what the samples are, or an encoder is not available.
+        UsageError: the net or the options do not fit the samples, or an encoder is not available.
     """
     if dataset.texts is None:
         return _images(config, dataset, device)
@@ -29,9 +29,9 @@ def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
         raise UsageError(f"model {config.model.name} is not for {dataset.name}, which holds {what}; --model {expected}")
     objective = objective_of(config)
     if not objective.labels:
-        raise UsageError(f"objective {objective.name} learns from two views of an image, and {dataset.name} holds {what}")
+        raise UsageError(f"objective {objective.name} needs two views of an image, but {dataset.name} holds {what}")
     if config.eval.probe != "none":
-        raise UsageError(f"eval.probe looks at encoders of images, and {dataset.name} holds {what}")
+        raise UsageError(f"eval.probe is for encoders of images, but {dataset.name} holds {what}")
     return (prepare_texts if dataset.images is None else prepare_pairs)(config, dataset, device)
 
 

@@ -1,4 +1,4 @@
-"""Image-text pairs: each half as its encoder takes it, or as features where that one is frozen."""
+"""Image-text pairs: each modality as its encoder's input, or as features where the encoder is frozen."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PAIR_MODEL = "fusion"
 
 
 def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
-    """Pairs, under a net that fuses both halves.
+    """Prepare pairs for a net with late fusion.
 
-    The image encoder learns where the text encoder learns whole; under LoRA it is frozen.
+    The image encoder is trained if the whole text encoder is; with LoRA it is frozen.
 
     Raises:
-        UsageError: an option that does not go with pairs, or an encoder that is not available.
+        UsageError: an option does not fit pairs, or an encoder is not available.
     """
     if config.model.adapter is not None:
-        raise UsageError("model.adapter is for texts alone; of pairs, each half has a layer that learns on its features")
+        raise UsageError("model.adapter is for texts only; for pairs, each modality has a trained layer on its features")
     backbone = find_backbone(config.model.backbone, dataset.input_shape, config.model.pretrained)
     tokens, classes = tokenised(config, dataset), len(dataset.classes)
     stored = tokens.encoder.source is not None and config.model.pretrained
@@ -55,7 +55,7 @@ def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> 
 
 
 def _images(config: RunConfig, dataset: Dataset, device: torch.device, backbone: Backbone | None) -> list[Pool]:
-    """Training and test images, or what a frozen backbone makes of them; a random one is the run's own."""
+    """Training and test images, or the features of a frozen backbone; a random backbone depends on the run's seed."""
     splits = (dataset.train_images, dataset.test_images)
     images: list[Pool] = [Images(part, dataset.mean, dataset.std, device) for part in splits]
     if backbone is None:

@@ -14,12 +14,12 @@ from fedpriv.models.registry import Projector
 
 @dataclass(frozen=True)
 class Prepared:
-    """The samples of a run as its nets get them.
+    """The inputs of a run's nets.
 
     Attributes:
-        config: with what the data and the encoder leave no choice in filled in.
-        build: a new net, drawn from torch's global generator.
-        encoder: of the texts, where there are any.
+        config: with keys filled in that the data and the encoder determine.
+        build: a factory of new nets, drawn from torch's global generator.
+        encoder: of the texts, if there are any.
         said: what the user should know, a line each.
     """
 
@@ -32,5 +32,5 @@ class Prepared:
 
 
 def upper(model: ModelConfig) -> tuple[int | None, bool | int, Projector]:
-    """The layers above the encoder, as :func:`fedpriv.models.registry.assemble` takes it: projection, predictor and projector."""
+    """Arguments of :func:`fedpriv.models.registry.assemble` on the layers above the encoder: projection, predictor, projector."""
     return model.projection, model.predictor or False, model.projector

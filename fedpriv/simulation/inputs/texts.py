@@ -1,4 +1,4 @@
-"""Texts: token ids for an encoder that learns, or the features of a frozen one."""
+"""Texts: token ids for a trained encoder, or the features of a frozen one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedpriv.simulation.inputs.prepared import Prepared, upper
 TEXT_MODEL = "transformer"
 USUAL_TOKENS = 128
 FEATURES_LR = 0.05
-"""Learning rate on frozen features, where none is set: 0.01 needs twice the rounds on Banking77."""
+"""Default learning rate on frozen features; 0.01 needs twice the rounds on Banking77."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tokens:
     """The texts of a data set as ids ``(N, L)``, and their encoder.
 
     Attributes:
-        longest: tokens that a text was cut to.
+        longest: maximum number of tokens, to which texts are truncated.
         said: what the user should know, a line each.
     """
 
@@ -56,13 +56,13 @@ class Tokens:
         return text_encoder(self.encoder, tune, config.model.lora_rank, config.model.lora_alpha)
 
     def features(self, config: RunConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The frozen encoder's features of training and test texts, ``(N, d)`` each; a random encoder depends on the run."""
+        """The frozen encoder's features of training and test texts, ``(N, d)`` each; a random encoder depends on the seed."""
         with global_rng(config.seed, "frozen", "text"):
             frozen = self.build(config, "head")
         return text_features(frozen, self.train, device), text_features(frozen, self.test, device)
 
     def stated(self, config: RunConfig, tune: Tune) -> RunConfig:
-        """The config with what was found of the encoder."""
+        """The config with the encoder's properties filled in."""
         found = {"encoder": self.encoder.name, "pooling": self.encoder.pooling, "tune": tune}
         data = config.data.model_copy(update={"max_tokens": self.longest})
         return config.model_copy(update={"model": config.model.model_copy(update=found), "data": data})
@@ -79,10 +79,10 @@ def tokenised(config: RunConfig, dataset: Dataset) -> Tokens:
 
 
 def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
-    """Texts alone.
+    """Prepare texts.
 
     Raises:
-        UsageError: an option that is for images, or an encoder that is not available.
+        UsageError: an option is for images, or an encoder is not available.
     """
     for option in ("data.image_only", "data.text_only", "model.backbone"):
         section, _, name = option.partition(".")
@@ -95,7 +95,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     if tune == "head":
         config = _on_frozen_features(config, tokens.width)
     elif config.model.adapter is not None:
-        raise UsageError(f"model.adapter is a layer on a frozen encoder's features, and with model.tune={tune} it learns itself")
+        raise UsageError(f"model.adapter is a layer on a frozen encoder, but model.tune={tune} trains the encoder")
     config = tokens.stated(config, tune)
     model = config.model
 
@@ -110,7 +110,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
 
 
 def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
-    """Defaults for a net on features: no projector unless one is needed, and a learning rate for inputs of norm about five."""
+    """Defaults for a net on features: no projector unless needed, and a learning rate for inputs of norm about five."""
     suggestions: dict[str, Any] = {"train.lr": FEATURES_LR}
     if find_method(config.method.name).shared == {"encoder"}:
         suggestions["model.adapter"] = width
@@ -120,7 +120,7 @@ def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
 
 
 def _adapter(width: int, hidden: int | None) -> tuple[nn.Module, int]:
-    """The part of the encoder that learns, and the width of its features."""
+    """The trained layer on a frozen encoder's features, and its width."""
     if hidden is None:
         return nn.Identity(), width
     return nn.Sequential(OrderedDict[str, nn.Module](fc1=nn.Linear(width, hidden), relu1=nn.ReLU())), hidden

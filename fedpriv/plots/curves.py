@@ -1,7 +1,7 @@
-"""The plots of runs: accuracy over rounds and bytes, and how accuracy spreads over clients.
+"""The plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart. Figures are drawn without pyplot, so that no window
-system is asked for and nothing global changes.
+Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, which needs no window system and
+changes no global state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", ":")  # the second and third time round the palette
+LINES = ("-", "--", ":")  # by repetition of the palette
 
 _STYLE: Any = {
     "font.size": 12,
@@ -108,7 +108,7 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        few = max(1, len(known) // 10)  # as worst_tenth counts
+        few = max(1, len(known) // 10)  # as in worst_tenth
         gap = 0.82 if len(known) <= 100 else 1.0
         positions = range(1, len(known) + 1)
         axes.bar(positions, known, width=gap, color=[ORANGE] * few + [BLUE] * (len(known) - few), linewidth=0)
@@ -129,7 +129,7 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
 
 
 def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -> None:
-    """Draw several runs: accuracy over rounds and over the bytes that have crossed the wire, side by side.
+    """Draw several runs: accuracy over rounds and over the bytes sent so far, side by side.
 
     Args:
         runs: label -> the records of each run (each seed) with that label. Several seeds share a colour: thin lines are
@@ -189,7 +189,7 @@ def _bytes(record: Record) -> float:
 
 
 def _marks(points: Sequence[Any]) -> dict[str, Any]:
-    # A few points are measurements to see one by one; many are a line.
+    # Few points are marked, many are a line.
     return {"marker": "o", "markersize": 5} if len(points) <= 25 else {}
 
 
@@ -214,7 +214,7 @@ def _bytes_axis(axes: Axes) -> None:
 
 
 def save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    """Write what ``draw`` puts on a figure of ``size`` inches, in the style of all plots, as a PNG of 150 dots an inch."""
+    """Draw a figure of ``size`` inches by ``draw``, in the style of all plots, and write it as a PNG with 150 dpi."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The uploads that arrive at the server in a round: invalid ones are rejected here, before a method sees them.
+"""The answers that arrive at the server in a round: invalid ones are rejected here, before a method sees them.
 
 A method and its halves can then rely on what they are given, and an upload that was left out leaves no trace in what they keep.
 """
@@ -6,44 +6,49 @@ A method and its halves can then rely on what they are given, and an upload that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedpriv.methods.base import Method
-from fedpriv.simulation.executors.sequential import TurnResult
 from fedpriv.wire import tensor_of
 from fedpriv.wire.coding import Upload, decoded, is_model
+from fedpriv.wire.report import Answer, Report
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A round's turns as the server takes them.
+    """A round's answers as the server takes them, in the order of the clients it asked.
 
     Attributes:
-        results: the turns whose upload was not left out, or that sent none, in the order given.
-        uploads: their uploads.
+        reports: of the turns whose upload was not left out, or that sent none.
+        uploads: what is merged.
+        diverged: clients without an upload because their training diverged.
         rejected: client -> why its upload was left out.
     """
 
-    results: list[TurnResult]
-    uploads: list[Upload]
-    rejected: dict[int, str]
+    reports: list[Report] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)
 
 
-def sift(results: Iterable[TurnResult], sent: Mapping[str, Tensor], method: Method) -> Arrivals:
+def sift(answers: Iterable[tuple[Answer, Report]], sent: Mapping[str, Tensor], method: Method) -> Arrivals:
     """Part the uploads that can be merged from those that cannot.
 
     Args:
         sent: what the participants had been sent, by name.
     """
-    arrivals = Arrivals([], [], {})
-    for result in results:
-        upload = None if result.upload is None else decoded(result.upload, sent)
-        if upload is not None and (reason := objection(upload, method)):
-            arrivals.rejected[result.client] = reason
+    arrivals = Arrivals()
+    for answer, report in answers:
+        if report.diverged:
+            arrivals.diverged.append(report.client)
             continue
-        arrivals.results.append(result)
+        upload = None if answer.upload is None else decoded(answer.upload, sent)
+        if upload is not None and (reason := objection(upload, method)):
+            arrivals.rejected[report.client] = reason
+            continue
+        arrivals.reports.append(report)
         if upload is not None:
             arrivals.uploads.append(upload)
     return arrivals

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.evaluation.protocols import global_summary, per_class
-from fedpriv.plots import save
+from fedpriv.plots.curves import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_NUMBERS, _MOST_NAMES = 20, 100
-"""More classes than this have no room for a number in each cell, or for each class's name."""
+"""Largest numbers of classes for which cells have numbers, and rows and columns have names."""
 _LONGEST_NAME = 20
 
 
 def confusion_report(confusion: NDArray[np.int64], classes: Sequence[str], round: int) -> dict[str, Any]:
-    """Contents of ``confusion.json``: the matrix, and of each class precision, recall, F1 (shares) and support (test samples).
+    """Contents of ``confusion.json``: the matrix, and precision, recall, F1 (shares) and support (test samples) of each class.
 
     Args:
         confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
@@ -57,7 +57,7 @@ def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: P
         from matplotlib.ticker import PercentFormatter
 
         axes = figure.subplots()
-        # By the square root, so that a confusion of one in a hundred shows beside classes that are nearly always right.
+        # By the square root, so that a confusion of one in a hundred is visible.
         image = axes.imshow(
             shares, interpolation="nearest", norm=PowerNorm(0.5, 0, 1), cmap=colormaps["Blues"].with_extremes(bad="#ebebeb")
         )
@@ -80,7 +80,7 @@ def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: P
 def _name(axes: Axes, classes: Sequence[str]) -> None:
     if len(classes) > _MOST_NAMES:
         return
-    # A name such as "$5" is no formula.
+    # A name such as "$5" must not be read as a formula.
     short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in classes]
     size = min(12.0, 420 / len(classes))  # of some 500 points in all, so that lines do not touch
     upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72

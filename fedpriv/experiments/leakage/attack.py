@@ -1,4 +1,4 @@
-"""Playing one cell: observe, attack, score."""
+"""Runs one cell: observe, attack, score."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fedpriv.server.run_folder import PACKAGES, git_commit
 
 _RULES = dict(zip(LABEL_RULES, (idlg_label, bias_label), strict=True))
 _POINTS = 60
-"""So many points of a loss curve are stored."""
+"""Number of points of a loss curve that are stored."""
 
 
 def build_attack(spec: AttackerSpec, where: str) -> ImageAttack | None:
     """The attack with its options; ``None`` for a label rule.
 
     Raises:
-        UsageError: no such attack, or none of its options; in one line.
+        UsageError: there is no such attack, or it has no such option.
     """
     if spec.name in LABEL_RULES:
         if spec.options:
@@ -52,8 +52,8 @@ def build_attack(spec: AttackerSpec, where: str) -> ImageAttack | None:
     return attack
 
 
-def play(label: str, cell: Cell, dealt: Dealt) -> CellResult:
-    """Attack every message of the cell; deterministic but for the CPU seconds.
+def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
+    """Attack every message of the cell; deterministic except for the CPU seconds.
 
     Raises:
         UsageError: the cell's defence or attack does not fit.
@@ -83,7 +83,7 @@ def play(label: str, cell: Cell, dealt: Dealt) -> CellResult:
 
 def _labels(cell: Cell, observed: Sequence[Observation], labels: Tensor) -> dict[str, Any]:
     if cell.victim.batch > 1:
-        raise UsageError(f"{cell.attacker.name} names the label of one image; the victim's batch is {cell.victim.batch}")
+        raise UsageError(f"{cell.attacker.name} infers the label of one image, but the victim's batch is {cell.victim.batch}")
     began = time.process_time()
     try:
         found = [_RULES[cell.attacker.name](observation) for observation in observed]
@@ -123,5 +123,5 @@ def _numbers(values: Tensor) -> list[Any]:
 
 
 def _number(value: float) -> float | None:
-    """To 5 significant digits; what is not finite (JSON has no word for it) becomes ``None``."""
+    """Rounded to 5 significant digits; ``None`` if not finite, which JSON cannot represent."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -1,0 +1,108 @@
+"""What server and clients agree on before the first round: each half can build it from the config and declared facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.config import RunConfig
+from fedpriv.defenses import sent_names
+from fedpriv.methods.base import Context, Method
+from fedpriv.methods.build import build_method
+from fedpriv.models.net import Net
+from fedpriv.parameters import ParameterSpace
+from fedpriv.seeding import generator, global_rng
+from fedpriv.wire import Transform
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the server is told of the clients' data, before the first round.
+
+    Attributes:
+        classes: number of classes.
+        trainable: the clients that hold training data, ascending.
+        mean_samples: number of training samples of such a client, on average.
+    """
+
+    classes: int
+    trainable: Sequence[int]
+    mean_samples: float
+
+
+@dataclass
+class Agreement:
+    """The terms of a run: nothing of a client's data, nothing of the server's state.
+
+    Attributes:
+        config: with nothing left open.
+        transforms: what an upload goes through before it is sealed, in order.
+        initial: ``(p,)`` the initial model, drawn from the seed.
+        trainable: the clients that hold training data, ascending.
+        layers: names of the net's parameters that learn, in forward order.
+        linear: names of its fully connected layers, in forward order.
+    """
+
+    config: RunConfig
+    method: Method
+    transforms: Sequence[Transform]
+    initial: Tensor
+    trainable: Sequence[int]
+    layers: tuple[str, ...]
+    linear: tuple[str, ...]
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The layout of the net's state."""
+        return self.method.context.space
+
+    @property
+    def sent_names(self) -> tuple[str, ...]:
+        """The net's tensors that clients send: those the method shares and no mask hides.
+
+        Raises:
+            UsageError: a mask that cannot be right.
+        """
+        return sent_names(self.method.shared_names, self.transforms, self.linear)
+
+
+def agree(
+    config: RunConfig, new_net: Callable[[], Net], declared: Declared, transforms: Sequence[Transform], device: torch.device
+) -> tuple[Agreement, Net]:
+    """Draw the initial model and make the method; also that model as a net on the device.
+
+    Args:
+        new_net: a net with weights drawn from torch's global generator.
+    """
+
+    def drawn(label: str) -> Net:
+        with global_rng(config.seed, "model", label):
+            return new_net()
+
+    net = drawn("initial")
+    space = ParameterSpace.of(net)
+    layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
+    linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
+    context = Context(
+        config=config,
+        space=space,
+        classes=declared.classes,
+        projection_dim=net.projection_dim,
+        new_row=lambda label: space.row_of(drawn(label)),
+        generator=lambda purpose: generator(config.seed, purpose),
+        norms=frozenset(
+            f"{where}.{name}"
+            for where, module in net.named_modules()
+            if isinstance(module, _BatchNorm)
+            for name in module.state_dict()
+        ),
+        layers=layers,
+        mean_samples=declared.mean_samples,
+    )
+    net = net.to(device)
+    method = build_method(config, context)
+    return Agreement(config, method, tuple(transforms), space.row_of(net), tuple(declared.trainable), layers, linear), net

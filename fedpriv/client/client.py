@@ -1,0 +1,227 @@
+"""The client half of a round: what it received -> a turn on its own data -> sealed messages; its private state stays at home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedpriv.agreement import Agreement
+from fedpriv.client.model import ClientModel
+from fedpriv.client.store import ClientStore
+from fedpriv.client.turn import Turn
+from fedpriv.data.augment import Augment
+from fedpriv.data.federated import Split, Which
+from fedpriv.errors import ClientDiverged
+from fedpriv.interfaces import Private
+from fedpriv.privacy.ledger import Ledger
+from fedpriv.privacy.plan import check_upload
+from fedpriv.samples import Modality
+from fedpriv.seeding import generator
+from fedpriv.spans import UNTIMED, Spans
+from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
+from fedpriv.wire.report import Answer, Charge, Report
+
+AT_ONCE = 512
+"""Samples of a test that are made ready at a time."""
+
+
+class OwnData(Protocol):
+    """A client's samples."""
+
+    def train(self) -> Split:
+        """Those that it trains on."""
+
+    def size(self, which: Which) -> int:
+        """How many they are."""
+
+    def chunks(self, which: Which, size: int) -> Iterator[Split]:
+        """Those of a split, so many at a time."""
+
+    def weights(self, which: Which) -> Tensor | None:
+        """How much each counts in a test ``(n,)``; ``None``: all the same."""
+
+    @property
+    def lacking(self) -> Modality | None:
+        """Of image-text pairs, what it does not have of any of its samples."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A download as clients read it; those of one process share it.
+
+    Attributes:
+        tensors: what was sent, by name.
+        initial: ``(p,)`` the model before the first round.
+        start: ``(p,)`` the model that a turn begins with, but for what the client keeps.
+    """
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    initial: Tensor
+    start: Tensor
+
+
+def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor) -> Received:
+    """Read what the server sent.
+
+    What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
+
+    Args:
+        download: ``None``: the method does not communicate.
+        initial: ``(p,)``, on the device.
+    """
+    tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
+    return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()))
+
+
+class Client:
+    """One client. It knows its own data and what it was sent, nothing of the others.
+
+    Args:
+        store: where it keeps its private state; ``None``: nowhere.
+        augment: what is drawn anew of each sample in each epoch.
+    """
+
+    def __init__(
+        self, number: int, agreement: Agreement, data: OwnData, store: ClientStore | None = None, augment: Augment | None = None
+    ) -> None:
+        self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
+
+    def private(self, last: int | None, initial: Tensor) -> Private:
+        """What it kept from its turn in round ``last``; ``None``: what it has before its first turn.
+
+        Args:
+            initial: ``(p,)`` the model before the first round.
+        """
+        if last is None or self.store is None:
+            return self.agreement.method.first_private(self.number, initial)
+        device = initial.device
+        return {name: tensor.to(device) for name, tensor in self.store.load(self.number, last).items()}
+
+    def train(self, model: ClientModel, received: Received, last: int | None, profile: Spans = UNTIMED) -> Answer:
+        """Its turn in a round, on a model that it has for the time being.
+
+        Args:
+            last: the round of its last turn that counted, of which it kept a state.
+
+        Raises:
+            FedprivError: the state is gone, or the turn would spend more than ``privacy.target_epsilon``.
+        """
+        method, round = self.agreement.method, received.round
+        with profile("checkpoint", client=self.number):
+            kept = self.private(last, received.initial)
+        model.row.copy_(received.start)
+        model.space.pack({name: tensor for name, tensor in kept.items() if name not in received.tensors}, model.row)
+        with profile("data", client=self.number):
+            data = self.data.train()
+        turn = self._turn(model, data, received, kept, last is None)
+        charges: list[Charge] = []
+        if self.agreement.config.privacy.level == "sample":
+            turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
+        try:
+            method.local_update(turn)
+        except ClientDiverged:
+            return Answer(self.number, None, Report(round, self.number, turn.num_examples, diverged=True, spent=charges).seal())
+        keeps = method.keep(turn)
+        if keeps and self.store is not None:
+            with profile("checkpoint", client=self.number):
+                self.store.keep(self.number, round, keeps)
+        with profile("serialisation", client=self.number):
+            upload = self._sealed(method.upload(turn), received, turn.reported, profile)
+            loss = None if turn.mean_loss != turn.mean_loss else turn.mean_loss
+            report = Report(
+                round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=turn.reported
+            ).seal()
+        return Answer(self.number, upload, report)
+
+    def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
+        """Score the server's model, with its own parts, on its own test samples."""
+        accuracy, diverged = self.score(model, received, self.private(last, received.initial))
+        examples = self.data.size(self.agreement.config.eval.split)
+        return Answer(self.number, None, Report(received.round, self.number, examples, None, accuracy, diverged=diverged).seal())
+
+    def score(self, model: ClientModel, received: Received, kept: Private) -> tuple[float | None, bool]:
+        """Accuracy in [0, 1] after the method's adaptation (``None``: no test samples), and whether that diverged.
+
+        Where it diverged, the client is tested as it was before.
+        """
+        split = self.agreement.config.eval.split
+        if not self.data.size(split):
+            return None, False
+        state = self.agreement.method.client_state(received.start, kept)
+        model.space.pack(state, model.row)
+        diverged = not self._adapt(model, received, kept)
+        if diverged:
+            model.space.pack(state, model.row)
+        hits = [
+            model.from_features(model.features(inputs)).logits.argmax(1) == labels
+            for inputs, labels in self.data.chunks(split, AT_ONCE)
+        ]
+        return share(torch.cat(hits), self.data.weights(split)), diverged
+
+    def _adapt(self, model: ClientModel, received: Received, kept: Private) -> bool:
+        """Train as the method does before a test; ``False``: it diverged."""
+        method = self.agreement.method
+        phases = method.adaptation(received.round)
+        if not phases or not self.data.size("train"):
+            return True
+        turn = self._turn(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
+        try:
+            for phase in phases:
+                turn.train(phase, method.local_loss)
+        except ClientDiverged:
+            return False
+        return True
+
+    def _turn(
+        self, model: ClientModel, data: Split, received: Received, kept: Private, first: bool, purpose: str = "train"
+    ) -> Turn:
+        config, unused = self.agreement.config, self._unused() if purpose == "train" else frozenset[str]()
+        sent, augment = received.tensors, self.augment
+        return Turn(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+
+    def _unused(self) -> frozenset[str]:
+        """The tensors that its data never reach: of pairs, the branch of what it does not have."""
+        branch = f"encoder.{self.data.lacking}."
+        return frozenset(name for name in self.agreement.space.names if name.startswith(branch))
+
+    def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
+        """Book a stretch of DP-SGD before it is run, and refuse it where the client's own samples would spend too much."""
+        charges.append(charge)
+        if self.store is None:
+            return
+        booked = {**self.store.spent(self.number), round: charges}
+        ledger = Ledger(self.agreement.config.privacy, {}, [(self.number,)])
+        for number in sorted(booked):
+            for rate, steps in booked[number]:
+                ledger.spend(str(self.number), rate, steps)
+        self.store.book(self.number, round, charges)
+
+    def _sealed(self, payload: Payload | None, received: Received, reported: dict[str, float], profile: Spans) -> Sealed | None:
+        """The upload as it crosses the wire: through the transforms, each with draws of its own."""
+        if payload is None:
+            return None
+        agreement, level = self.agreement, self.agreement.config.privacy.level
+        if level == "client":
+            payload = replace(payload, num_examples=None)  # every client weighs the same
+
+        def context(index: int) -> TransformContext:
+            draws = generator(agreement.config.seed, received.round, self.number, "transform", index)
+            return TransformContext(received.tensors, agreement.layers, draws, agreement.linear, reported.__setitem__)
+
+        transforms = [profile.timed("defences", transform) for transform in agreement.transforms]
+        sealed = transform_and_seal(payload, transforms, context)
+        if level != "none":
+            check_upload(sealed)
+        return sealed
+
+
+def share(hits: Tensor, weights: Tensor | None) -> float:
+    """Share of the hits ``(n,)``, each sample as heavy as its weight ``(n,)``."""
+    if weights is None:
+        return float(hits.double().mean())
+    return float((hits.double() * weights).sum() / weights.sum())

@@ -1,0 +1,131 @@
+"""Where clients keep their private state between turns, and what they spent on privacy.
+
+The state of a turn is a file of its own, written once. The server says from which turn a client goes on (the last one that
+counted), so a turn that is asked for again starts from the same state and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from fedpriv.errors import FedprivError
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.wire.report import Charge
+
+CACHE = 32 * 2**20
+"""Bytes of states that stay in memory, whatever the number of clients; the others are read on access."""
+
+
+class ClientStore:
+    """The states of the clients of one machine; in a simulation, of all.
+
+    Args:
+        folder: made when the first state is kept.
+        memory: bytes of states that may be cached in memory.
+    """
+
+    def __init__(self, folder: Path, memory: int = CACHE) -> None:
+        self.folder = folder
+        self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
+        self._room = memory
+
+    def load(self, client: int, round: int) -> dict[str, Tensor]:
+        """The client's private state after its turn in a round.
+
+        Raises:
+            FedprivError: it is not there, or damaged.
+        """
+        path = self._state_file(client, round)
+        if path not in self._cache:
+            try:
+                self._remember(path, load_tensors(path))
+            except Damaged as error:
+                raise FedprivError(f"client {client} cannot go on from its turn in round {round}: {error}") from None
+        self._cache.move_to_end(path)
+        return self._cache[path]
+
+    def keep(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
+        """Store the client's private state after a turn."""
+        path = self._state_file(client, round)
+        owned = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        with self._writing(f"the private state of client {client}"):
+            save_tensors(path, owned)
+        self._remember(path, owned)
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        """The first of these states (client -> round) that cannot be read, in a line; ``None``: all can."""
+        for client, round in states.items():
+            try:
+                load_tensors(self._state_file(client, round))
+            except Damaged as error:
+                return str(error)
+        return None
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states (client, round) that the server will not name again."""
+        for client, round in states:
+            self._drop(self._state_file(client, round))
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove all states but these (client, round), such as those of a round that was killed."""
+        needed = {self._state_file(client, round) for client, round in states}
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if path not in needed and not (path.name.startswith("spent-") and path.suffix == ".json"):
+                self._drop(path)
+
+    # --- sample-level DP ---------------------------------------------------------------------------------------------
+
+    def spent(self, client: int) -> dict[int, list[Charge]]:
+        """What the client spent, by round: (sampling rate, steps) of each stretch of DP-SGD, whether or not the turn counted."""
+        path = self._ledger_file(client)
+        stored = load_json(path) if path.exists() else {}
+        return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
+
+    def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
+        """Book what a turn spends; a repeated turn is the same draw and spends nothing more."""
+        with self._writing(f"what client {client} spent"):
+            save_json(self._ledger_file(client), {**self.spent(client), round: list(charges)})
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise FedprivError(
+                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: "
+                "make room, then `fedpriv resume`"
+            ) from None
+
+    def _remember(self, path: Path, state: dict[str, Tensor]) -> None:
+        self._forget(path)
+        self._cache[path] = state
+        self._room -= _size(state)
+        while self._room < 0 and len(self._cache) > 1:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, path: Path) -> None:
+        state = self._cache.pop(path, None)
+        if state is not None:
+            self._room += _size(state)
+
+    def _drop(self, path: Path) -> None:
+        self._forget(path)
+        path.unlink(missing_ok=True)
+
+    def _state_file(self, client: int, round: int) -> Path:
+        return self.folder / f"client-{client:06d}-{round:06d}.safetensors"
+
+    def _ledger_file(self, client: int) -> Path:
+        return self.folder / f"spent-{client:06d}.json"
+
+
+def _size(state: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in state.values())

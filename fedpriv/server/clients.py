@@ -1,0 +1,85 @@
+"""The seam between the halves of a round: what the server asks of its clients, and how their answers come back.
+
+Behind it lies anything that can carry bytes to clients: one process that trains them one after another, several processes, or a
+network. The server never sees a client's data, labels or private state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fedpriv.methods.base import ServerState
+from fedpriv.wire import Sealed
+from fedpriv.wire.report import Answer
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What the server asks of some clients in a round.
+
+    Attributes:
+        message: what each of them is sent; ``None``: the method does not communicate.
+        last: client -> round of its last turn that counted, of those that keep a state. A client goes on from there, so the
+            same instruction gives the same bytes.
+    """
+
+    round: int
+    clients: Sequence[int]
+    message: Sealed | None
+    last: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, clients: Sequence[int]) -> Instruction:
+        """The part of the instruction that is for these clients."""
+        return replace(self, clients=clients, last={client: self.last[client] for client in clients if client in self.last})
+
+
+class PrivateStates(Protocol):
+    """What clients keep between rounds, as the server may speak of it: by client and round."""
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states (client, round) that no checkpoint names any more."""
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove all states but these (client, round), such as those of a round that was killed."""
+
+
+class Clients(PrivateStates, ABC):
+    """All clients of a run, as the server reaches them."""
+
+    @abstractmethod
+    def welcome(self, broadcast: Sealed) -> None:
+        """Carry the initial model to every client; again after a resume, as a client may have been restarted too."""
+
+    @abstractmethod
+    def train(self, instruction: Instruction) -> Iterator[Answer]:
+        """Have the clients take their turns; the answers in whatever order they come."""
+
+    @abstractmethod
+    def test(self, instruction: Instruction) -> Iterator[Answer]:
+        """Have the clients score the server's model, with their own parts, on their own test samples."""
+
+    def measured(self) -> Mapping[str, float]:
+        """Numbers about how the round was run, for its record; reading them starts them afresh."""
+        return {}
+
+    def close(self) -> None:
+        """Release resources other than memory; by default there are none."""
+
+
+class Scorer(Protocol):
+    """Scores a server's state."""
+
+    def score(
+        self, server: ServerState, last: Mapping[int, int], round: int
+    ) -> tuple[Mapping[str, float], list[float | None] | None]:
+        """Metrics of the pass, and each client's accuracy in [0, 1] (``None``: no test data); no list: clients are not tested.
+
+        Args:
+            last: as in :class:`Instruction`.
+        """

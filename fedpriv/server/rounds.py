@@ -1,0 +1,263 @@
+"""The server half of a run, and its loop over the rounds. There is no other loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpriv.agreement import Agreement
+from fedpriv.config import RunConfig, lookup
+from fedpriv.errors import ClientDiverged
+from fedpriv.methods.base import ServerState
+from fedpriv.privacy.client_level import NoisyMean
+from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
+from fedpriv.seeding import generator
+from fedpriv.server.arrivals import Arrivals, sift
+from fedpriv.server.checkpoint import Checkpoints, Progress
+from fedpriv.server.clients import Clients, Instruction, Scorer
+from fedpriv.server.merging import merge
+from fedpriv.server.payloads import PayloadKeeper
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
+from fedpriv.spans import UNTIMED, Spans
+from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
+from fedpriv.wire.report import Answer, Report
+
+_MODEL, _MEMORY = "model.", "memory."
+
+
+class Server:
+    """One run as its server sees it: rounds, each followed by its evaluation, its checkpoint and its record.
+
+    Args:
+        clients: how it reaches its clients; all that it knows of them are the messages that come back.
+        scorer: evaluates the server's state.
+        warn: called with warnings of one line.
+        holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
+        profile: times the categories of work.
+
+    Attributes:
+        server: its state.
+        taps: called with (direction, message) for every message that crosses, in either direction.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        folder: RunFolder,
+        clients: Clients,
+        scorer: Scorer,
+        warn: Callable[[str], None],
+        holders: Sequence[Sequence[int]] | None = None,
+        profile: Spans = UNTIMED,
+    ) -> None:
+        self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
+        self.warn, self.profile = warn, profile
+        self.config: RunConfig = agreement.config
+        self.meter = ByteMeter()
+        self.taps: list[Tap] = [self.meter, profile.timed("checkpoint", PayloadKeeper(folder, self.config))]
+        self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
+        self.progress = Progress()
+        self.is_private = self.config.privacy.level != "none"
+        self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
+        self._noisy_mean = _noisy_mean(agreement)
+        self.server = ServerState(agreement.initial)
+        self.stop_requested = False
+
+    def start(self) -> None:
+        """Begin: the server's first state, and round 0, the broadcast of the initial model to every client."""
+        method = self.agreement.method
+        torch.set_num_threads(self.config.threads)
+        for key, option in method.instead.items():
+            if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
+                self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
+        began = time.perf_counter()
+        self.server = method.start(self.agreement.initial.clone())
+        if (broadcast := self._broadcast(self.server)) is not None:
+            for _ in range(self.config.data.clients):
+                self._crossed("down", broadcast)
+            self.clients.welcome(broadcast)
+        self._finish_round(0, {}, None, time.perf_counter() - began)
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint that is whole; a damaged one is named."""
+        torch.set_num_threads(self.config.threads)
+        method = self.agreement.method
+        if (broadcast := self._broadcast(method.start(self.agreement.initial.clone()))) is not None:
+            self.clients.welcome(broadcast)
+        self.progress, stored, complaints = self.checkpoints.latest()
+        for complaint in complaints:
+            self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
+        model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}
+        memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
+        self.server = ServerState(self.agreement.space.pack(model, torch.empty_like(self.agreement.initial)), memory)
+        with self.folder.writing("metrics.jsonl"):
+            self.folder.mend()
+            self.folder.append(self.progress.record)
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Run the rounds that are left, yielding the record of each, until the last or until ``stop_requested``."""
+        while self.progress.round < self.config.train.rounds and not self.stop_requested:
+            yield self.run_round()
+
+    def run_round(self) -> dict[str, Any]:
+        """Run the next round and commit it."""
+        began = time.perf_counter()
+        profile, round, method = self.profile, self.progress.round + 1, self.agreement.method
+        profile.begin(round)
+        chosen = self.participants(round)
+        with profile("serialisation"):
+            draft = method.download(self.server, round)
+            download = None if draft is None else seal(draft)
+            sent = {} if download is None else download.tensors()
+            if download is not None:
+                for _ in chosen:
+                    self._crossed("down", download)
+        arrivals = self._arrivals(round, chosen, download, sent)
+        reported: dict[str, list[float]] = {}
+        for report in arrivals.reports:
+            if report.keeps:
+                self.progress.clients[report.client] = round
+            for name, value in report.numbers.items():
+                reported.setdefault(name, []).append(value)
+        uploads = arrivals.uploads
+        with profile("aggregation"):
+            if self._noisy_mean is not None:
+                self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
+                self.server = self._noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
+            elif uploads:
+                self.server = merge(method, self.server, uploads)
+        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(arrivals.diverged)}
+        if arrivals.rejected:
+            metrics["rejected"] = len(arrivals.rejected)
+        if uploads:
+            metrics |= self.server.report
+        losses = [(one.loss, one.num_examples) for one in arrivals.reports if one.loss is not None and math.isfinite(one.loss)]
+        if samples := sum(number for _, number in losses):
+            metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
+        metrics |= {name: fmean(values) for name, values in reported.items()}
+        metrics |= self.clients.measured()
+        if self.is_private:
+            metrics["epsilon"] = self.ledger.epsilon
+        accuracies = None
+        if self._is_scored(round):
+            with profile("evaluation"):
+                scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
+                metrics |= scores
+        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.rejected)
+
+    def participants(self, round: int) -> list[int]:
+        """The clients of a round (1-based), by number."""
+        return participants(self.agreement, round)
+
+    def trained_clients(self) -> set[int]:
+        """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
+        return {client for round in range(1, self.progress.round + 1) for client in self.participants(round)}
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the run has spent so far."""
+        return Ledger(self.config.privacy, self.progress.privacy, self._holders)
+
+    def statement(self) -> dict[str, Any]:
+        """The run's privacy statement."""
+        return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0)
+
+    def _broadcast(self, server: ServerState) -> Sealed | None:
+        """Round 0, as every client gets it."""
+        draft = self.agreement.method.broadcast(server)
+        return None if draft is None else seal(draft)
+
+    def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None, sent: Mapping[str, Tensor]) -> Arrivals:
+        """Ask the clients of a round, and take what they answer, in the order in which they were asked: sums depend on it."""
+        answered: dict[int, tuple[Answer, Report]] = {}
+        last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
+        for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
+            if answer.upload is not None:
+                self._crossed("up", answer.upload)
+            self._crossed("report", answer.report)
+            report = Report.of(answer.report)
+            for rate, steps in report.spent:  # also where the upload is left out: its bytes were seen
+                self.ledger.spend(str(report.client), rate, steps)
+            if report.diverged:
+                self._on_divergence(report.client, round)
+            answered[report.client] = answer, report
+        with self.profile("serialisation"):
+            arrivals = sift((answered[client] for client in chosen if client in answered), sent, self.agreement.method)
+        for client, reason in arrivals.rejected.items():
+            self.warn(f"round {round}: the upload of client {client} is left out: {reason}")
+        self.clients.forget((client, round) for client in arrivals.rejected)  # such a turn does not count
+        return arrivals
+
+    def _crossed(self, direction: Direction, sealed: Sealed) -> None:
+        for tap in self.taps:
+            tap(direction, sealed)
+
+    def _on_divergence(self, client: int, round: int) -> None:
+        on_divergence(self.config, self.warn, client, round)
+
+    def _is_scored(self, round: int) -> bool:
+        last_rounds = round > self.config.train.rounds - self.config.eval.last
+        return last_rounds or round % self.config.eval.every == 0
+
+    def _finish_round(
+        self,
+        round: int,
+        metrics: Mapping[str, Any],
+        accuracies: list[float | None] | None,
+        seconds: float,
+        rejected: Mapping[int, str] | None = None,
+    ) -> dict[str, Any]:
+        progress = self.progress
+        up, down = self.meter.read()
+        progress.round = round
+        progress.total_bytes_up += up
+        progress.total_bytes_down += down
+        progress.seconds += seconds
+        traffic = {"bytes_up": up, "bytes_down": down}
+        totals = {"total_bytes_up": progress.total_bytes_up, "total_bytes_down": progress.total_bytes_down}
+        progress.record = {
+            "round": round,
+            "time_ms": int(time.time() * 1000),
+            "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
+            "per_client": {} if accuracies is None else {"accuracy": accuracies},
+        }
+        if rejected:
+            progress.record["rejected"] = [{"client": client, "reason": reason} for client, reason in rejected.items()]
+        with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
+            self.checkpoints.commit(progress, self._server_tensors())
+            self.folder.append(progress.record)
+        return progress.record
+
+    def _server_tensors(self) -> dict[str, Tensor]:
+        model = self.agreement.space.unpack(self.server.row)
+        return {
+            **{_MODEL + name: tensor for name, tensor in model.items()},
+            **{_MEMORY + name: tensor for name, tensor in self.server.memory.items()},
+        }
+
+
+def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:
+    """Stop the run, or go on without what a client trained, as ``train.on_nan`` says.
+
+    Raises:
+        ClientDiverged: the run stops.
+    """
+    if config.train.on_nan == "stop":
+        raise ClientDiverged(client, round, config.train.lr)
+    warn(f"round {round}: client {client} diverged (its loss or its weights are not finite): what it trained is left out")
+
+
+def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
+    """How the server merges under client-level DP; ``None``: as the method says."""
+    config, privacy = agreement.config, agreement.config.privacy
+    if privacy.level != "client":
+        return None
+    expected = (config.train.participation or 0.0) * config.data.clients
+    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, expected)

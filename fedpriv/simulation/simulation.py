@@ -1,0 +1,43 @@
+"""A simulation: the server half of a run, all of its client halves, and an evaluation that may look at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fedpriv.client.store import ClientStore
+from fedpriv.methods.base import Private
+from fedpriv.server.rounds import Server, on_divergence
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.executors.build import executor_of
+from fedpriv.simulation.scoring import AllClientsScorer
+from fedpriv.simulation.setup import Federation
+from fedpriv.spans import UNTIMED, Spans
+
+
+class Simulation(Server):
+    """A run whose clients are all here: puts the executor and the scorer of a federation behind its server.
+
+    Args:
+        warn: called with warnings of one line.
+        profile: times the categories of work.
+    """
+
+    def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None], profile: Spans = UNTIMED) -> None:
+        self.federation, self.store = federation, ClientStore(folder.clients)
+        if federation.augment is not None:
+            federation.augment = profile.timed("data", federation.augment)
+        self.executor = executor_of(federation, self.store, warn)
+        self.executor.profile = profile
+        scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn))
+        holders = federation.data.partition.holders() if federation.config.privacy.level == "sample" else None
+        super().__init__(federation.agreement, folder, self.executor, scorer, warn, holders, profile)
+        self.scorer: AllClientsScorer = scorer
+
+    def private(self, client: int) -> Private:
+        """What a client keeps at present; before its first turn, what it begins with."""
+        return self.federation.client(client, self.store).private(self.progress.clients.get(client), self.federation.initial)
+
+    def stored(self, client: int) -> Private | None:
+        """What a client kept of its last turn that counted; ``None``: nothing."""
+        return self.private(client) if client in self.progress.clients else None

@@ -1,0 +1,98 @@
+"""What a client reports of its turn besides the upload: a message of its own, so that it is counted and audited like one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedpriv.wire.message import Payload
+from fedpriv.wire.sealing import Sealed, seal
+
+_LOSS, _ACCURACY, _KEEPS, _DIVERGED, _SPENT, _NUMBER = "loss", "accuracy", "keeps", "diverged", "spent", "number/"
+
+Charge = tuple[float, int]
+"""Sampling rate and steps of a stretch of DP-SGD."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says of its turn, or of a test.
+
+    Attributes:
+        num_examples: training samples (of a test: test samples).
+        loss: mean training loss of the last local epoch, in nats; ``None``: it took no step.
+        accuracy: of a test, in [0, 1].
+        keeps: whether it keeps a private state of this turn.
+        diverged: its loss or its weights are not finite, so there is no upload.
+        spent: what it trained with sample-level DP.
+        numbers: what the method and the transforms report, by name.
+    """
+
+    round: int
+    client: int
+    num_examples: int
+    loss: float | None = None
+    accuracy: float | None = None
+    keeps: bool = False
+    diverged: bool = False
+    spent: Sequence[Charge] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def seal(self) -> Sealed:
+        """Make it a message of the kind ``report``; numbers are float64 scalars, so none is rounded."""
+        tensors: dict[str, Tensor] = {}
+        for name, value in ((_LOSS, self.loss), (_ACCURACY, self.accuracy)):
+            if value is not None:
+                tensors[name] = _scalar(value)
+        for name, said in ((_KEEPS, self.keeps), (_DIVERGED, self.diverged)):
+            if said:
+                tensors[name] = torch.tensor(True)
+        if self.spent:
+            tensors[_SPENT] = torch.tensor(self.spent, dtype=torch.float64)
+        tensors |= {_NUMBER + name: _scalar(value) for name, value in self.numbers.items()}
+        return seal(Payload(tensors, self.round, self.client, "report", self.num_examples))
+
+    @classmethod
+    def of(cls, sealed: Sealed) -> Report:
+        """Read a report.
+
+        Raises:
+            ValueError: the message is none, in one line.
+        """
+        if sealed.kind != "report" or sealed.client is None or sealed.num_examples is None:
+            raise ValueError("not a report")
+        tensors = sealed.tensors()
+        charges = tensors.pop(_SPENT, torch.empty(0, 2)).tolist()
+        values = {name: tensor.item() for name, tensor in tensors.items()}
+        return cls(
+            sealed.round,
+            sealed.client,
+            sealed.num_examples,
+            values.get(_LOSS),
+            values.get(_ACCURACY),
+            bool(values.get(_KEEPS, False)),
+            bool(values.get(_DIVERGED, False)),
+            [(rate, int(steps)) for rate, steps in charges],
+            {name.removeprefix(_NUMBER): value for name, value in values.items() if name.startswith(_NUMBER)},
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer to a request of the server.
+
+    Attributes:
+        upload: ``None``: it sends none (it diverged, or the method does not communicate).
+        report: its :class:`Report`, sealed.
+    """
+
+    client: int
+    upload: Sealed | None
+    report: Sealed
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

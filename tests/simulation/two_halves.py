@@ -1,0 +1,171 @@
+"""The halves of a run in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER``.
+
+The server's process starts the clients' and asks them for what may be known of their data; the rest it has from the config. What
+goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from fedpriv.agreement import Agreement, Declared, agree
+from fedpriv.config import RunConfig, load_config
+from fedpriv.defenses import build_transforms
+from fedpriv.models.net import Net
+from fedpriv.models.registry import build_model
+from fedpriv.wire import Sealed, unseal
+
+CPU = torch.device("cpu")
+
+
+class Frames:
+    """One end of the pipe."""
+
+    def __init__(self, reads: IO[bytes], writes: IO[bytes]) -> None:
+        self.reads, self.writes = reads, writes
+
+    def send(self, message: Mapping[str, Any], *parts: Sealed | None) -> None:
+        sizes = [None if part is None else part.nbytes for part in parts]
+        self.writes.write(json.dumps({**message, "sizes": sizes}).encode() + b"\n")
+        for part in parts:
+            self.writes.write(b"" if part is None else part.data)
+        self.writes.flush()
+
+    def receive(self) -> tuple[dict[str, Any], list[Sealed | None]]:
+        message = json.loads(self.reads.readline())
+        return message, [None if size is None else unseal(self.reads.read(size)) for size in message.pop("sizes")]
+
+
+def terms(config: RunConfig, shape: Iterable[int], declared: Declared) -> tuple[Agreement, Net]:
+    """What each half builds for itself."""
+    model = config.model
+    upper = model.projection, model.predictor or False, model.projector
+
+    def new_net() -> Net:
+        return build_model(model.name or "", tuple(shape), declared.classes, *upper)
+
+    return agree(config, new_net, declared, build_transforms(config.wire.transforms), CPU)
+
+
+def serve(path: Path, folder: Path) -> None:
+    """The server's process."""
+    from fedpriv.evaluation.protocols import client_summary
+    from fedpriv.methods.base import ServerState
+    from fedpriv.server.clients import Clients, Instruction
+    from fedpriv.server.rounds import Server
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.wire import Payload, seal
+    from fedpriv.wire.report import Answer, Report
+
+    config = load_config(path, {})
+    command = [sys.executable, "-m", "tests.simulation.two_halves", "clients", str(path), str(folder / "at-the-clients")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin and process.stdout
+    pipe = Frames(process.stdout, process.stdin)
+
+    class ByPipe(Clients):
+        def welcome(self, broadcast: Sealed) -> None:
+            pipe.send({"do": "welcome"}, broadcast)
+
+        def train(self, instruction: Instruction) -> Iterator[Answer]:
+            return self._ask("train", instruction)
+
+        def test(self, instruction: Instruction) -> Iterator[Answer]:
+            return self._ask("test", instruction)
+
+        def _ask(self, what: str, instruction: Instruction) -> Iterator[Answer]:
+            for client in instruction.clients:
+                pipe.send({"do": what, "client": client, "last": instruction.last.get(client)}, instruction.message)
+                _, (upload, report) = pipe.receive()
+                assert report is not None
+                yield Answer(client, upload, report)
+
+        def damaged(self, states: Mapping[int, int]) -> str | None:
+            return None
+
+        def forget(self, states: Iterable[tuple[int, int]]) -> None:
+            pipe.send({"do": "forget", "states": list(states)})
+
+        def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+            raise AssertionError("only a resumed run asks for it")
+
+    class ByMessages:
+        def score(
+            self, server: ServerState, last: Mapping[int, int], round: int
+        ) -> tuple[Mapping[str, float], list[float | None]]:
+            message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
+            reports = [
+                Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))
+            ]
+            accuracies = [report.accuracy for report in reports]
+            return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
+
+    facts, _ = pipe.receive()
+    agreement, _ = terms(config, facts.pop("shape"), Declared(**facts))
+    clients = ByPipe()
+    run_folder = RunFolder.create(config.model_copy(update={"run_dir": folder}), folder.parent)
+    server = Server(agreement, run_folder, clients, ByMessages(), print)
+    server.start()
+    for _ in server.rounds():
+        pass
+    process.stdin.close()
+    assert process.wait(60) == 0
+    foreign = [name for name in sys.modules if name.startswith(("fedpriv.client", "fedpriv.simulation", "fedpriv.data"))]
+    assert not foreign, f"the server knows {foreign}"
+
+
+def hold(path: Path, folder: Path) -> None:
+    """The clients' process."""
+    from fedpriv.client.client import Client, receive
+    from fedpriv.client.resident import Resident
+    from fedpriv.client.store import ClientStore
+    from fedpriv.data.federated import ClientData, FederatedData
+    from fedpriv.data.partition import make_partition
+    from fedpriv.data.pools import Images
+    from fedpriv.data.sources import load_dataset
+
+    config = load_config(path, {})
+    pipe = Frames(sys.stdin.buffer, sys.stdout.buffer)
+    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
+    labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    partition = make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0)
+    train, test = (Images(images, dataset.mean, dataset.std, CPU) for images in (dataset.train_images, dataset.test_images))
+    data = FederatedData(dataset, partition, CPU, train, test)
+    mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
+    declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
+    pipe.send(
+        {"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples}
+    )
+    agreement, net = terms(config, dataset.input_shape, declared)
+    resident, store, initial = Resident(net, agreement.space, CPU), ClientStore(folder), agreement.initial
+    clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
+    torch.set_num_threads(1)
+    while sys.stdin.buffer.peek(1):
+        said, messages = pipe.receive()
+        if said["do"] == "welcome":
+            assert messages[0] is not None
+            initial = agreement.space.pack(messages[0].tensors(), initial.clone())
+        elif said["do"] == "forget":
+            store.forget(map(tuple, said["states"]))
+        else:
+            message = messages[0]
+            client, round = clients[said["client"]], message.round if message else 0
+            received = receive(agreement, round, message, initial)
+            answer = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
+            pipe.send({}, answer.upload, answer.report)
+    foreign = [name for name in sys.modules if name.startswith(("fedpriv.server", "fedpriv.simulation"))]
+    assert not foreign, f"the clients know {foreign}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "clients":
+        hold(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        serve(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Messages: what is refused, and what every method sends."""
