@@ -124,9 +124,9 @@ def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int,
 
 
 def _begin(parent: int) -> None:
+    die_with_parent(parent)
     import torch
 
-    die_with_parent(parent)
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     load_inherited()

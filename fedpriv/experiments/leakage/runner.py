@@ -101,9 +101,9 @@ def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[
 
 
 def _begin(parent: int) -> None:
+    die_with_parent(parent)
     import torch
 
-    die_with_parent(parent)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
