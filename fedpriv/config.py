@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,6 +28,8 @@ from pydantic import (
 )
 
 from fedpriv.errors import UnknownName, UsageError
+from fedpriv.outside import plain_yaml
+from fedpriv.outside.addresses import keep_secrets, said_safely
 
 T = TypeVar("T")
 
@@ -312,11 +314,31 @@ class TrackingConfig(_Section):
 
     @field_validator("uri")
     @classmethod
-    def _of_a_kind_that_mlflow_knows(cls, uri: str | None) -> str | None:
-        known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
-        if uri not in (None, "none") and (uri or "").partition(":")[0].partition("+")[0] not in known:
-            raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
-        return uri
+    def _is_an_address_without_secrets(cls, uri: str | None) -> str | None:
+        return uri if uri in (None, "none") else tracking_address(uri)
+
+
+def tracking_address(uri: str) -> str:
+    """A tracking URI that MLflow can be given, with ``***`` in place of a password, which stays in this process's memory.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
+    if uri.partition(":")[0].partition("+")[0] not in known or not uri.isprintable():
+        raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
+    shown = keep_secrets(uri)
+    if uri.startswith("sqlite"):
+        return shown
+    wrong = "the host or the port cannot be right; such as http://host:5000; in a password, / and @ are percent-encoded"
+    try:
+        whole, parts = urlsplit(uri), urlsplit(shown)
+        right = (whole.hostname, whole.port) == (parts.hostname, parts.port)
+    except ValueError:  # its message has the address
+        raise ValueError(wrong) from None
+    if not right or (uri.startswith("http") and not parts.hostname):
+        raise ValueError(wrong)
+    return shown
 
 
 class NamedOptions(BaseModel):
@@ -367,6 +389,14 @@ class RunConfig(_Section):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
+    def _names_can_be_shown(self) -> RunConfig:
+        named = {"data.name": self.data.name, "run_dir": self.run_dir, "tracking.experiment": self.tracking.experiment}
+        for key, name in named.items():
+            if name is not None and not str(name).isprintable():
+                raise ValueError(f"{key} {str(name)!r} holds a character that cannot be shown, such as a line break")
+        return self
+
+    @model_validator(mode="after")
     def _clients_have_something(self) -> RunConfig:
         if self.data.image_only + self.data.text_only > 1:
             raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
@@ -392,6 +422,9 @@ class RunConfig(_Section):
     def _has_a_schedule_if_it_follows_one(self) -> RunConfig:
         if (self.train.selection == "schedule") != (self.train.schedule is not None):
             raise ValueError("train.selection schedule and train.schedule, a file with a line of clients a round, go together")
+        for number, clients in enumerate(self.train.schedule if isinstance(self.train.schedule, tuple) else (), 1):
+            if not clients or len(set(clients)) < len(clients):
+                raise ValueError(f"train.schedule, round {number}: {list(clients)}: at least one client, each once")
         if isinstance(self.train.schedule, tuple) and len(self.train.schedule) < self.train.rounds:
             raise ValueError(f"train.schedule names clients for {len(self.train.schedule)} of {self.train.rounds} rounds")
         return self
@@ -415,7 +448,7 @@ class RunConfig(_Section):
 
     def to_yaml(self) -> str:
         """The config as YAML that :func:`load_config` reads back to an equal object."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return plain_yaml.dump(self.model_dump(mode="json"))
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, and who runs
@@ -442,13 +475,43 @@ def parse(schema: type[T], values: Any, where: str) -> T:
     Args:
         where: what the values are, for the message (``"config"``, ``"method mpfedcon"``).
 
+    Numbers and flags are taken as they are: ``true`` is no number, ``1`` no flag, and a text neither.
+
     Raises:
         UsageError: in one line, the first thing wrong, where it stands and what would be right.
     """
     try:
-        return TypeAdapter(schema).validate_python(values)
+        made = TypeAdapter(schema).validate_python(values)
     except ValidationError as error:
         raise _readable(error, schema, where) from None
+    _check_kinds(values, made, where, "")
+    return made
+
+
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**128
+"""Of the numbers in float32, the precision of training."""
+
+
+def _check_kinds(given: Any, made: Any, where: str, path: str) -> None:
+    """Refuse what pydantic turns into a number or a flag although it is none, and what is empty or no number in float32."""
+    wrong = None
+    if given == "":
+        wrong = "should not be empty"
+    elif isinstance(made, bool) != isinstance(given, bool) and isinstance(made, int | float):
+        wrong = "should be true or false" if isinstance(made, bool) else "should be a number"
+    elif isinstance(made, int | float) and isinstance(given, str):
+        wrong = "should be a number"
+    elif isinstance(made, float) and made and not _SMALLEST <= abs(made) < _LARGEST:
+        wrong = "should be a number that float32 can hold: 0, or 1.2e-38 to 3.4e38"
+    if wrong:
+        raise UsageError(f"{where}: {path} = {_told(given)}: {wrong}")
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            inner = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
+            _check_kinds(value, inner, where, f"{path}.{key}" if path else str(key))
+    elif isinstance(given, list | tuple) and isinstance(made, list | tuple) and len(given) == len(made):
+        for number, (value, inner) in enumerate(zip(given, made, strict=True)):
+            _check_kinds(value, inner, where, f"{path}.{number}")
 
 
 def lookup(config: RunConfig, dotted: str) -> Any:
@@ -485,7 +548,13 @@ def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
     message = first["msg"].removeprefix("Value error, ")
     if not path:
         return UsageError(f"{where}: {message}")
-    return UsageError(f"{where}: {'.'.join(path)} = {first['input']!r}: {message[0].lower()}{message[1:]}")
+    return UsageError(f"{where}: {'.'.join(path)} = {_told(first['input'])}: {message[0].lower()}{message[1:]}")
+
+
+def _told(value: Any, most: int = 120) -> str:
+    """A value for a message: on one line, without secrets, cut where it is long."""
+    told = said_safely(repr(value))
+    return told if len(told) <= most else f"{told[: most - 20]} ... {told[-15:]}"
 
 
 def _field_names(schema: Any) -> list[str]:
@@ -496,13 +565,13 @@ def _field_names(schema: Any) -> list[str]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A config file as a mapping; :class:`UsageError` where it is not one."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = plain_yaml.load(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"config {path} is not a text file") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"config {path} is not YAML: {' '.join(str(error).split())}") from None
+    except plain_yaml.PlainYamlError as error:
+        raise UsageError(f"config {path} is not YAML that can be read: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -530,14 +599,14 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML."""
+    """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML (1.2)."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set {text!r}: expected key=value, such as method.mu=5")
+        raise UsageError(f"--set {_told(text)}: expected key=value, such as method.mu=5")
     try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UsageError(f"--set {text!r}: the value is not YAML") from None
+        return key.strip(), plain_yaml.load(value)
+    except plain_yaml.PlainYamlError as error:
+        raise UsageError(f"--set {key.strip()}: the value is not YAML that can be read: {error}") from None
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> RunConfig:

@@ -74,9 +74,14 @@ def save_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1).encode())
 
 
-def load_json(path: Path) -> Any:
-    """Read JSON; :class:`Damaged` where it is missing or truncated."""
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON mapping; :class:`Damaged` where it is missing, truncated or something else."""
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
+    except RecursionError:
+        values = None
+    if not isinstance(values, dict):
+        raise Damaged(f"{path} is damaged: not a JSON mapping")
+    return values

@@ -1,11 +1,18 @@
-"""The options of an attack, which are the fields of its dataclass, and the check of values that a user gives them."""
+"""The options of an attack, which are the fields of its dataclass, their ranges, and the check of values that a user gives."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import Any
 
-_KINDS = {bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0", str: "a word"}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+MOST = 1_000_000
+"""Of a whole number, unless the option says otherwise."""
+
+
+def ranged(default: Any, least: int = 0, most: int = MOST) -> Any:
+    """A field whose whole numbers are from ``least`` to ``most``; without it they begin at 1, or at a default of 0."""
+    return field(default=default, metadata={"least": least, "most": most})
 
 
 def defaults_of(attack: Any) -> dict[str, Any]:
@@ -13,21 +20,32 @@ def defaults_of(attack: Any) -> dict[str, Any]:
     return {field.name: field.default for field in fields(attack)}
 
 
-def like(default: Any, value: Any, option: str) -> Any:
-    """``value`` in the type of the option's default: a number of at least 0, a flag, a word, or several of these.
+def taken(attack: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The values of options that an attack or its class has: each of its default's kind, and within its range.
 
     Raises:
-        TypeError: it does not fit; the message says what would.
+        TypeError: one is not; the message says what would be.
     """
+    by_name = {field.name: field for field in fields(attack)}
+    return {option: _like(by_name[option], by_name[option].default, value) for option, value in given.items()}
+
+
+def _like(option: Field[Any], default: Any, value: Any) -> Any:
+    """A number, a flag, a word, or several of these."""
     if default is MISSING or (default is None and value is None):
         return value
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or len(value) != len(default):
-            raise TypeError(f"{option} must be {len(default)} values such as {list(default)}, not {value!r}")
-        return tuple(like(one, other, option) for one, other in zip(default, value, strict=True))
+            raise TypeError(f"{option.name} must be {len(default)} values such as {list(default)}, not {value!r}")
+        return tuple(_like(option, one, other) for one, other in zip(default, value, strict=True))
     kind = int if default is None else type(default)
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or (kind in (int, float) and not 0 <= value < float("inf")):
-        raise TypeError(f"{option} must be {_KINDS.get(kind, f'a {kind.__name__}')}, not {value!r}")
+    least, most = 0.0, float("inf")
+    if kind is int:
+        least, most = option.metadata.get("least", 0 if default == 0 else 1), option.metadata.get("most", MOST)
+    in_range = type(value) is kind and (kind not in (int, float) or (least <= value <= most and value < float("inf")))
+    if not in_range:
+        of_range = f" from {least} to {most}" if kind is int else ", at least 0" if kind is float else ""
+        raise TypeError(f"{option.name} must be {_KINDS.get(kind, f'a {kind.__name__}')}{of_range}, not {value!r}")
     return value

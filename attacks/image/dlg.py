@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attacks.core.altered import UNALTERED
 from attacks.core.observation import Observation
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable, Reconstruction
 from attacks.core.registry import register
 from attacks.gradients.distances import Distance, per_layer, relative, squared
@@ -74,11 +75,11 @@ class Dlg:
     at_once: ClassVar = 4
     head: ClassVar = "shared"
     steps: int = 100
-    restarts: int = 4
+    restarts: int = ranged(4)
     enough: float = 5e-8
     failed: float = 1e-5
-    give_up: tuple[int, float] = (20, 1e-2)
-    history: int = 100
+    give_up: tuple[int, float] = ranged((20, 1e-2))
+    history: int = ranged(100, 1, 1000)
     normalised: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:

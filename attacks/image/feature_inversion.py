@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.core.observation import Observation
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable
 from attacks.gradients.analytic import leaky_layers
 from attacks.gradients.distances import misfit, per_layer
@@ -36,8 +37,8 @@ class InversionOptions:
         restarts: further starts; the one with the smallest loss is returned.
     """
 
-    adam: int = 1000
-    lbfgs: int = 60
+    adam: int = ranged(1000)
+    lbfgs: int = ranged(60)
     lr: float = 0.1
     features: float = 1.0
     gradients: float = 1.0

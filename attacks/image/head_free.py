@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.core.observation import Observation, state_names
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable, Reconstruction
 from attacks.core.registry import register
 from attacks.gradients.distances import per_layer, relative
@@ -47,10 +48,10 @@ class HeadFree:
     adam_steps: int = 300
     lr: float = 0.05
     steps: int = 80
-    restarts: int = 2
+    restarts: int = ranged(2)
     enough: float = 5e-8
     failed: float = 1e-5
-    history: int = 100
+    history: int = ranged(100, 1, 1000)
     closed_form: bool = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:

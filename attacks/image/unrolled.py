@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.core.observation import Observation, state_names
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable, require_labels
 from attacks.gradients.distances import misfit, per_layer
 from attacks.gradients.linear import known_net, to_picture, weight_dtype
@@ -36,10 +37,10 @@ class UnrolledOptions:
     """
 
     iterations: int = 100
-    restarts: int = 1
+    restarts: int = ranged(1)
     tv: float = 0.0
     train_top: bool = False
-    history: int = 50
+    history: int = ranged(50, 1, 1000)
     stop: float = 1e-12
 
 

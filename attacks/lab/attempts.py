@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attacks.core.by_name import nearest
 from attacks.core.observation import Observation, ThreatModel
-from attacks.core.options import defaults_of, like
+from attacks.core.options import defaults_of, taken
 from attacks.core.reconstruction import Inapplicable, Reconstruction
 from attacks.core.registry import ImageAttack, image_attack, image_attacks
 from attacks.lab.controls import Control, controls
@@ -82,7 +82,7 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
     for one, kind in chosen.items():
         naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
         own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
-        given = {option: like(defaults[one][option], options[option], option) for option in defaults[one].keys() & options.keys()}
+        given = taken(kind, {option: options[option] for option in defaults[one].keys() & options.keys()})
         made.append(_attacker(kind, own | given))
     return made
 

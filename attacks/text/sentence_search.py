@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from attacks.core.observation import Observation
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.text_reconstruction import TextReconstruction, counts_of
 from attacks.inference.labels import batch_labels
@@ -36,7 +37,7 @@ class SearchOptions:
     starts: int = 4
     lr: float = 0.1
     alpha: float = 0.01
-    sweeps: int = 20
+    sweeps: int = ranged(20)
 
 
 @dataclass(frozen=True)

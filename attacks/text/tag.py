@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation
+from attacks.core.options import ranged
 from attacks.core.text_reconstruction import TextReconstruction
 from attacks.core.text_registry import register
 from attacks.text.case import TextCase, text_case
@@ -31,7 +32,7 @@ class Tag(SearchOptions):
     """
 
     known_tokens: bool = True
-    length: int = 0
+    length: int = ranged(0, most=512)
     probe: int = 40
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:

@@ -24,7 +24,9 @@ from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, dis
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
+from fedpriv.outside import plain_yaml
 from fedpriv.plugins import load_inherited
+from fedpriv.processes import die_with_parent
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
@@ -44,7 +46,11 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         FedprivError: a control of the attacks on texts failed, so that their results would mean nothing.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    configs = [check(run_dir)[0].config for run_dir in run_dirs]  # all before the first audit, which may take hours
+    configs = []
+    for run_dir in run_dirs:  # all that an audit reads, before its controls and the first audit, which may take hours
+        evidence, _ = check(run_dir)
+        evidence.verify()
+        configs.append(evidence.config)
     controls = _text_controls({name for config in configs for name in _modalities(config)}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]
@@ -104,7 +110,9 @@ def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int,
     if workers <= 1 or len(run_dirs) == 1:
         return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}")) for one in run_dirs]  # type: ignore[misc]
     context = multiprocessing.get_context("spawn")
-    with SyncManager(ctx=context) as manager, ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
+    manager = SyncManager(ctx=context)
+    manager.start(die_with_parent, (os.getpid(),))
+    with manager, ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(),)) as pool:
         progress: Queue[str | None] = manager.Queue()
         listener = threading.Thread(target=_relay, args=(progress, say))
         listener.start()
@@ -115,7 +123,8 @@ def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int,
             listener.join()
 
 
-def _one_thread() -> None:
+def _begin(parent: int) -> None:
+    die_with_parent(parent)
     import torch
 
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -149,7 +158,5 @@ def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
 
 
 def _without_defence(run: dict[str, Any]) -> dict[str, Any]:
-    import yaml
-
-    config = parse(RunConfig, yaml.safe_load(run["config_yaml"]), f"config of {run['name']}")
+    config = parse(RunConfig, plain_yaml.load(run["config_yaml"]), f"config of {run['name']}")
     return config.model_dump(mode="json", exclude={"wire": True, "privacy": True, "run_dir": True, "tracking": True})

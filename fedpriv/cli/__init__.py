@@ -4,8 +4,10 @@ import importlib
 
 import click
 
+from fedpriv.cli.terminal import SafeGroup
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(cls=SafeGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="fedpriv")
 def main() -> None:
     """Federated learning whose accuracy, cost and privacy leakage are measured on the same run.

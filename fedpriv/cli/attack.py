@@ -11,6 +11,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
 from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console
+from fedpriv.cli.terminal import FilePath
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,13 +30,11 @@ OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 @click.option("--run", "run_name", metavar="RUN", help="Attack a message of this run: its folder, id or a unique beginning.")
 @click.option("--round", "round_", type=click.IntRange(1), help="With --run: the round; default: the first kept one.")
 @click.option("--client", type=click.IntRange(0), help="With --run: the client; default: the first kept one.")
-@click.option("--images", type=click.Path(path_type=Path), metavar="FOLDER", help="Attack one step on each image of a folder.")
+@click.option("--images", type=FilePath(), metavar="FOLDER", help="Attack one step on each image of a folder.")
 @click.option(
     "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or made-up requests."
 )
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA)."
-)
+@click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 @click.option(
     "--n",
     "count",
@@ -54,8 +53,8 @@ OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 @click.option("--noise", type=click.FloatRange(0), metavar="VARIANCE", help="Texts: Gaussian noise on the upload.")
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the attack; repeatable.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of net, labels and starts.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Folder that holds the run folders.")
-@click.option("--output", type=click.Path(path_type=Path), callback=png, help="Draw originals and reconstructions as a PNG.")
+@click.option("--runs-dir", type=FilePath(), default=Path("runs"), help="Folder that holds the run folders.")
+@click.option("--output", type=FilePath(), callback=png, help="Draw originals and reconstructions as a PNG.")
 def attack(
     name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
@@ -107,7 +106,7 @@ def _attack_images(
     out = wide_console()
     target = _target(run_name, seed, **chosen)
     if target.note:
-        out.print(target.note, soft_wrap=True, markup=False)
+        out.print(target.note, soft_wrap=True)
     try:
         tried = attackers(name, target.masked, options)
     except KeyError as error:
@@ -126,12 +125,12 @@ def _attack_images(
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
     for line in _remarks(attempts, beyond):
-        out.print(line, soft_wrap=True, markup=False)
+        out.print(line, soft_wrap=True)
     guesses = figures.guesses(target)
     out.print(figures.table(attempts, guesses, target))
     if output:
         _draw({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)
-        out.print(f"drawn: {output}", soft_wrap=True, markup=False)
+        out.print(f"drawn: {output}", soft_wrap=True)
     return {
         "attack": name,
         "target": target.title,

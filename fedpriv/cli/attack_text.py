@@ -39,10 +39,10 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     held_to(controls)
     attempts = []
     for attacker in tried:
-        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True, markup=False)
+        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True)
         attempts.append(attempt_text(attacker, target, seed))
         for line in figures.in_lines(attempts[-1], target):
-            out.print(line, soft_wrap=True, markup=False)
+            out.print(line, soft_wrap=True)
     guess = figures.guess(target, seed)
     out.print(figures.text_table(attempts, guess, target))
     return {
@@ -61,7 +61,7 @@ def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> lis
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
     from attacks.core.by_name import nearest
     from attacks.core.observation import ThreatModel
-    from attacks.core.options import defaults_of, like
+    from attacks.core.options import defaults_of, taken
     from attacks.core.text_registry import text_attack
     from fedpriv.audit.text.attempts import SEEKS, TextAttacker
 
@@ -70,7 +70,7 @@ def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> lis
     for option in options.keys() - defaults.keys():
         raise UsageError(f"{name} has no option {option!r}; {nearest(option, defaults)}")
     try:
-        attack = kind(**{option: like(defaults[option], value, option) for option, value in options.items()})
+        attack = kind(**taken(kind, dict(options)))
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
     known = [ThreatModel(top="initial")] if target.hidden and name in SEEKS else []

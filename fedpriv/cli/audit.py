@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, run_folders
+from fedpriv.cli.common import STORE, command, console, run_folders, send
+from fedpriv.cli.terminal import FilePath, styled
 
 
 @command(main, "audit")
@@ -27,11 +28,14 @@ from fedpriv.cli.common import command, console, run_folders
 @click.option("--workers", type=click.IntRange(1), help="Worker processes; default: one per run, at most one per core.")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(file_okay=False),
     help="Write the report to this folder, too; default: only to `audit` in each run.",
 )
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of the runs.")
-def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_dir: Path, **options: int) -> dict[str, Any]:
+@STORE
+@click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
+def audit(
+    runs: tuple[str, ...], workers: int | None, output: Path | None, tracking_uri: str | None, runs_dir: Path, **options: int
+) -> dict[str, Any]:
     """Audit what finished runs leak.
 
     Attacks the messages that clients really sent (`fedpriv train --keep-payloads` selects which ones a run keeps). Writes one
@@ -46,7 +50,6 @@ def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_
 
     from fedpriv.audit import report
     from fedpriv.audit.run_audit import AuditOptions
-    from fedpriv.tracking import TrackingError, sync, target_uri
 
     torch.set_num_threads(1)
     chosen = AuditOptions(**options)
@@ -54,19 +57,15 @@ def audit(runs: tuple[str, ...], workers: int | None, output: Path | None, runs_
     out = console()
     processes = min(len(folders), workers or os.cpu_count() or 1)
     asked = click.get_current_context().command_path + " " + " ".join(runs)
-    audited = report.audit(folders, chosen, asked, processes, lambda text: out.print(text, soft_wrap=True, markup=False))
+    audited = report.audit(folders, chosen, asked, processes, lambda text: out.print(text, soft_wrap=True))
     places = [*([output] if output else []), *(folder / "audit" for folder in folders)]
     for place in places:
         report.write(audited, place)
     for folder in folders:
-        if target_uri(folder) != "none":
-            try:
-                sync(folder)
-            except TrackingError as error:
-                out.print(f"{error}; `fedpriv sync {folder}` sends the report later", soft_wrap=True, markup=False)
+        send(folder, tracking_uri, "the report", out)
     for run in audited.findings["runs"]:
-        out.print(f"\n[bold]{run['name']}[/]", soft_wrap=True)
+        out.print(styled("\n", (run["name"], "bold")), soft_wrap=True)
         for sentence in run["verdict"]:
-            out.print(f"  {sentence}", soft_wrap=True, markup=False)
-    out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True, markup=False)
+            out.print(f"  {sentence}", soft_wrap=True)
+    out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)
     return audited.findings | {"report": str(places[0] / "audit.html")}

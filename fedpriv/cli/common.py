@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedpriv.cli.terminal import FilePath, say, shown_error, terminal
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
@@ -40,21 +42,22 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 result = function(*args, **kwargs)
             except FedprivError as error:
                 if debug:
-                    traceback.print_exc()
-                click.echo(f"fedpriv: {error}", err=True)
+                    say(traceback.format_exc(), err=True)
+                say(f"fedpriv: {shown_error(error)}", err=True)
                 if as_json:
-                    click.echo(json.dumps({"error": str(error)}))
+                    click.echo(json.dumps({"error": shown_error(error)}))
                 sys.exit(error.exit_code)
             except KeyboardInterrupt:
-                click.echo("fedpriv: interrupted", err=True)
+                say("fedpriv: interrupted", err=True)
                 sys.exit(130)
             except Exception as error:
                 if debug:
-                    traceback.print_exc()
+                    say(traceback.format_exc(), err=True)
                 first_line, *_ = str(error).splitlines() or [""]
-                click.echo(f"fedpriv: {type(error).__name__}: {first_line}\n(--debug shows where)", err=True)
+                told = shown_error(Exception(f"{type(error).__name__}: {first_line}"))
+                say(f"fedpriv: {told}\n(--debug shows where)", err=True)
                 if as_json:
-                    click.echo(json.dumps({"error": f"{type(error).__name__}: {first_line}"}))
+                    click.echo(json.dumps({"error": told}))
                 sys.exit(1)
             if as_json:
                 click.echo(json.dumps(result))
@@ -63,7 +66,7 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             "--plugin",
             multiple=True,
             envvar="FEDPRIV_PLUGINS",
-            type=click.Path(path_type=Path),
+            type=FilePath(),
             metavar="FILE.py",
             help="Import a file that registers plug-ins; repeatable.",
         )(run)
@@ -72,6 +75,9 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
         return group.command(name, **settings)(run)
 
     return register
+
+
+STORE = click.option("--tracking-uri", help="MLflow store for the result. Needed where the run names another than yours.")
 
 
 def png(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -112,6 +118,15 @@ def _is_store(path: Path) -> bool:
 
 def console() -> Console:
     """The console for human-readable output: standard output, or standard error with ``--json``."""
-    from rich.console import Console
+    made: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))
+    return made
 
-    return Console(stderr=bool(click.get_current_context().meta.get("fedpriv.json")), highlight=False)
+
+def send(folder: Path, uri: str | None, what: str, out: Console) -> None:
+    """Send what a command has added to a run folder to MLflow; where that fails, say so and how to send it later."""
+    from fedpriv.tracking import ForeignStore, TrackingError, sync
+
+    try:
+        sync(folder, uri)
+    except (TrackingError, ForeignStore) as error:
+        out.print(f"{what} is not in MLflow: {error}; later: fedpriv sync {shlex.quote(str(folder))}", soft_wrap=True)

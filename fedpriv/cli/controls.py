@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fedpriv.cli.common import console
+from fedpriv.cli.terminal import say, terminal
+from fedpriv.cli.terminal import shown as shown_text
 from fedpriv.errors import FedprivError
 
 if TYPE_CHECKING:
@@ -32,24 +34,24 @@ def wide_console() -> Console:
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
     lines elsewhere, nothing with ``--json``."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
         yield lambda text: None
         return
-    shown, began, done = Console(stderr=True), time.monotonic(), 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    shown, began, done = terminal(err=True), time.monotonic(), 0
+    said = TextColumn("{task.description}", markup=False)
+    columns = (said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Results still go to standard output while the bar is shown.
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
 
         def begin(text: str) -> None:
             nonlocal done
-            bar.update(task, description=text, completed=done)
+            bar.update(task, description=shown_text(text), completed=done)
             if not shown.is_terminal:
                 left = f", about {(time.monotonic() - began) / done * (total - done):.0f} s left" if done else ""
-                click.echo(f"{done + 1} of {total}: {text}{left}", err=True)
+                say(f"{done + 1} of {total}: {text}{left}", err=True)
             done += 1
 
         yield begin
@@ -58,7 +60,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 def tell_controls(controls: Sequence[Control], out: Console) -> None:
     """Print the results of the controls."""
     for control in controls:
-        out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True, markup=False)
+        out.print(f"control ({control.name}): {control.sentence}", soft_wrap=True)
 
 
 def held_to(controls: Sequence[Control]) -> None:

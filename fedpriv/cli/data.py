@@ -10,6 +10,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
 from fedpriv.cli.options import config_from, config_options
+from fedpriv.cli.terminal import FilePath, styled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ def list_() -> dict[str, Any]:
 @config_options(run=False)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     metavar="FILE.png",
     callback=png,
     help="Draw the counts as a PNG.",
@@ -92,7 +93,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     name = config.data.partition.name
     sizes, tests, held = counts.sum(axis=1), test_counts.sum(axis=1), (counts > 0).sum(axis=1)
     out = console()
-    out.print(f"[bold]{config.data.name}[/bold], {name}, {partition.clients} clients, {len(classes)} classes")
+    out.print(styled((config.data.name, "bold"), f", {name}, {partition.clients} clients, {len(classes)} classes"))
     out.print(f"partition {partition.hash()}", soft_wrap=True)
     empty = int((sizes == 0).sum())
     out.print(
@@ -121,7 +122,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 
 
 @command(data, "synthesise")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FilePath())
 @click.option("--train", type=click.IntRange(min=1), default=1200, show_default=True, help="Training pairs.")
 @click.option("--test", type=click.IntRange(min=1), default=200, show_default=True, help="Test pairs.")
 @click.option("--size", type=click.IntRange(min=8), default=32, show_default=True, metavar="PX", help="Pixels a side.")

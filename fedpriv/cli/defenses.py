@@ -6,6 +6,7 @@ from typing import Any
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
+from fedpriv.cli.terminal import styled
 
 
 @command(main, "defenses")
@@ -32,9 +33,15 @@ def defenses() -> dict[str, Any]:
     for column in ("name", "what it does", "options (default)"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["about"], "\n".join(f"[bold]{o['name']}[/] = {o['default']}" for o in row["options"]))
+        table.add_row(row["name"], row["about"], _options(row["options"]))
     console().print(table)
-    console().print(
-        "[dim]With --defense NAME[:OPTION=VALUE,...], or wire.transforms in a config; --json describes the options.[/]"
-    )
+    hint = "With --defense NAME[:OPTION=VALUE,...], or wire.transforms in a config; --json describes the options."
+    console().print(styled((hint, "dim")))
     return {"defenses": rows}
+
+
+def _options(options: list[dict[str, Any]]) -> Any:
+    lines = [((one["name"], "bold"), f" = {one['default']}\n") for one in options]
+    made = styled(*(part for line in lines for part in line))
+    made.rstrip()
+    return made

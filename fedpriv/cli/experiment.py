@@ -10,6 +10,7 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import FilePath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fedpriv.experiments.leakage.runner import CellOutcome
     from fedpriv.experiments.runner import Outcome
 
-_PATH = click.Path(path_type=Path)
+_PATH = FilePath()
 
 
 @main.group("experiment")
@@ -65,7 +66,7 @@ def run(
     out = console()
 
     def say(text: str) -> None:
-        out.print(text, soft_wrap=True, markup=False)
+        out.print(text, soft_wrap=True)
 
     outcomes: Sequence[Outcome | CellOutcome]
     if describes_cells(file):
@@ -120,6 +121,6 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
         out.print(table)
         if section["missing"]:
             hint = f"{len(section['missing'])} runs are missing: fedpriv experiment run {section['file']}"
-            out.print(hint, soft_wrap=True, markup=False)
-    out.print(f"report: {result['report']}", soft_wrap=True, markup=False)
+            out.print(hint, soft_wrap=True)
+    out.print(f"report: {result['report']}", soft_wrap=True)
     return result

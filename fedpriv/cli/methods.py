@@ -9,6 +9,7 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
+from fedpriv.cli.terminal import styled
 
 if TYPE_CHECKING:
     from fedpriv.interfaces import Part
@@ -46,7 +47,8 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
     shown = {kind: [row for row in group if not names or row["name"] in names] for kind, group in rows.items()}
     for kind, group in shown.items():
         _print(kind, group, options=bool(names) or kind == "methods")
-    console().print("[dim]Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION.[/]")
+    hint = "Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION."
+    console().print(styled((hint, "dim")))
     return shown
 
 
@@ -95,9 +97,9 @@ def _print(kind: str, rows: Sequence[dict[str, Any]], options: bool) -> None:
 
     if not rows:
         return
-    console().rule(f"[bold]{kind}[/]", align="left")
+    console().rule(styled((kind, "bold")), align="left")
     for row in rows:
-        console().print(f"[bold]{row['name']}[/]  {row['title']} [dim]{row['paper']}[/]")
+        console().print(styled((row["name"], "bold"), f"  {row['title']} ", (row["paper"], "dim")))
         facts = Table.grid(padding=(0, 1))
         facts.add_column(no_wrap=True, style="dim")
         facts.add_column(overflow="fold")

@@ -8,6 +8,7 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import styled
 
 _OF_TEXTS = (
     "Texts: model transformer, with any transformers encoder by hub name or folder, minilm or tiny (--encoder); --tune selects "
@@ -70,8 +71,10 @@ def models(projection: int | None) -> dict[str, Any]:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = [(row["parameters"][role], row["bytes"][role]) for role in shown]
-        texts = [f"{parameters:,}\n[dim]{size / 1e6:.3f} MB[/dim]" if parameters else "-" for parameters, size in cells]
+        texts = [
+            styled(f"{parameters:,}\n", (f"{size / 1e6:.3f} MB", "dim")) if parameters else "-" for parameters, size in cells
+        ]
         table.add_row(row["name"], f"{shape_text(row['input_shape'])}, {row['classes']}", *texts)
     console().print(table)
-    console().print(_OF_TEXTS, markup=False)
+    console().print(_OF_TEXTS)
     return {"models": rows}

@@ -9,6 +9,7 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import FilePath
 
 _TRAIN = "train --clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --tracking-uri none"
 KINDS = {
@@ -27,7 +28,7 @@ _TEMPLATES = Path(__file__).parent / "plugin_templates"
 
 @command(main, "new-plugin")
 @click.argument("kind", type=click.Choice(list(KINDS)))
-@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=FilePath())
 def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
     """Write a package with a small plug-in of a kind, its entry point and a test.
 
@@ -57,7 +58,7 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(values).encode())
     out = console()
-    out.print(f"written: {folder}", soft_wrap=True, markup=False)
-    out.print(f"try it: fedpriv {words} {name} --plugin {folder / f'{module}.py'}", soft_wrap=True, markup=False)
-    out.print(f"test it: pytest {folder}; install it: pip install -e {folder}", soft_wrap=True, markup=False)
+    out.print(f"written: {folder}", soft_wrap=True)
+    out.print(f"try it: fedpriv {words} {name} --plugin {folder / f'{module}.py'}", soft_wrap=True)
+    out.print(f"test it: pytest {folder}; install it: pip install -e {folder}", soft_wrap=True)
     return {"kind": kind, "name": name, "folder": str(folder), "files": list(written)}

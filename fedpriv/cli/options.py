@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedpriv.cli.terminal import FilePath
+
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
 
@@ -69,12 +71,12 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
         help_set = "Any config key, such as --set method.mu=5; repeatable, strongest."
         function = click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=help_set)(function)
         help_config = "YAML file, as a run writes it (config.yaml)."
-        function = click.option("--config", "config_file", type=click.Path(path_type=Path), help=help_config)(function)
+        function = click.option("--config", "config_file", type=FilePath(), help=help_config)(function)
         flags = {**_RUN_FLAGS, **_DATA_FLAGS} if run else _DATA_FLAGS
         if run:
             function = _defense_options(function)
         for flag, (_, kind, text) in reversed(flags.items()):
-            function = click.option("--" + flag, type=click.Path(path_type=Path) if kind is Path else kind, help=text)(function)
+            function = click.option("--" + flag, type=FilePath() if kind is Path else kind, help=text)(function)
         return function
 
     return add

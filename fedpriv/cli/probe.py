@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import STORE, command, console, send
+from fedpriv.cli.terminal import FilePath
 
-_PATH = click.Path(path_type=Path)
+_PATH = FilePath()
 
 
 @command(main, "probe")
@@ -29,6 +30,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the classifier and its batches.")
 @click.option("--device", help="torch device; default: the run's.")
+@STORE
 @click.option("--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder of the runs.")
 def probe(
     run_name: str,
@@ -39,6 +41,7 @@ def probe(
     seed: int,
     device: str | None,
     runs_dir: Path,
+    tracking_uri: str | None,
 ) -> dict[str, Any]:
     """Train a linear classifier on a run's frozen encoder.
 
@@ -53,18 +56,17 @@ def probe(
     Example: fedpriv probe runs/20260131-120000-fedavg+simclr-digits-s0-1a2b
              fedpriv probe runs/a --dataset cifar100 --fraction 0.1
     """
-    from rich.markup import escape
     from rich.table import Table
 
     from fedpriv.simulation.probe_finished_run import probe_run
-    from fedpriv.tracking import TrackingError, find_run, sync, target_uri
+    from fedpriv.tracking import find_run
 
     folder = find_run(run_name, runs_dir)
     result = probe_run(folder, dataset, data_dir, fractions or None, features, seed, device)
     out = console()
     where = "" if result["dataset"] == result["trained_on"] else f", trained on {result['trained_on']}"
     title = f"Linear probe of {result['run']} on {result['dataset']}{where}"
-    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("labels", "samples", "accuracy", "logistic regression", "original BatchNorm statistics"):
         table.add_column(name, justify="right")
     for row in result["results"]:
@@ -75,9 +77,5 @@ def probe(
     out.print(table)
     chance = f"{result['test_samples']:,} test images, of which the largest class has {result['largest_class']:.1%}"
     out.print(chance, soft_wrap=True)
-    if target_uri(folder) != "none":
-        try:
-            sync(folder)
-        except TrackingError as error:
-            out.print(f"{error}; `fedpriv sync {folder}` sends the result later", soft_wrap=True, markup=False)
+    send(folder, tracking_uri, "the result", out)
     return result

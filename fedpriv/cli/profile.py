@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from fedpriv.cli.terminal import styled
 
 
 def show(report: dict[str, Any], folder: Path, out: Console) -> None:
@@ -22,14 +23,14 @@ def show(report: dict[str, Any], folder: Path, out: Console) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for name, seconds in total["categories"].items():
             table.add_row(name, *_numbers(seconds, total["seconds"], rounds))
-        table.add_row("[bold]all[/]", *_numbers(total["seconds"], total["seconds"], rounds))
+        table.add_row(styled(("all", "bold")), *_numbers(total["seconds"], total["seconds"], rounds))
         out.print(table)
     parts = [f"before the first round {report['start']['seconds']:.2f} s, after the last {report['end']['seconds']:.2f} s"]
     if "unfinished" in report:
         parts.append(f"in the interrupted round {report['unfinished']['seconds']:.2f} s")
     parts += [f"{name} in a background thread {seconds:.2f} s" for name, seconds in report["beside"].items()]
     out.print("; ".join(parts), soft_wrap=True)
-    trace = escape(os.path.relpath(folder / "trace.json"))
+    trace = os.path.relpath(folder / "trace.json")
     out.print(f"The trace opens in https://ui.perfetto.dev or chrome://tracing: {trace}\n", soft_wrap=True)
 
 

@@ -6,12 +6,13 @@ import os
 from datetime import timedelta
 from statistics import mean
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedpriv.cli.terminal import styled, terminal
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -23,17 +24,25 @@ if TYPE_CHECKING:
 NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
 
 
+class Bold(NamedTuple):
+    """A value of the summary with its figure in bold."""
+
+    before: str
+    bold: str
+    after: str = ""
+
+
 class Reporter:
     """Progress on standard error (a live bar on a terminal, a line a round elsewhere), the summary on ``out``."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
-        self.err = Console(stderr=True, highlight=False)
+        self.err: Console = terminal(err=True)
         columns = (
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
         )
@@ -50,7 +59,7 @@ class Reporter:
         self._bar.stop()
 
     def warn(self, text: str) -> None:
-        self.err.print(f"[yellow]fedpriv:[/] {escape(text)}", soft_wrap=True)
+        self.err.print(styled(("fedpriv:", "yellow"), f" {text}"), soft_wrap=True)
 
     def on_start(self, federation: Federation, folder: RunFolder) -> None:
         config, data = federation.config, federation.data
@@ -58,9 +67,12 @@ class Reporter:
         model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
         partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
-            f"[bold]{config.called}[/] on {escape(config.data.name)}: {config.data.clients} clients of "
-            f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
-            f"clients are run {escape(str(federation.choice))}",
+            styled(
+                (config.called, "bold"),
+                f" on {config.data.name}: {config.data.clients} clients of "
+                f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
+                f"clients are run {federation.choice}",
+            ),
             soft_wrap=True,
         )
         self._rounds = config.train.rounds
@@ -93,11 +105,11 @@ class Reporter:
 
     def conclude(self, outcome: Outcome) -> None:
         """Print the summary, or how to resume the run."""
-        path = escape(os.path.relpath(outcome.folder.path))
+        path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
             return
-        summary, protocols = outcome.summary, outcome.summary["protocols"]
+        summary, protocols, rows = outcome.summary, outcome.summary["protocols"], list[tuple[str, str | Bold]]()
         records = outcome.folder.records()
         rounds = (
             f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
@@ -105,13 +117,13 @@ class Reporter:
         what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
         if summary["accuracy"] is None:
             loss = records[-1]["metrics"].get("train_loss")
-            rows = [("accuracy", NO_ACCURACY.format(run=path))]
+            rows.append(("accuracy", NO_ACCURACY.format(run=path)))
             rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-            rows = [(f"{what} per client, {rounds}", f"[bold]{summary['accuracy']:.3f}[/] mean   {spread}")]
+            rows.append((f"{what} per client, {rounds}", Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
         for share, accuracy in summary.get("probe", {}).items():
-            rows.append((f"linear probe, {float(share):.0%} of the labels", f"[bold]{accuracy:.3f}[/]"))
+            rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:
             scores = f"{protocols['global_test']:.3f} accuracy"
             if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
@@ -125,9 +137,9 @@ class Reporter:
                 ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
             )
         if summary["turns_dropped"]:
-            rows.append(("diverged turns, left out", f"[bold]{summary['turns_dropped']} of {summary['turns']}[/]"))
+            rows.append(("diverged turns, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
         if summary["answers_refused"]:
-            rows.append(("refused answers, left out", f"[bold]{summary['answers_refused']}[/]"))
+            rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never took part", str(summary["clients_never_trained"])))
@@ -137,12 +149,13 @@ class Reporter:
         if (kept := summary["payloads"])["files"]:
             size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
             rows.append(("sealed payloads kept", size))
-        rows += [("run folder", path), ("MLflow", escape(self._tracking(outcome)))]
+        rows += [("run folder", path), ("MLflow", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
-            self.out.print(f"{label:<{width}}  {text}", soft_wrap=True)
+            value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
+            self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
         other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
-        config, folder = outcome.folder.config(), escape(os.path.relpath(outcome.folder.path.parent))
+        config, folder = outcome.folder.config(), os.path.relpath(outcome.folder.path.parent)
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
         self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
         self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
@@ -152,18 +165,20 @@ class Reporter:
             self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
 
     @staticmethod
-    def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str]]:
+    def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
         if statement is None:
             return []
         prv = f"{statement['epsilon_prv']:.3g} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
-        epsilon = f"epsilon [bold]{statement['epsilon']:.3g}[/] at delta {statement['delta']:g}"
         how = f"{statement['epsilon_rdp']:.3g} by RDP, {prv}; noise {statement['noise']:.3g}, clip {statement['clip']:g}"
         replaced = f"{statement['epsilon_replace_one']:.3g} for replace-one neighbours"
         return [
-            (f"{statement['level']}-level DP", f"{epsilon} ({how})"),
-            ("  neighbours", f"{escape(statement['adjacency'])}; epsilon {replaced}"),
-            ("  holds if", escape(statement["holds_if"])),
-            ("  not covered", escape("; ".join(statement["not_covered"]))),
+            (
+                f"{statement['level']}-level DP",
+                Bold("epsilon ", f"{statement['epsilon']:.3g}", f" at delta {statement['delta']:g} ({how})"),
+            ),
+            ("  neighbours", f"{statement['adjacency']}; epsilon {replaced}"),
+            ("  holds if", statement["holds_if"]),
+            ("  not covered", "; ".join(statement["not_covered"])),
         ]
 
     @staticmethod

@@ -13,9 +13,11 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png, run_folders
+from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.outside.names import printable
 
-_PATH = click.Path(path_type=Path)
+_PATH = FilePath()
 _runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=True, help="Where the runs are.")
 
 
@@ -30,12 +32,14 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     \b
     Example: fedpriv ui --port 5001
     """
-    from fedpriv.tracking import artifact_dir, default_uri, sqlite_path
+    from fedpriv.tracking import artifact_dir, default_uri, named_store, sqlite_path, whole_address
 
-    uri = tracking_uri or default_uri(runs_dir)
+    if not runs_dir.is_dir() and tracking_uri is None:
+        raise UsageError(f"there is no runs folder {runs_dir}; --runs-dir names another, `fedpriv train` makes one")
+    uri = default_uri(runs_dir) if tracking_uri is None else named_store(tracking_uri)
     if uri.startswith(("http://", "https://")):
         raise UsageError(f"{uri} is a tracking server already: open it in a browser")
-    arguments = ["--backend-store-uri", uri, "--host", host, "--port", str(port), "--workers", "1"]
+    arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
@@ -46,8 +50,10 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     click.echo(f"MLflow: http://{'localhost' if host == '0.0.0.0' else host}:{port}/{page} (Ctrl-C ends it)")
     sys.stdout.flush()
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    # By its environment: other users see the arguments of a process, and a database's address may hold a password.
+    environment = settings | dict(os.environ) | {"MLFLOW_BACKEND_STORE_URI": whole_address(uri)}
     # In place of this process, so that Ctrl-C and kill reach the server itself and leave no orphan.
-    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], settings | dict(os.environ))
+    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)
 
 
 def _check_port(host: str, port: int) -> None:
@@ -65,7 +71,7 @@ def _check_port(host: str, port: int) -> None:
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every run of the runs folder.")
 @_runs_dir
-@click.option("--tracking-uri", help="Send to this MLflow store instead of the run's own.")
+@click.option("--tracking-uri", help="Send to this MLflow store. Needed where a run names another than yours.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
     """Send records to MLflow that it does not have yet.
 
@@ -76,25 +82,27 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     \b
     Example: fedpriv sync --all
     """
-    from fedpriv.tracking import ServerAway, TrackingError, find_run, sync, target_uri
+    from fedpriv.tracking import ForeignStore, ServerAway, TrackingError, find_run, sync, target_uri
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
-    folders = sorted(path.parent for path in runs_dir.glob("*/run.json")) if every else [find_run(run, runs_dir) for run in runs]
+    names = [str(path.parent) for path in sorted(runs_dir.glob("*/run.json"))] if every else runs
+    folders = [find_run(name, runs_dir) for name in names]
     if not folders:
         raise UsageError(f"{runs_dir} holds no runs; --runs-dir names another folder")
     away: set[str] = set()  # servers that did not answer are not tried again for other runs
     results: list[dict[str, Any]] = []
-    failures: list[TrackingError] = []
+    failures: list[TrackingError | ForeignStore] = []
     for folder in folders:
-        uri = target_uri(folder, tracking_uri)
-        if uri in away:
-            continue
+        uri = ""
         try:
+            uri = target_uri(folder, tracking_uri)
+            if uri in away:
+                continue
             report = sync(folder, tracking_uri)
-        except TrackingError as error:
+        except (TrackingError, ForeignStore) as error:
             failures.append(error)
-            console().print(f"{folder.name}: not sent: {error}", soft_wrap=True, markup=False)
+            console().print(f"{folder.name}: not sent: {error}", soft_wrap=True)
             if isinstance(error, ServerAway):
                 away.add(uri)
             continue
@@ -104,7 +112,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
             outcome = f"sent {report.params} params, {report.points} points, {report.artifacts} files"
         else:
             outcome = "nothing new"
-        console().print(f"{folder.name}: {outcome}", soft_wrap=True, markup=False)
+        console().print(f"{folder.name}: {outcome}", soft_wrap=True)
         results.append({"run": folder.name, "uri": report.uri, "mlflow_run_id": report.mlflow_run_id, "points": report.points,
                         "params": report.params, "artifacts": report.artifacts, "status": report.status})  # fmt: skip
     if failures:
@@ -128,7 +136,6 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     \b
     Example: fedpriv compare runs/a runs/b
     """
-    from rich.markup import escape
     from rich.table import Table
 
     from fedpriv.plots import compare_curves
@@ -152,7 +159,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         table.add_column(name, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
         table.add_row(
-            str(number) if numbered else escape(row["run"]), row["method"], escape(Path(row["dataset"]).name), str(row["seed"]),
+            str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
             f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
             *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
             _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]),
@@ -160,13 +167,13 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     out.print(table)
     for number, row in enumerate(rows, 1):
         if row["status"] != "finished":
-            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True, markup=False)
+            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True)
         elif row["accuracy"] is None:
             outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
             outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
-            out.print(f"{row['run']}: no accuracy, self-supervised; {outcome}", soft_wrap=True, markup=False)
+            out.print(f"{row['run']}: no accuracy, self-supervised; {outcome}", soft_wrap=True)
         if numbered:
-            out.print(f"{number} = {row['run']}", soft_wrap=True, markup=False)
+            out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
     for label, members in groups.items():
         # One run per seed: repetitions of a run do not count as a spread over seeds.
@@ -177,13 +184,17 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         names = [rows[index]["run"] for index in members]
         summaries.append({"label": label, "runs": names, "accuracy_mean": average, "accuracy_std": spread})
         if average is not None and spread is not None:
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds", soft_wrap=True, markup=False)
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds", soft_wrap=True)
     if len({row["split"] for row in rows}) > 1:
-        click.echo("warning: accuracies on validation and on test data are not comparable", err=True)
+        say("warning: accuracies on validation and on test data are not comparable", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        click.echo(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
-    compare_curves({label: [read_records(folders[index]) for index in members] for label, members in groups.items()}, output)
-    out.print(f"plot: {output}", soft_wrap=True, markup=False)
+        say(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
+    curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
+    try:
+        compare_curves(curves, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
+    out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
 
 
@@ -191,7 +202,7 @@ def _row(folder: Path) -> dict[str, Any]:
     """A run's row of the table, from its summary or, while there is none, its last records."""
     from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
-    from fedpriv.tracking import Record, read_records, read_run
+    from fedpriv.tracking import Record, flatten, read_records, read_run
     from fedpriv.tracking.folder import read_json
 
     facts, records = read_run(folder), read_records(folder)
@@ -211,7 +222,7 @@ def _row(folder: Path) -> dict[str, Any]:
             "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
         }
     per_client = summary["accuracy_per_client"]
-    split = read_yaml(folder / "config.yaml").get("eval", {}).get("split", "test")
+    split = dict(flatten(read_yaml(folder / "config.yaml"))).get("eval.split", "test")
     return {
         "run": folder.resolve().name,
         "status": facts.get("status", "running"),

@@ -11,10 +11,11 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
+from fedpriv.cli.terminal import FilePath
 
 _RUNS_DIR = click.option(
     "--runs-dir",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     default=Path("runs"),
     show_default=True,
     help="Folder that holds the run folders.",
@@ -65,9 +66,10 @@ def train(
     type=click.IntRange(min=1),
     help="Worker processes; results do not depend on it. Default: as the run was started.",
 )
+@click.option("--tracking-uri", help="MLflow store from now on. Needed where the run folder names another than yours.")
 @_PROFILE
 @_RUNS_DIR
-def resume(run_name: str, workers: int | None, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
+def resume(run_name: str, workers: int | None, tracking_uri: str | None, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
     """Resume a killed or interrupted run.
 
     The results equal those of an uninterrupted run, bit for bit.
@@ -83,8 +85,26 @@ def resume(run_name: str, workers: int | None, profile: bool, runs_dir: Path) ->
 
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
+        _settle_store(folder, tracking_uri)
         outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile, workers)
     return _conclude(reporter, outcome)
+
+
+def _settle_store(folder: Path, uri: str | None) -> None:
+    """Note the store that the user names; without one, refuse what only the folder names."""
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.tracking import named_store, permitted_store, target_uri
+
+    run = RunFolder.open(folder)
+    if not run.facts:  # killed before it noted the store of its config
+        in_config = run.config().tracking.uri
+        if uri is None or named_store(uri) != in_config:
+            permitted_store(folder, in_config)
+        return
+    wanted = target_uri(folder, uri)
+    if uri is not None:
+        with run.alone():
+            run.update_facts(tracking=run.facts["tracking"] | {"uri": wanted})
 
 
 def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:

@@ -114,6 +114,13 @@ def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], 
             raise FedprivError(f"{table.origin} has {values.null_count} rows without a label in column {column!r}")
     values = [array.to_numpy() for array in raw]
     for table, array in zip(tables, values, strict=True):
+        if not len(array):
+            raise UsageError(f"{table.origin} has no rows")
+        if np.issubdtype(array.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(array))).size:
+            raise FedprivError(f"{table.origin}: the label in row {rows[0]} of column {column!r} is {array[rows[0]]}")
+        if array.dtype == object and isinstance(array[0], np.ndarray | dict | bytes):
+            raise UsageError(f"{table.origin}: column {column!r} holds no labels but a {type(array[0]).__name__} in each row")
+    for table, array in zip(tables, values, strict=True):
         blank = [row for row, value in enumerate(array) if not str(value).strip()] if array.dtype == object else []
         if blank:
             raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {column!r} is empty")
@@ -121,10 +128,10 @@ def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], 
     if isinstance(feature, datasets.ClassLabel):
         classes = tuple(feature.names)
     elif all(np.issubdtype(array.dtype, np.integer) for array in values):
-        highest = max(int(array.max(initial=-1)) for array in values)
+        highest = max(int(array.max()) for array in values)
         if highest >= sum(map(len, values)):
             raise UsageError(f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0")
-        classes = tuple(map(str, range(highest + 1)))
+        classes, values = tuple(map(str, range(highest + 1))), [array.astype(np.int64) for array in values]
     else:
         classes = tuple(sorted({str(value) for value in values[0]}))
         known = {cls: i for i, cls in enumerate(classes)}

@@ -8,6 +8,8 @@ from fedpriv.data.dealing import Deal, Dealt, Indices, dealer, join
 from fedpriv.errors import UsageError
 
 TRAIN_SHARE = 0.9
+MOST = 2**40
+"""Images of a client at most, before they are scaled down to what there is."""
 
 
 @dealer("lognormal", uses=["classes_per_client", "size_mean", "size_sigma", "size_offset", "reuse"])
@@ -23,7 +25,14 @@ def lognormal(deal: Deal) -> Dealt:
     per_client = options.classes_per_client
     if per_client > deal.classes:
         raise UsageError(f"lognormal: {per_client} classes per client, but the data set has {deal.classes}")
-    sizes = deal.rng.lognormal(options.size_mean, options.size_sigma, n).astype(np.int64) + options.size_offset
+    with np.errstate(over="ignore"):
+        drawn = deal.rng.lognormal(options.size_mean, options.size_sigma, n)
+    if not (drawn < MOST).all():
+        raise UsageError(
+            f"lognormal: size_mean {options.size_mean:g} and size_sigma {options.size_sigma:g} draw a client of "
+            f"{drawn.max():.3g} images; the published ones are 4 and 1 or 2"
+        )
+    sizes = drawn.astype(np.int64) + options.size_offset
     pools = deal.pools()
     available = np.array([len(pool) for pool in pools])
     wanted = np.zeros((n, deal.classes), dtype=np.int64)

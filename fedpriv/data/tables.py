@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,10 @@ class ParquetTable:
         import pyarrow.parquet as pq
 
         with _readable(self.files[0]):
-            return datasets.Features.from_arrow_schema(pq.read_schema(self.files[0]))
+            schema = pq.read_schema(self.files[0])
+        _check_columns(schema.names, self.files[0])
+        with _readable(self.files[0]):
+            return datasets.Features.from_arrow_schema(schema)
 
     def column(self, name: str) -> pa.ChunkedArray:
         import pyarrow as pa
@@ -107,6 +111,7 @@ class CsvTable:
     def features(self) -> datasets.Features:
         import datasets
 
+        _check_columns(self._rows.schema.names, self.file)
         return datasets.Features.from_arrow_schema(self._rows.schema)
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -137,6 +142,11 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FedprivError(f"{file} is not a valid {file.suffix[1:]} file: {_first_line(error)}") from None
+
+
+def _check_columns(names: Sequence[str], file: Path) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(f"{file} has the column {twice[0]!r} more than once")
 
 
 def open_file(file: Path) -> Table:
@@ -183,6 +193,9 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
+    for path in folder.rglob("*"):
+        if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
+            raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
     files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")

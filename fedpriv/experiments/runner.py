@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,8 @@ from typing import Literal
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.results import Result, collect, difference, is_finished
 from fedpriv.experiments.spec import Experiment
+from fedpriv.outside.addresses import with_secrets
+from fedpriv.processes import python_command
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import read_records
 
@@ -28,7 +29,7 @@ State = Literal["done", "collected", "finished", "interrupted", "failed", "left"
 
 Say = Callable[[str], None]
 
-_FEDPRIV = [sys.executable, "-P", "-c", "from fedpriv.cli import main; main()"]
+_FEDPRIV = "from fedpriv.cli import main; main()"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _POLL = 0.2  # seconds between checks of the processes
 
@@ -81,7 +82,8 @@ def run(
     """Finish the runs of an experiment, each in its own process with one torch thread.
 
     If a run fails, the others continue. The first Ctrl-C (or SIGTERM) lets running processes finish their round, a second one
-    stops them at once; either way the same call resumes them later.
+    stops them at once; either way the same call resumes them later. No process
+    outlives this one, however this one ends.
 
     Args:
         workers: number of processes at a time; 0: only collect finished runs.
@@ -179,12 +181,16 @@ class _Runner:
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
+            # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.
+            environment["MLFLOW_TRACKING_URI"] = with_secrets(uri) or uri
         log = folder.path / "log.txt"
         with log.open("ab") as output:
             start = output.tell()
             # In its own process group, so that Ctrl-C reaches it only through the loop of `run`.
+            command = python_command(_FEDPRIV, *arguments)
             process = subprocess.Popen(
-                [*_FEDPRIV, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
             )
         done = read_records(folder.path)
         self.say(f"{label}-s{seed}: {'resumed after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")

@@ -4,12 +4,14 @@ The round loop writes the folder and calls :meth:`Tracker.notify`; tracking only
 (the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
+from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address
 from fedpriv.tracking.folder import Record, find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.tracker import Tracker
 
 __all__ = [
+    "ForeignStore",
     "Record",
     "ServerAway",
     "SyncReport",
@@ -19,9 +21,12 @@ __all__ = [
     "default_uri",
     "find_run",
     "flatten",
+    "named_store",
+    "permitted_store",
     "read_records",
     "read_run",
     "sqlite_path",
     "sync",
     "target_uri",
+    "whole_address",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import UnknownName, UsageError
+from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
 
 Record = dict[str, Any]
 """One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``refused``: the
@@ -20,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a JSON mapping")
@@ -43,11 +44,13 @@ def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
 
     Text after the last newline is a line that is still being written, or was truncated by a kill, and is left out.
     """
-    path = run_dir / "metrics.jsonl"
-    if not path.exists():
-        return [], 0
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = _complete_lines(run_dir)
     return [record for line in lines[skip:] if (record := _parse(line)) is not None], len(lines)
+
+
+def _complete_lines(run_dir: Path) -> list[bytes]:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def read_records(run_dir: Path) -> list[Record]:
@@ -60,7 +63,7 @@ def _parse(line: bytes) -> Record | None:
     # A killed run that is resumed may leave a truncated line in the middle, which is skipped.
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and {"round", "time_ms", "metrics"} <= record.keys() else None
 
@@ -78,8 +81,39 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     """The folder of a run given by a path, a run id, or a unique prefix of a folder's name under ``runs_dir``.
 
     Raises:
-        UsageError: the path is not a run folder, the prefix is not unique, or there is no such run.
+        UsageError: the path is not a run folder, the prefix is not unique, or there is no such run; or what :func:`check_run`
+            says of the folder.
     """
+    folder = _find_folder(run, runs_dir)
+    check_run(folder)
+    return folder
+
+
+def check_run(folder: Path) -> None:
+    """Check a run folder, which may come from elsewhere: no links that lead out, and files of the form that fedpriv writes.
+
+    A truncated line of ``metrics.jsonl`` is skipped, and files that are not there yet are allowed.
+
+    Raises:
+        UsageError: in one line, the first thing wrong.
+    """
+    check_links(folder)
+    for name, form in (("run.json", Facts), ("summary.json", Summary), ("tracking.json", Cursor)):
+        if (path := folder / name).exists():
+            check_form(form, read_json(path), path)
+    for path in folder.glob("probe/*.json"):
+        check_form(Probe, read_json(path), path)
+    for number, line in enumerate(_complete_lines(folder), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        except RecursionError:
+            record = None
+        check_form(Line, record, f"{folder / 'metrics.jsonl'}, line {number}")
+
+
+def _find_folder(run: str, runs_dir: Path) -> Path:
     if (Path(run) / "config.yaml").is_file():  # the first file of a run, and the only one if it is killed at the start
         return Path(run)
     folders = sorted(path.parent for path in runs_dir.glob("*/config.yaml"))
@@ -87,7 +121,7 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     if run in names:
         return runs_dir / run
     for folder in folders:
-        if (folder / "run.json").is_file() and read_json(folder / "run.json").get("run_id") == run:
+        if _run_id(folder) == run:
             return folder
     matches = [folder for folder in folders if run and folder.name.startswith(run)]
     if len(matches) == 1:
@@ -100,3 +134,10 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     if not names:
         raise UsageError(f"no run {run!r}: there are no runs in {runs_dir}; `fedpriv train` makes one")
     raise UnknownName("run", run, names)
+
+
+def _run_id(folder: Path) -> Any:
+    try:
+        return read_run(folder).get("run_id")
+    except UsageError:  # another run's folder, and not the one that is sought
+        return None

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fedpriv.config import read_yaml
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.outside.addresses import without_secrets
+from fedpriv.tracking.access import named_store, permitted_store, whole_address
 from fedpriv.tracking.folder import flatten, read_json, read_lines, read_records, read_run
 from fedpriv.tracking.names import (
     STATUS,
@@ -32,10 +35,8 @@ from fedpriv.tracking.store import (
     TrackingError,
     artifact_dir,
     create_store,
-    default_uri,
     explained,
     quiet_mlflow,
-    shown,
     sqlite_path,
 )
 
@@ -48,6 +49,7 @@ ARTIFACTS = (
     "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 _CURSOR = "tracking.json"
+_WITH_ADDRESSES = ("config.yaml", "run.json")
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 
 
@@ -94,9 +96,15 @@ class Cursor:
 
 
 def target_uri(run_dir: Path, uri: str | None = None) -> str:
-    """The store to which :func:`sync` sends a run: ``uri``, else the last one, else that of ``run.json``, else the default."""
+    """The store to which :func:`sync` sends a run: ``uri``, else the last one, else that of ``run.json``, else the default.
+
+    Raises:
+        ForeignStore: see :func:`sync`.
+    """
+    if uri is not None:
+        return named_store(uri)
     wanted = read_run(run_dir).get("tracking") or {}
-    return uri or _read_cursor(run_dir).get("uri") or wanted.get("uri") or default_uri(run_dir.resolve().parent)
+    return permitted_store(run_dir, _read_cursor(run_dir).get("uri") or wanted.get("uri"))
 
 
 def _read_cursor(run_dir: Path) -> dict[str, Any]:
@@ -110,11 +118,12 @@ def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -
     Args:
         run_dir: the run's folder.
         uri: MLflow tracking URI; ``None``: the store to which the run was sent before, else that of ``run.json``, else
-            :func:`default_uri`. ``"none"`` sends nothing.
+            :func:`default_uri`, and only if it is the user's own. ``"none"`` sends nothing.
         experiment: MLflow experiment name; ``None``: as for ``uri``.
 
     Raises:
         UsageError: ``run_dir`` is not a run folder.
+        ForeignStore: the folder names a store that the user's own configuration does not.
         TrackingError: the server does not answer or refuses; records that it accepted before are not sent again.
     """
     facts, before = read_run(run_dir), _read_cursor(run_dir)
@@ -146,7 +155,7 @@ class _Copy:
         from mlflow import MlflowClient
 
         self.run_dir, self.facts, self.cursor = run_dir, facts, cursor
-        self.client: MlflowClient = MlflowClient(tracking_uri=cursor.uri)
+        self.client: MlflowClient = MlflowClient(tracking_uri=whole_address(cursor.uri))
         self.status = STATUS.get(facts.get("status", "running"), "RUNNING")
         self.params = self.points = self.artifacts = 0
 
@@ -193,13 +202,15 @@ class _Copy:
                     raise TrackingError(
                         f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it again"
                     )
+                self._check_place(run)
                 return run
         # If the acknowledgement of an earlier create_run was lost, the run is found by its tag.
         self._done(experiment_id=self._experiment_id())
-        query = f"tags.`fedpriv.run_key` = '{self._key}'"
+        query = f"tags.`fedpriv.run_key` = '{quote(self._key, safe='@ ')}'"
         found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
         if not found:
             return None
+        self._check_place(found[0])
         self._done(mlflow_run_id=found[0].info.run_id, status_sent=found[0].info.status)
         return found[0]
 
@@ -229,7 +240,7 @@ class _Copy:
     def _create_run(self) -> None:
         facts = self.facts
         tags = {
-            "fedpriv.run_key": self._key,
+            "fedpriv.run_key": quote(self._key, safe="@ "),
             "fedpriv.run_dir": str(self.run_dir.resolve()),
             "fedpriv.partition_hash": facts.get("partition_hash"),
             "fedpriv.device": facts.get("device"),
@@ -246,14 +257,21 @@ class _Copy:
             run_name=f"{facts['method']} s{facts['seed']} {dataset_name(facts)} ({self.run_dir.resolve().name})",
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
+        self._check_place(run)
         self._done(mlflow_run_id=run.info.run_id, status_sent="RUNNING")
+
+    def _check_place(self, run: Run) -> None:
+        """A store that is a file may come from elsewhere, like a run folder: it does not say which server gets the artifacts."""
+        place = str(run.info.artifact_uri)
+        if sqlite_path(self.cursor.uri) is not None and not place.startswith(("file:", "/")):
+            raise TrackingError(f"{self.cursor.uri} would send artifacts to {place.partition('?')[0]}, and not beside itself")
 
     def _send_params(self, known: set[str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, Param
 
         config = read_yaml(self.run_dir / "config.yaml")
         # MLflow does not allow changes of a param, so existing ones stay (a resumed run may have another device).
-        params = [Param(key, param_value(key, value)) for key, value in flatten(config) if key not in known]
+        params = [Param(key, param_value(value)) for key, value in flatten(config) if key not in known]
         for start in range(0, len(params), _PARAMS_PER_BATCH):
             batch = params[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
@@ -283,15 +301,23 @@ class _Copy:
         self.points += len(points)
 
     def _send_artifacts(self) -> None:
-        sent = self.cursor.artifacts_sent
+        sent, root = self.cursor.artifacts_sent, self.run_dir.resolve()
         for path in sorted({path for pattern in ARTIFACTS for path in self.run_dir.glob(pattern) if path.is_file()}):
             name, stamp = path.relative_to(self.run_dir), f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
             if sent.get(name.as_posix()) == stamp:
                 continue
+            if not path.resolve().is_relative_to(root):
+                raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed")
+            if name.as_posix() in _WITH_ADDRESSES and without_secrets(text := path.read_text()) != text:
+                raise UsageError(f"{path} holds the password of a tracking URI, which is not sent: write *** in its place")
             if name.name == "summary.json":
                 self._send_summary(read_json(path))
             if name.as_posix() == "audit/audit.json":
-                self._log(as_points(audit_values(read_json(path), self.facts["run_id"]), int(time.time() * 1000), 0))
+                try:
+                    values = audit_values(read_json(path), self.facts["run_id"])
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    raise UsageError(f"{path} is not what fedpriv writes") from None
+                self._log(as_points(values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(read_json(path)), int(time.time() * 1000), 0))
             self.client.log_artifact(self._id, str(path), name.parent.as_posix() if name.parent.parts else None)
@@ -317,4 +343,4 @@ def _alone(run_dir: Path, uri: str) -> Iterator[None]:
         with FileLock(run_dir / ".tracking.lock", timeout=60):
             yield
     except Timeout:
-        raise TrackingError(f"another process is sending {run_dir} to {shown(uri)}") from None
+        raise TrackingError(f"another process is sending {run_dir} to {uri}") from None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.evaluation.protocols import best, worst_tenth
 from fedpriv.tracking.folder import Record, flatten
-from fedpriv.tracking.store import shown
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -100,7 +99,5 @@ def as_points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]
     return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
 
 
-def param_value(key: str, value: Any) -> str:
-    if key == "tracking.uri" and isinstance(value, str):
-        return shown(value)
+def param_value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from fedpriv.errors import FedprivError
+from fedpriv.outside.addresses import keep_secrets, said_safely
+from fedpriv.processes import python_command
+
+_PATIENCE = 120
+"""Seconds to wait for another process that makes the same store."""
 
 
 class TrackingError(FedprivError):
@@ -22,8 +27,8 @@ class ServerAway(TrackingError):
 
 
 def default_uri(base: Path) -> str:
-    """``MLFLOW_TRACKING_URI`` where it is set, else the SQLite file ``mlflow.db`` in the runs folder ``base``."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{base.resolve() / 'mlflow.db'}"
+    """``MLFLOW_TRACKING_URI`` where it is set, without its secrets, else the SQLite file ``mlflow.db`` in the runs folder."""
+    return keep_secrets(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{base.resolve() / 'mlflow.db'}")
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -36,12 +41,6 @@ def sqlite_path(uri: str) -> Path | None:
 def artifact_dir(store: Path) -> Path:
     """The folder for artifacts of an SQLite store: ``mlartifacts`` beside the file."""
     return store.parent / "mlartifacts"
-
-
-def shown(uri: str) -> str:
-    """A tracking URI without the password it may carry."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=f"***@{parts.hostname}:{parts.port or ''}".rstrip(":"))) if parts.password else uri
 
 
 def quiet_mlflow() -> None:
@@ -70,24 +69,35 @@ def create_store(path: Path) -> None:
     """
     if path.exists():
         return
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        if path.exists():
-            return
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
-            draft = Path(folder) / path.name
-            command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{draft}"]
-            # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
-            quiet = subprocess.DEVNULL
-            maker = subprocess.Popen(command, stdout=quiet, stderr=subprocess.PIPE, text=True, start_new_session=True)
-            import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
+    drafts = f".{path.name}-"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()  # the lock would wait for ever for a folder that takes no files
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=_PATIENCE):
+            for left in path.parent.glob(f"{glob.escape(drafts)}*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            if not path.exists():
+                _make_store(path, drafts)
+    except OSError as error:
+        raise TrackingError(f"cannot create {path}: {error.strerror or error}") from None
+    except Timeout:
+        raise TrackingError(f"cannot create {path}: another process has been at it for {_PATIENCE} s") from None
 
-            _, stderr = maker.communicate()
-            if maker.returncode:
-                raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
-            draft.replace(path)
+
+def _make_store(path: Path, drafts: str) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=drafts) as folder:
+        draft = Path(folder) / path.name
+        # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
+        command = python_command("from mlflow.cli import cli; cli()", "db", "upgrade", f"sqlite:///{draft}")
+        maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
+
+        _, stderr = maker.communicate()
+        if maker.returncode:
+            raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
+        draft.replace(path)
 
 
 def explained(error: Exception, uri: str) -> TrackingError:
@@ -96,7 +106,7 @@ def explained(error: Exception, uri: str) -> TrackingError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, requests.RequestException):
-            return ServerAway(f"tracking server {shown(uri)} does not answer")
+            return ServerAway(f"tracking server {uri} does not answer")
         cause = cause.__cause__ or cause.__context__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return TrackingError(f"tracking at {shown(uri)} failed: {lines[0][:300]}")
+    lines = said_safely(str(error)).strip().splitlines() or [type(error).__name__]
+    return TrackingError(f"tracking at {uri} failed: {lines[0][:300]}")

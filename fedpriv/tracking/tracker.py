@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.outside.addresses import keep_secrets
+from fedpriv.tracking.access import permitted_store
 from fedpriv.tracking.mirror import sync
-from fedpriv.tracking.store import ServerAway, quiet_mlflow, shown
+from fedpriv.tracking.store import ServerAway, quiet_mlflow
 
 
 class Tracker:
@@ -34,7 +36,8 @@ class Tracker:
         interval: float = 2.0,
         span: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._run_dir, self._uri, self._experiment, self._warn, self._interval = run_dir, uri, experiment, warn, interval
+        self._run_dir, self._uri, self._experiment = run_dir, keep_secrets(uri), experiment
+        self._warn, self._interval = warn, interval
         self._span = span
         self._wake, self._closing, self._warned = threading.Event(), threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -67,7 +70,7 @@ class Tracker:
         assert self._thread is not None
         self._thread.join(timeout / 6 if self._away else timeout)
         if self._thread.is_alive():
-            self._complain(f"tracking at {shown(self._uri)} has not taken everything in time")
+            self._complain(f"tracking at {self._uri} has not taken everything in time")
             return False
         return self._sent
 
@@ -91,4 +94,15 @@ class Tracker:
     def _complain(self, what: str) -> None:
         # The lock is never released, so the warning is given once.
         if self._warned.acquire(blocking=False):
-            self._warn(f"{what}; the run continues, records are kept; `fedpriv sync {self._run_dir}` sends them later")
+            self._warn(
+                f"{what}; the run continues, records are kept; `fedpriv sync {self._run_dir}{self._again}` sends them later"
+            )
+
+    @property
+    def _again(self) -> str:
+        """The option with which a later command sends to a store that is not the usual one."""
+        try:
+            permitted_store(self._run_dir, self._uri)
+        except UsageError:
+            return f" --tracking-uri {self._uri}"
+        return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -40,7 +39,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Replaces the processes of the runner by a line of Python that is told what ``fedpriv`` would be told."""
 
     def replace(code: str) -> None:
-        monkeypatch.setattr(runner, "_FEDPRIV", [sys.executable, "-c", code])
+        monkeypatch.setattr(runner, "_FEDPRIV", f"exec({code!r})")
 
     return replace
 

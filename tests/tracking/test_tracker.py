@@ -113,8 +113,8 @@ def test_server_away_then_back(runs_dir: Path) -> None:
     assert f"tracking server {uri} does not answer" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
 
     with server(runs_dir / "mlflow.db", port):
-        report = sync(folder)
-        assert sync(folder).points == 0
+        report = sync(folder, uri)
+        assert sync(folder, uri).points == 0
         client = MlflowClient(tracking_uri=uri)
         assert report.mlflow_run_id is not None
         run = client.get_run(report.mlflow_run_id)

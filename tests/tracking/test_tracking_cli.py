@@ -80,7 +80,8 @@ def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
     assert call("sync", "--runs-dir", runs_dir).exit_code == 2
 
 
-def test_sync_while_the_server_is_still_away(runs_dir: Path) -> None:
+def test_sync_while_the_server_is_still_away(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     for name in ("a", "b"):
         make_run(runs_dir, name, uri="http://127.0.0.1:9")
     result = call("sync", "--all", "--runs-dir", runs_dir)
@@ -92,7 +93,7 @@ def test_sync_while_the_server_is_still_away(runs_dir: Path) -> None:
 
 def test_ui_errors(tmp_path: Path, runs_dir: Path) -> None:
     missing = call("ui", "--runs-dir", tmp_path / "nowhere")
-    assert missing.exit_code == 2 and "no MLflow store" in missing.stderr
+    assert missing.exit_code == 2 and "no runs folder" in missing.stderr
     remote = call("ui", "--tracking-uri", "http://server:5000")
     assert remote.exit_code == 2 and "already" in remote.stderr
     with socket.socket() as taken:
@@ -105,9 +106,11 @@ def test_ui_errors(tmp_path: Path, runs_dir: Path) -> None:
 
 def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
+    stores: list[str] = []
 
     def execve(program: str, arguments: list[str], environment: Any) -> None:
         started.append(arguments)
+        stores.append(environment["MLFLOW_BACKEND_STORE_URI"])
 
     monkeypatch.setattr(os, "execve", execve)
     with socket.socket() as probe:
@@ -115,7 +118,7 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
         port = probe.getsockname()[1]
     result = call("ui", "--runs-dir", runs_dir, "--port", port)
     assert f"http://127.0.0.1:{port}/" in result.stdout
-    assert f"sqlite:///{runs_dir}/mlflow.db" in started[0]
+    assert stores == [f"sqlite:///{runs_dir}/mlflow.db"]
     assert str(runs_dir / "mlartifacts") in started[0]
 
 
@@ -154,7 +157,8 @@ def test_sync_of_a_folder_without_runs(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "holds no runs" in result.stderr
 
 
-def test_a_server_that_is_away_does_not_keep_runs_from_another(runs_dir: Path) -> None:
+def test_a_server_that_is_away_does_not_keep_runs_from_another(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     make_run(runs_dir, "a", uri="http://127.0.0.1:9")
     make_run(runs_dir, "b", uri=f"sqlite:///{runs_dir / 'mlflow.db'}")
     result = call("sync", "--all", "--runs-dir", runs_dir)

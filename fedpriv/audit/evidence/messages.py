@@ -23,11 +23,12 @@ from fedpriv.audit.evidence.victim import Victim, cut
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import Damaged
 from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire import STATISTIC, Sealed, tensor_of
 from fedpriv.wire.coding import decoded, is_model
 
 
@@ -68,7 +69,11 @@ class Evidence:
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
         self.store = PayloadStore(self.folder.payloads)
-        if not self.store.rounds():
+        try:
+            rounds = self.store.rounds()
+        except ValueError:
+            raise UsageError(f"{self.folder.payloads} holds a file or a folder with another name than fedpriv gives") from None
+        if not rounds:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         self.config = self.folder.config()
@@ -101,17 +106,49 @@ class Evidence:
             raise UsageError(f"no payload of client {client} was kept; there are those of {some}")
         return found
 
+    def verify(self) -> None:
+        """Read everything that an audit reads of the folder and of the data.
+
+        Raises:
+            UsageError: the data are not those the run was trained on.
+            Damaged: a message is not what was written, or does not fit the run's net.
+        """
+        for round, client in self.messages():
+            self.message(round, client)
+        try:
+            self.folder.records()
+        except ValueError:
+            raise Damaged(f"{self.folder.path}/metrics.jsonl is damaged") from None
+
     def message(self, round: int, client: int) -> Message:
         """One message.
 
         Raises:
             UsageError: it was not kept.
-            Damaged: its file is damaged.
+            Damaged: its file is damaged, or does not fit the run's net.
         """
-        download = self.store.download(round)
-        received = {} if download is None else download.tensors()
-        sealed = self.store.upload(round, client)
-        return self.read(round, client, sealed, received, sealed.num_examples)
+        try:
+            download = self.store.download(round)
+            received = {} if download is None else download.tensors()
+            sealed = self.store.upload(round, client)
+            found = self.read(round, client, sealed, received, sealed.num_examples)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise Damaged(f"{self._told(round, client)} cannot be read: {type(error).__name__}") from None
+        if not (found.num_examples is None or (type(found.num_examples) is int and found.num_examples > 0)):
+            raise Damaged(f"{self._told(round, client)} says that it stands for {found.num_examples!r} samples")
+        space = self.federation.resident.space
+        for name, tensor in (*received.items(), *found.uploaded.items()):
+            about = tensor_of(name)
+            if is_model(name) and about not in space:
+                raise Damaged(f"{self._told(round, client)} holds {name!r}, which this run's net does not have")
+            if about in space and tuple(tensor.shape) != tuple(space[about].shape):
+                raise Damaged(f"{self._told(round, client)}: {name!r} has not the shape of this run's net")
+            if is_model(name) and not tensor.is_floating_point():
+                raise Damaged(f"{self._told(round, client)}: {name!r} holds {tensor.dtype}, and no weights")
+        return found
+
+    def _told(self, round: int, client: int) -> str:
+        return f"{self.folder.path}: the message of client {client} in round {round}"
 
     def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
         """An upload as the server decodes it, with what it knows of the upload's transforms."""

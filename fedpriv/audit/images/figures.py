@@ -90,5 +90,5 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
         )
     for name, error in errors.items():
         cells = (f"{int((error < RECOVERED).sum())} of {len(error)}", "", "", f"{float(error.median()):.1e}")
-        made.add_row(f"[dim]{name}[/]", *(f"[dim]{cell}[/]" for cell in (*cells, f"{float(error.min()):.1e}")))
+        made.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
     return made

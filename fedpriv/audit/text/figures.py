@@ -88,7 +88,7 @@ def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: Text
     for attempt in attempts:
         if attempt.scores is not None and attempt.found is not None:
             made.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.found.cpu_seconds:.1f}")
-    made.add_row(f"[dim]{GUESS}[/]", *(f"[dim]{cell}[/]" for cell in _cells(scores)))
+    made.add_row(GUESS, *_cells(scores), style="dim")
     return made
 
 

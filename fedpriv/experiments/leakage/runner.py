@@ -16,6 +16,7 @@ from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
 from fedpriv.plugins import load_inherited
+from fedpriv.processes import die_with_parent
 
 if TYPE_CHECKING:
     from fedpriv.experiments.leakage.victim import Dealt
@@ -65,7 +66,7 @@ def run_cells(
     given = _dealt({label: experiment.cells[label] for label in waiting}, data_dir)
     # A process per cell, so that its CPU seconds are its own and its memory is freed.
     with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_one_thread, max_tasks_per_child=1
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),), max_tasks_per_child=1
     ) as pool:
         begun = {
             pool.submit(_run_cell, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()
@@ -99,7 +100,8 @@ def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[
     return {label: (cell, deal(datasets[cell.images.dataset], cell.images)) for label, cell in cells.items()}
 
 
-def _one_thread() -> None:
+def _begin(parent: int) -> None:
+    die_with_parent(parent)
     import torch
 
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -1,0 +1,86 @@
+"""What commands print: text is text. No markup in a name is followed, no escape sequence gets through, no secret is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fedpriv.outside.addresses import said_safely
+from fedpriv.outside.names import printable
+
+_LONGEST = 600
+"""Letters of an error; some libraries' messages fill a page."""
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a line."""
+    click.echo(shown(text), err=err)
+
+
+def shown(text: str) -> str:
+    """A text as it may be printed; its line breaks stay."""
+    return printable(said_safely(text))
+
+
+def shown_error(error: BaseException) -> str:
+    """An error in one line, cut in its middle where it is long: what is wrong comes first, and what would be right last."""
+    text = shown(" ".join(str(error).split()))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 205]} ... {text[-200:]}"
+
+
+def terminal(err: bool = False) -> Any:
+    """A rich console that prints strings as they are, on standard output or standard error; :func:`styled` has the styles."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Terminal(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(shown(text), **how)
+
+    return Terminal(stderr=err, markup=False, emoji=False, highlight=False)
+
+
+def styled(*parts: str | tuple[str, str]) -> Any:
+    """A text of parts that are plain, or (text, style)."""
+    from rich.text import Text
+
+    return Text.assemble(*(shown(part) if isinstance(part, str) else (shown(part[0]), part[1]) for part in parts))
+
+
+class SafeGroup(click.Group):
+    """A group of commands whose usage errors, which repeat what was typed, are printed like all else."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **settings)
+        except click.ClickException as error:
+            raise _safe(error) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            raise _safe(error) from None
+
+
+def _safe(error: click.ClickException) -> click.ClickException:
+    if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error
+    return click.UsageError(shown(error.format_message()), error.ctx)
+
+
+class FilePath(click.Path):
+    """A path that can be shown: not empty, and without line breaks and the like."""
+
+    def __init__(self, **settings: Any) -> None:
+        from pathlib import Path
+
+        super().__init__(path_type=Path, **settings)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == "":
+            self.fail("the path is empty", param, ctx)
+        if not str(value).isprintable():
+            self.fail(f"{str(value)!r} holds a character that cannot be shown, such as a line break", param, ctx)
+        return super().convert(value, param, ctx)

@@ -1,0 +1,69 @@
+"""Addresses (URIs) and the secrets in them: what is shown and stored has ``***`` in their place, the rest stays in memory."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+HIDDEN = "***"
+
+_ADDRESS = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]*)://(?P<rest>[^\s'\"`]+)")
+_IN_QUERY = re.compile(r"(?i)([?&;][^=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect)[^=&;\s]*=)[^&;\s]+")
+_FILES = ("sqlite", "file")
+_LEAST = 4
+"""Letters of a secret that is looked for by itself: a shorter one is a part of ordinary words."""
+
+_whole: dict[str, str] = {}
+"""Shown address -> the address with its secrets, of this process alone."""
+
+
+def without_secrets(text: str) -> str:
+    """A text in which every address has ``***`` in place of a password or a token: ``http://user:***@host``."""
+    return _ADDRESS.sub(_shown, text)
+
+
+def keep_secrets(uri: str) -> str:
+    """:func:`without_secrets` of an address; :func:`with_secrets` gives the whole one back in this process."""
+    shown = without_secrets(uri)
+    if shown != uri:
+        _whole[shown] = uri
+    return shown
+
+
+def with_secrets(shown: str) -> str | None:
+    """The whole address; ``None``: its secrets are not known here."""
+    return _whole.get(shown, None if HIDDEN in shown else shown)
+
+
+def said_safely(text: str) -> str:
+    """As :func:`without_secrets`, also without the secrets of this process's addresses where they stand alone."""
+    for shown, whole in _whole.items():
+        start, end = _differing(shown, whole)
+        for secret in {whole[start:end], unquote(whole[start:end])}:
+            if len(secret) >= _LEAST:
+                text = text.replace(secret, HIDDEN)
+    return without_secrets(text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    scheme, rest = found["scheme"], found["rest"]
+    if scheme.partition("+")[0].lower() in _FILES:
+        return found[0]
+    # To the last @, since a password that was not quoted may hold one, or a slash.
+    name, at, after = rest.rpartition("@")
+    user, colon, _ = name.partition(":")
+    if colon:
+        name = f"{user}:{HIDDEN}"
+    elif at and scheme.lower().startswith("http"):  # a token stands alone
+        name = HIDDEN
+    after = _IN_QUERY.sub(rf"\1{HIDDEN}", after)
+    return f"{scheme}://{name}{at}{after}"
+
+
+def _differing(shown: str, whole: str) -> tuple[int, int]:
+    """Where the whole address has what the shown one has not."""
+    start = next(i for i, (one, other) in enumerate(zip(shown, whole, strict=False)) if one != other)
+    tail = 0
+    while shown[-1 - tail] == whole[-1 - tail] and tail < len(whole) - start - 1:
+        tail += 1
+    return start, len(whole) - tail

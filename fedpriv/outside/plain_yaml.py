@@ -1,0 +1,106 @@
+"""YAML as configs need it: the core schema of YAML 1.2, and no document that grows when it is read.
+
+PyYAML reads YAML 1.1, in which ``1:30`` is ninety, ``010`` eight and ``yes`` true. Here these are a text, ten, and a text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+DEEPEST = 64
+"""Levels of nesting."""
+MOST_REPEATED = 10_000
+"""Values that aliases repeat, in all."""
+LONGEST = 40
+"""Digits of an integer."""
+
+_PATTERNS = {
+    "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+
+
+class PlainYamlError(ValueError):
+    """What is wrong with a document, in one line."""
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = node.value
+        if len(text) > LONGEST:
+            raise PlainYamlError(f"an integer of {len(text)} digits; at most {LONGEST}")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    for _name, (_pattern, _first) in _PATTERNS.items():
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def load(text: str) -> Any:
+    """The value of a document.
+
+    Raises:
+        PlainYamlError: not YAML, nested too deeply, with aliases that repeat too much, with tags, or with huge integers.
+    """
+    try:
+        _check_size(text)
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise PlainYamlError(" ".join(str(error).split())) from None
+
+
+def dump(value: Any) -> str:
+    """A document that :func:`load` reads back to an equal value; the keys of mappings keep their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+def _check_size(text: str) -> None:
+    """Refuse from the document's events, of which there are no more than letters, what would be large once it is composed."""
+    sizes, repeated = dict[str, int](), 0
+    open_ones: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and values within so far
+    for event in yaml.parse(text, _Loader):
+        line = f"line {event.start_mark.line + 1}" if event.start_mark else "somewhere"
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
+            raise PlainYamlError(f"{line}: tags such as {event.tag} are not read")
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_ones.append((event.anchor, 1))
+            if len(open_ones) > DEEPEST + 1:
+                raise PlainYamlError(f"{line}: nested more than {DEEPEST} levels deep")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_ones.pop()
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, 1
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise PlainYamlError(f"{line}: *{event.anchor} names nothing that ends before it")
+            anchor, size = None, sizes[event.anchor]
+            repeated += size
+            if repeated > MOST_REPEATED:
+                raise PlainYamlError(f"{line}: aliases repeat more than {MOST_REPEATED} values")
+        else:
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        outer, before = open_ones[-1]
+        open_ones[-1] = (outer, before + size)

@@ -1,0 +1,110 @@
+"""The forms of a run folder's files, so that a folder from elsewhere is refused before anything is done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from fedpriv.errors import UsageError
+
+
+class _Form(BaseModel):
+    """What is read of a file; whatever else it says is let be."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Tracking(_Form):
+    uri: str | None
+    experiment: str | None
+
+
+class Facts(_Form):
+    """``run.json``."""
+
+    run_id: str
+    method: str
+    dataset: str
+    seed: int
+    created_ms: int
+    status: Literal["running", "finished", "interrupted", "failed"]
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+    partition_hash: str
+    device: str | None = None
+    tracking: _Tracking
+
+
+class Summary(_Form):
+    """``summary.json``."""
+
+    rounds: int
+    accuracy: float | None
+    accuracy_per_client: list[float | None]
+    protocols: dict[str, Any]
+    bytes_up: float
+    bytes_down: float
+    seconds: float
+    probe: dict[str, float] = {}
+    privacy: dict[str, Any] | None = None
+
+
+class Line(_Form):
+    """A line of ``metrics.jsonl``."""
+
+    round: int
+    time_ms: float
+    metrics: dict[str, float | None]
+    per_client: dict[str, list[float | None]] | None = None
+
+
+class Cursor(_Form):
+    """``tracking.json``."""
+
+    uri: str
+    experiment: str
+
+
+class Probe(_Form):
+    """A file of ``probe/``."""
+
+    run_id: str
+    dataset: str
+    fraction: float
+    features: str
+    accuracy: float
+    accuracy_as_is: float | None
+    accuracy_logistic: float | None
+
+
+def check_form(form: type[_Form], values: Any, path: Path | str) -> None:
+    """
+    Raises:
+        UsageError: the values of a file have another form; in one line.
+    """
+    try:
+        TypeAdapter(form).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise UsageError(f"{path} is not what fedpriv writes: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def check_links(folder: Path) -> None:
+    """
+    Raises:
+        UsageError: a symbolic link in the folder leads out of it. What it leads to would be read, uploaded or overwritten.
+    """
+    root = folder.resolve()
+    for path in _links(folder):
+        if not path.resolve().is_relative_to(root):
+            raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place")
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for where, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(where) / name).is_symlink())

@@ -1,0 +1,63 @@
+"""Addresses without their secrets, and with them again."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpriv.outside import addresses
+from fedpriv.outside.addresses import keep_secrets, said_safely, with_secrets, without_secrets
+from fedpriv.outside.names import printable
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_whole", {})
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://host:5000", "http://host:5000"),
+        ("http://me:hunter2@host:5000/x", "http://me:***@host:5000/x"),
+        ("https://t0ken@host", "https://***@host"),
+        ("http://:hunter2@host", "http://:***@host"),
+        ("http://me:a/b@c#d@host", "http://me:***@host"),
+        ("http://me:hunter2@[::1]:5000", "http://me:***@[::1]:5000"),
+        ("http://me:hunter2@[::1", "http://me:***@[::1"),
+        ("http://me:hunter2@host:99999", "http://me:***@host:99999"),
+        ("postgresql+psycopg2://me:hunter2@host/db", "postgresql+psycopg2://me:***@host/db"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://host/db?user=me&password=hunter2&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        ("https://host/?access_token=hunter2", "https://host/?access_token=***"),
+        ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", "mssql+pyodbc:///?odbc_connect=***"),
+        ("sqlite:////home/me:x@y/mlflow.db", "sqlite:////home/me:x@y/mlflow.db"),
+    ],
+)
+def test_a_secret_is_replaced_and_kept_in_memory(uri: str, shown: str) -> None:
+    assert without_secrets(uri) == shown
+    assert without_secrets(f"it says '{uri}', twice: {uri}") == f"it says '{shown}', twice: {shown}"
+    assert with_secrets(shown) == (None if "***" in shown else shown)
+    assert keep_secrets(uri) == shown
+    assert with_secrets(shown) == uri
+    assert keep_secrets(shown) == shown and with_secrets(shown) == uri  # what is shown already has none
+
+
+def test_a_secret_that_stands_alone_is_replaced_where_it_is_known() -> None:
+    keep_secrets("http://me:hunt%40er2@host")
+    assert said_safely("Invalid port 'hunt%40er2', or hunt@er2; http://you:other@host") == (
+        "Invalid port '***', or ***; http://you:***@host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 日本", "plain é 日本"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x1b[31mred\x1b]0;title\x07", r"\x1b[31mred\x1b]0;title\x07"),
+        ("a\rb\x9bc\u202ed\udcff", r"a\rb\x9bc\u202ed\udcff"),
+    ],
+)
+def test_no_character_of_a_name_acts_on_the_terminal(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    shown.encode()

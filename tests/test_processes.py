@@ -1,0 +1,119 @@
+"""No process outlives the one that started it, however that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedpriv.config import load_config
+from fedpriv.simulation import run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them on Linux alone")
+FEDPRIV = [sys.executable, "-m", "fedpriv"]
+TINY = {
+    "method": "fedavg",
+    "data": {"name": "digits", "clients": 4},
+    "train": {"rounds": 400, "participation": 0.5, "local_epochs": 1, "batch_size": 50},
+    "eval": {"every": 100},
+    "tracking": {"uri": "none"},
+}
+
+
+def descendants(pid: int) -> set[int]:
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            after_name = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if after_name[0] != "Z":
+            parents[int(folder.name)] = int(after_name[1])
+    found: set[int] = set()
+    while more := {one for one, parent in parents.items() if parent in found | {pid}} - found:
+        found |= more
+    return found
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true: object, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def killed_with(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL it; what it had started is gone soon after."""
+    started = descendants(process.pid)
+    assert started
+    process.kill()
+    process.wait(10)
+    wait_until(lambda: not any(map(is_there, started)), 120)
+
+
+def test_a_command_ends_with_the_process_that_started_it() -> None:
+    code = (
+        "import subprocess, time; from fedpriv.processes import python_command;"
+        "subprocess.Popen(python_command('import time; time.sleep(600)'), start_new_session=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: descendants(process.pid))
+    time.sleep(1)  # until the child has said what it wants
+    killed_with(process)
+
+
+def test_a_command_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
+    code = f"from fedpriv.processes import die_with_parent; die_with_parent(1); open({str(tmp_path / 'x')!r}, 'w')"
+    if os.getpid() != 1:
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
+        assert not (tmp_path / "x").exists()
+
+
+def test_an_experiment_that_was_killed_goes_on(tmp_path: Path) -> None:
+    file, runs_dir = tmp_path / "paper" / "tiny.yaml", tmp_path / "runs"
+    file.parent.mkdir()
+    file.write_text(yaml.safe_dump({"title": "t", "base": TINY, "runs": {"a": {}}, "seeds": [0]}))
+    command = [*FEDPRIV, "experiment", "run", str(file), "--runs-dir", str(runs_dir)]
+    folder = runs_dir / "experiments" / "paper" / "tiny" / "a-s0"
+
+    def rounds() -> int:
+        metrics = folder / "metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_until(lambda: rounds() > 3)
+    killed_with(process)
+    done = rounds()
+    again = subprocess.Popen(command, stdout=subprocess.PIPE)
+    wait_until(lambda: rounds() > done + 3 or again.poll() is not None)
+    assert again.poll() is None
+    again.send_signal(signal.SIGINT)
+    said = again.communicate(timeout=60)[0].decode()
+    assert "FAILED" not in said and "interrupted" in said
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_the_processes_of_an_audit_end_with_it(tmp_path: Path) -> None:
+    values = {"tracking.uri": "none", "train.rounds": 1, "train.local_steps": 2, "data.clients": 4, "method.name": "fedavg"}
+    folders = [tmp_path / name for name in "ab"]
+    run.start(load_config(None, values | {"run_dir": str(folders[0])}), tmp_path, lambda *_: None, lambda _: None, lambda _: None)
+    shutil.copytree(folders[0], folders[1])
+    process = subprocess.Popen([*FEDPRIV, "audit", *map(str, folders), "--workers", "2"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(descendants(process.pid)) >= 3)  # two workers and what passes their progress on
+    time.sleep(2)  # until each has said what it wants
+    killed_with(process)
