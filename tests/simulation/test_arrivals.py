@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.client.client import receive
+from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
-from fedpriv.wire.report import Answer
+from fedpriv.wire.report import Answer, Report
 from tests.marks import FEW, slow_but
 from tests.simulation.small import QUICK
 from tests.simulation.small import simulation as prepare
@@ -209,3 +212,107 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
     assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))
+
+
+def reported(answer: Answer, **changes: Any) -> Answer:
+    """With another report."""
+    return replace(answer, report=replace(Report.of(answer.report), **changes).seal())
+
+
+ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
+    ("not asked", lambda answer: replace(answer, client=17), "it was not asked in this round"),
+    ("replayed", lambda answer: reported(answer, round=1), "its report is of client 2 in round 1"),
+    ("another's", lambda answer: reported(answer, client=3), "its report is of client 3 in round 2"),
+    ("no samples", lambda answer: reported(answer, num_examples=0), "it reports 0 samples, not 1 to"),
+    ("absurd samples", lambda answer: reported(answer, num_examples=10**12), "it reports 1000000000000 samples, not 1 to"),
+    ("two numbers", lambda answer: reported(answer, num_examples=1), "samples and reports 1"),
+    ("steps of DP-SGD", lambda answer: reported(answer, spent=[(0.5, 3)]), "it reports steps of DP-SGD in a run without"),
+    ("infinite loss", lambda answer: reported(answer, loss=math.inf), "loss of its report is not finite"),
+    ("no upload", lambda answer: replace(answer, upload=None), "it uploads nothing"),
+    ("upload of nothing", lambda answer: reported(answer, diverged=True), "it uploads although it diverged"),
+    ("upload as report", lambda answer: replace(answer, report=answer.upload), "it is not a report"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in ANSWERS], ids=[one[0] for one in ANSWERS])
+def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change: Callable[[Answer], Answer], reason: str) -> None:
+    second = SecondRound(simulate, "mpfedcon")
+    wrong = [change(answer) if answer.client == 2 else answer for answer in second.answers]
+    after = second.of(wrong)
+    record = after[2]
+    assert same(after, second.without(2))
+    assert [reason in one["reason"] for one in record["refused"]] == [True]
+    assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, "the turn did not count"
+
+
+def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg")
+    twice = [*second.answers, changed(second.answers[0], {})]
+    after = second.of(twice)
+    assert same(after, second.whole)
+    assert after[2]["refused"] == [{"client": 0, "reason": "it has answered before"}]
+
+
+def test_a_thousandfold_update_is_refused_where_the_change_is_bounded(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg", **{"train.max_update_norm": 5.0})
+    assert "refused" not in second.whole[2]
+    upload = second.answers[2].upload
+    assert upload is not None
+    after = second.with_changed(2, **{name: 1000 * tensor for name, tensor in upload.tensors().items()})
+    assert same(after, second.without(2))
+    assert after[2]["refused"][0]["reason"].endswith("over 5")
+
+
+def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg", **{"train.min_uploads": 6})
+    before = second._server.row
+    row, _, record = second.without(2)
+    assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
+    assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
+
+
+def test_a_run_may_be_told_to_stop_and_what_is_refused_is_not_kept(tmp_path: Path) -> None:
+    for policy in ("drop", "stop"):
+        overrides = {"train.participation": 1.0, "train.on_refused": policy, "wire.keep_payloads": "all"}
+        run = prepare(tmp_path / policy, "mpfedcon", **overrides)
+        run.federation.agreement.transforms = (Spoil(),)
+        run.start()
+        run.run_round()
+        if policy == "stop":
+            with pytest.raises(FedprivError, match=r"round 2: what client 4 sent is refused: .*train\.on_refused=drop"):
+                run.run_round()
+            continue
+        run.run_round()
+        kept = {path.name for path in (tmp_path / policy / "payloads" / "round-0002").iterdir()}
+        assert {"client-0003.safetensors", "report-0003.safetensors"} <= kept
+        assert not {"client-0004.safetensors", "report-0004.safetensors"} & kept
+        assert run.progress.clients[4] == 1 and run.store.damaged({4: 2}) is not None, "its state of that turn is gone"
+
+
+DOWNLOADS: list[tuple[str, Callable[[Payload], Payload], str]] = [
+    ("replayed", lambda draft: replace(draft, round=1), "of kind weights for round 1"),
+    ("a report", lambda draft: replace(draft, kind="report", num_examples=3), "of kind report"),
+    ("a private tensor", lambda draft: more(draft, "head.weight", torch.zeros(10, 16)), "head.weight is nothing that the server"),
+    ("an unknown tensor", lambda draft: more(draft, "encoder.x", torch.zeros(1)), "encoder.x is nothing that the server sends"),
+    ("transposed", lambda draft: more(draft, NAME, draft.tensors[NAME].T), "has shape [64, 512], not [512, 64]"),
+    ("of half precision", lambda draft: more(draft, NAME, draft.tensors[NAME].half()), "is of torch.float16, not torch.float32"),
+    ("NaN", lambda draft: more(draft, NAME, draft.tensors[NAME] * math.nan), f"{'encoder.fc1.weight'} is not finite"),
+    ("NaN in a centre", lambda draft: more(draft, CENTERS, draft.tensors[CENTERS] * math.nan), "statistic.centers is not finite"),
+]
+NAME = "encoder.fc1.weight"
+
+
+def more(draft: Payload, name: str, tensor: Tensor) -> Payload:
+    return replace(draft, tensors={**draft.tensors, name: tensor})
+
+
+@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in DOWNLOADS], ids=[one[0] for one in DOWNLOADS])
+def test_a_client_refuses_what_the_server_should_not_send(
+    simulate: Simulate, change: Callable[[Payload], Payload], reason: str
+) -> None:
+    run = simulate("mpfedcon", play=False, **SIX)
+    draft = run.federation.method.download(run.server, 2)
+    assert draft is not None
+    receive(run.agreement, 2, seal(draft), run.agreement.initial)
+    with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
+        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial)
