@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.core.options import defaults_of, like
+from attacks.core.options import defaults_of, taken
 from attacks.core.reconstruction import Reconstruction
 from attacks.core.registry import image_attack, image_attacks
 from attacks.image.dlg import Dlg
@@ -245,12 +245,17 @@ def test_a_control_fails_where_the_attack_was_cut_short() -> None:
     assert (positive.name, positive.passed, negative.name, negative.passed) == ("positive", False, "negative", True)
 
 
+def given(default: object, value: object) -> object:
+    """A value of an attack's option ``it`` with this default."""
+    return taken(make_dataclass("Attack", [("it", Any, default)]), {"it": value})["it"]
+
+
 RIGHT = [(1, 3, 3), (1.0, 3, 3.0), (True, False, False), (None, 3, 3), (None, None, None), ("a", "b", "b")]
 
 
 @pytest.mark.parametrize(("default", "value", "made"), [*RIGHT, ((1, 0.5), [2, 1], (2, 1.0))])
 def test_options_of_the_right_kind(default: object, value: object, made: object) -> None:
-    found = like(default, value, "it")
+    found = given(default, value)
     assert found == made and type(found) is type(made)
 
 
@@ -260,7 +265,7 @@ def test_options_of_the_right_kind(default: object, value: object, made: object)
 )
 def test_options_of_the_wrong_kind(default: object, value: object) -> None:
     with pytest.raises(TypeError, match="it must be"):
-        like(default, value, "it")
+        given(default, value)
 
 
 def test_every_image_has_a_net_of_its_own() -> None:

@@ -73,8 +73,8 @@ def test_how_likely_guessing_finds_as_many_is_exact() -> None:
 def test_too_few_non_members_are_said_and_not_counted() -> None:
     found = operating_points(*gaussians(5.0, 50, 50))
     assert found.at == {0.01: None, 0.001: None}
-    assert found.notes[0] == "50 non-members do not resolve a false-positive rate of 1.0%: it takes 100"
-    assert "0.1%: it takes 1000" in found.notes[1]
+    assert found.notes[0] == "50 non-members do not resolve a false-positive rate of 1.0%, which needs 100"
+    assert "0.1%, which needs 1000" in found.notes[1]
     found = operating_points(*gaussians(5.0, 50, 100))
     assert found.at[0.01] is not None and found.at[0.001] is None and len(found.notes) == 1
 

@@ -157,6 +157,6 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     assert "receives statistics besides weights: variate" in run["knowledge"]["server"]
     for page in ("audit.html", "audit.md"):
         text = (tmp_path / "report" / page).read_text()
-        assert "leave variate as the client made it" in text and "the change of a mean of the client's gradients" in text.replace(
+        assert "leave variate unaltered" in text and "the change of a mean of the client's gradients" in text.replace(
             "&#39;", "'"
         )

@@ -183,4 +183,4 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
     tokens, *others = run["texts"][0]["attempts"]
     assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
-    assert all("an image beside each text" in one["inapplicable"] for one in others)
+    assert all("an image with each text" in one["inapplicable"] for one in others)

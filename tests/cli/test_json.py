@@ -45,7 +45,8 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     assert (found["run_id"], Path(found["run_dir"])) == (folder.name, folder)
     assert 0 <= found["accuracy"] <= 1 and len(found["accuracy_per_client"]) == 10
     assert found["seconds"] > 0
-    assert (found["bytes_up"] > 0) == (found["bytes_down"] > 0) == (method != "local")
+    assert found["bytes_up"] > 0, "reports, at least"
+    assert (found["bytes_down"] > 0) == (method != "local")
     assert "round 2/2" in result.stderr and "accuracy per client" in result.stderr
 
 

@@ -409,7 +409,7 @@ def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
     layered = simulate("fedrep", **{"objective.name": "apfl", "method.head_epochs": 1, "train.rounds": 1})
     assert torch.isfinite(layered.server.row).all()
     for name in ("perfedavg", "apfl"):
-        with pytest.raises(UsageError, match="keeps its own"):
+        with pytest.raises(UsageError, match="needs its own"):
             simulate(name, play=False, **{"objective.name": "cross-entropy"})
 
 

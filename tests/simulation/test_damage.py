@@ -103,7 +103,7 @@ def test_a_broken_config_is_refused(halfway: Path, fedpriv: Fedpriv, content: st
 def test_a_broken_run_json_is_named(halfway: Path, fedpriv: Fedpriv) -> None:
     (halfway / "run.json").write_text("{")
     result = fedpriv("resume", halfway)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "run.json" in result.stderr and len(result.stderr.strip().splitlines()) == 1
 
 

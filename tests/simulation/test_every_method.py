@@ -54,7 +54,8 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run of each method, in which every client trains in every round."""
     run = prepare(tmp_path_factory.mktemp("watched") / "run", request.param, **TINY, **{"train.rounds": 4})
     found = Watched(run, [], [], [])
-    run.taps.append(lambda way, sealed: (found.down if way == "down" else found.up).append(sealed))
+    crossed = {"down": found.down, "up": found.up, "report": list[Sealed]()}
+    run.taps.append(lambda way, sealed: crossed[way].append(sealed))
     run.start()
     for _ in run.rounds():
         own = [sum(tensor.nbytes for tensor in (run.stored(client) or {}).values()) for client in run.progress.clients]

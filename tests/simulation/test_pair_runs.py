@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.agreement import Agreement
 from fedpriv.data.pools import Paired
 from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.inputs import cached_features
-from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import FEW, slow_but
@@ -135,7 +135,7 @@ def test_where_no_client_lacks_anything_the_option_is_not_there(
     play(tmp_path / "with", "scaffold", **pairs(folder, **NOBODY_LACKS))
     play(tmp_path / "lacking", "scaffold", **pairs(folder, **{"data.image_only": 0.2, "data.text_only": 0.0}))
     monkeypatch.setattr(merging, "complete", lambda *anything: None)
-    monkeypatch.setattr(Federation, "unused", lambda self, client: frozenset())
+    monkeypatch.setattr(Agreement, "unused", lambda self, client: frozenset())
     monkeypatch.setattr("fedpriv.data.federated.without", lambda inputs, modality: inputs)
     play(tmp_path / "without", "scaffold", **pairs(folder, **NOBODY_LACKS))
     assert computed(tmp_path / "with") == computed(tmp_path / "without") != computed(tmp_path / "lacking")

@@ -242,7 +242,7 @@ def test_a_step_is_one_request_unless_there_is_something_between_gradient_and_up
     monkeypatch.setattr(
         scheduler.Scheduler, "submit", lambda self, handler, content: asked.append(handler) or original(self, handler, content)
     )
-    simulation.play_round()
+    simulation.run_round()
     assert len(asked) == meetings * 2 * simulation.progress.record["metrics"]["participants"]
 
 
