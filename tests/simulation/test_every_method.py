@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
 from fedpriv.objectives import objectives
 from fedpriv.simulation.simulation import Simulation
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire import STATISTIC, Direction, Sealed
 from tests.marks import FEW, slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags
@@ -44,8 +44,7 @@ class Watched:
     """A run over, with what crossed its wire, and how many bytes the server and a client keep after each round."""
 
     simulation: Simulation
-    down: list[Sealed]
-    up: list[Sealed]
+    crossed: Mapping[Direction, list[Sealed]]
     kept: list[tuple[int, int]]
 
 
@@ -53,8 +52,8 @@ class Watched:
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """A run of each method, in which every client trains in every round."""
     run = prepare(tmp_path_factory.mktemp("watched") / "run", request.param, **TINY, **{"train.rounds": 4})
-    found = Watched(run, [], [], [])
-    run.taps.append(lambda way, sealed: (found.down if way == "down" else found.up).append(sealed))
+    found = Watched(run, {"down": [], "up": [], "report": []}, [])
+    run.taps.append(lambda way, sealed: found.crossed[way].append(sealed))
     run.start()
     for _ in run.rounds():
         own = [sum(tensor.nbytes for tensor in (run.stored(client) or {}).values()) for client in run.progress.clients]
@@ -63,8 +62,9 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Watched) -> None:
-    simulation, down, up = watched.simulation, watched.down, watched.up
+    simulation, down, up = watched.simulation, watched.crossed["down"], watched.crossed["up"]
     kind, space = simulation.federation.method, simulation.federation.resident.space
+    assert len(up) == (16 if kind.shared else 0)
     for sealed in up:
         assert {name for name in sealed.schema if name in space} == set(kind.shared_names)
         assert all(name in space or name.startswith(STATISTIC) for name in sealed.schema)
