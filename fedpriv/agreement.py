@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net
 from fedpriv.parameters import ParameterSpace
+from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
 from fedpriv.wire import Transform
 
@@ -27,11 +28,15 @@ class Declared:
         classes: number of classes.
         trainable: the clients that hold training data, ascending.
         mean_samples: number of training samples of such a client, on average.
+        most_samples: the largest number of training samples of a client.
+        lacks: of image-text pairs, what a client does not have of any of its samples, by client.
     """
 
     classes: int
     trainable: Sequence[int]
     mean_samples: float
+    most_samples: int
+    lacks: Mapping[int, Modality] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Agreement:
         config: with nothing left open.
         transforms: what an upload goes through before it is sealed, in order.
         initial: ``(p,)`` the initial model, drawn from the seed.
-        trainable: the clients that hold training data, ascending.
+        declared: what the server is told of the clients' data.
         layers: names of the net's parameters that learn, in forward order.
         linear: names of its fully connected layers, in forward order.
     """
@@ -51,7 +56,7 @@ class Agreement:
     method: Method
     transforms: Sequence[Transform]
     initial: Tensor
-    trainable: Sequence[int]
+    declared: Declared
     layers: tuple[str, ...]
     linear: tuple[str, ...]
 
@@ -59,6 +64,16 @@ class Agreement:
     def space(self) -> ParameterSpace:
         """The layout of the net's state."""
         return self.method.context.space
+
+    @property
+    def trainable(self) -> Sequence[int]:
+        """The clients that hold training data, ascending."""
+        return self.declared.trainable
+
+    def unused(self, client: int) -> frozenset[str]:
+        """The net's tensors that a client's data never reach: of pairs, the branch of what it does not have."""
+        branch = f"encoder.{self.declared.lacks.get(client)}."
+        return frozenset(name for name in self.space.names if name.startswith(branch))
 
     @property
     def sent_names(self) -> tuple[str, ...]:
@@ -105,4 +120,4 @@ def agree(
     )
     net = net.to(device)
     method = build_method(config, context)
-    return Agreement(config, method, tuple(transforms), space.row_of(net), tuple(declared.trainable), layers, linear), net
+    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, layers, linear), net

@@ -192,6 +192,15 @@ class TrainConfig(_Section):
     on_nan: Literal["stop", "drop"] = Field(
         "stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload"
     )
+    on_refused: Literal["drop", "stop"] = Field(
+        "drop", description="an answer of a client that is not what the server asked for: leave it out, or stop the run"
+    )
+    min_uploads: PositiveInt = Field(1, description="with fewer valid uploads in a round the server's model stays as it is")
+    max_update_norm: PositiveFloat | None = Field(
+        None,
+        description="refuse an upload whose change has a larger L2 norm, as it arrives (before the server's own clipping under "
+        "client-level DP); null: no bound",
+    )
 
     @model_validator(mode="after")
     def _gets_warm(self) -> TrainConfig:
@@ -391,6 +400,12 @@ class RunConfig(_Section):
     def _clients_have_something(self) -> RunConfig:
         if self.data.image_only + self.data.text_only > 1:
             raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_is_added_in_every_round(self) -> RunConfig:
+        if self.privacy.level == "client" and self.train.min_uploads > 1:
+            raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
         return self
 
     @model_validator(mode="after")

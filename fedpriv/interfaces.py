@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from pydantic import ConfigDict
@@ -124,6 +124,30 @@ class Step:
 Loss = Callable[[Step], Tensor]
 """A scalar of a step."""
 
+_STACKABLE: set[object] = set()
+LossFunction = TypeVar("LossFunction", bound=Callable[..., Tensor])
+
+
+def stackable(loss: LossFunction) -> LossFunction:
+    """Declare that a loss, a function or a method, can be called once for K clients that train together.
+
+    It is then a function of ``step.labels``, ``outputs`` and ``views`` alone (and of ``received``, which is the same for all),
+    along their last dimensions: of labels ``(K, B)`` and outputs ``(K, B, ...)`` it makes the K losses ``(K,)``, of ``(B,)`` and
+    ``(B, ...)`` a scalar. This saves ``torch.func.vmap``, by which all other losses are computed and which costs as much as a
+    small net's layers.
+
+    It holds for this function alone: a subclass that overrides it declares its own or has none. Where clients train together, a
+    loss that reads more than it declares is an error, and so is one whose K losses are not those of the clients; this is
+    compared when it is first used.
+    """
+    _STACKABLE.add(loss)
+    return loss
+
+
+def is_stackable(loss: Loss) -> bool:
+    """Whether a loss, which may be a bound method, is declared :func:`stackable`."""
+    return getattr(loss, "__func__", loss) in _STACKABLE
+
 
 class Learner(Protocol):
     """A model in training: its state and gradient as rows ``(p,)``, and its optimiser, fresh in each phase."""
@@ -148,6 +172,9 @@ class Learner(Protocol):
 
     def descend(self) -> None:
         """One step of the optimiser along ``grad``."""
+
+    def step(self, batch: Batch, loss: Loss) -> Tensor:
+        """:meth:`differentiate` and :meth:`descend`, at once for all clients that train together; the loss, detached."""
 
 
 class Batch(Protocol):

@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,19 @@ SMALL = {
 }
 
 
+def simulated(runs_dir: Path, method: str, play: bool = True, **overrides: Any) -> Simulation:
+    """A small simulation on digits, played to its end unless ``play=False``."""
+    federation = build(load_config(None, {**SMALL, "method.name": method, **overrides}))
+    simulation = Simulation(federation, RunFolder.create(federation.config, runs_dir), lambda text: None)
+    simulation.start()
+    if play:
+        for _ in simulation.rounds():
+            pass
+    return simulation
+
+
 @pytest.fixture
 def simulate(tmp_path: Path) -> Callable[..., Simulation]:
-    """``simulate("fedrep", **{"train.rounds": 2})``: a small simulation on digits, played to its end unless ``play=False``."""
-    made = 0
-
-    def make(method: str, play: bool = True, **overrides: Any) -> Simulation:
-        nonlocal made
-        made += 1
-        federation = build(load_config(None, {**SMALL, "method.name": method, **overrides}))
-        folder = RunFolder.create(federation.config, tmp_path / f"runs{made}")
-        simulation = Simulation(federation, folder, lambda text: None)
-        simulation.start()
-        if play:
-            for _ in simulation.rounds():
-                pass
-        return simulation
-
-    return make
+    """``simulate("fedrep", **{"train.rounds": 2})``: as :func:`simulated`, in a folder of the test's."""
+    numbers = count(1)
+    return lambda method, play=True, **overrides: simulated(tmp_path / f"runs{next(numbers)}", method, play, **overrides)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distribution
+
+import numpy as np
 import torch
-from sklearn.datasets import load_sample_images
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,10 +24,7 @@ def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, red
         ValueError: there are not that many places.
     """
     draw = torch.Generator().manual_seed(seed)
-    photographs = [
-        F.avg_pool2d(torch.tensor(photograph).permute(2, 0, 1).float()[None] / 255, reduce)[0]
-        for photograph in load_sample_images().images
-    ]
+    photographs = [F.avg_pool2d(photograph[None] / 255, reduce)[0] for photograph in sample_photographs()]
     places = [_places(photograph, side) for photograph in photographs]
     most = 2 * min(len(some) for some in places)
     if not 0 < n <= most:
@@ -35,6 +35,12 @@ def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, red
         row, column = places[i % 2][orders[i % 2][i // 2]].tolist()
         crops.append(photographs[i % 2][:, row : row + side, column : column + side])
     return torch.stack(crops), torch.randint(classes, (n,), generator=draw)
+
+
+def sample_photographs() -> list[Tensor]:
+    """Two photographs ``(3, 427, 640)`` in [0, 255], as sklearn.datasets.load_sample_images, whose import takes seconds."""
+    files = [distribution("scikit-learn").locate_file(f"sklearn/datasets/images/{name}.jpg") for name in ("china", "flower")]
+    return [torch.from_numpy(np.array(Image.open(str(file)))).permute(2, 0, 1).float() for file in files]
 
 
 def _places(photograph: Tensor, side: int) -> Tensor:

@@ -62,12 +62,6 @@ class Merged:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
-def not_one_number(statistics: Mapping[str, Tensor], *names: str) -> str | None:
-    """An objection to the first of ``names`` that is not a single number; ``None`` if all are."""
-    spoiled = (name for name in names if name in statistics and statistics[name].numel() != 1)
-    return next((f"{name} has shape {list(statistics[name].shape)}, not one number" for name in spoiled), None)
-
-
 class Aggregation(Part):
     """How the server merges; a subclass defines :meth:`merge`."""
 
@@ -86,10 +80,6 @@ class Aggregation(Part):
     def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
         """On the client, names of the shared tensors that it uploads in this round, given what it received."""
         return names
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        """As :meth:`fedpriv.methods.base.Method.objection`, for the statistics that this half reads."""
-        return None
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload."""

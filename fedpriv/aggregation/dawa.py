@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter_groups, products
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
@@ -99,9 +98,6 @@ class LDawa(Aggregation):
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        return not_one_number(statistics, LOSS)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options, rows, space = self.params, uploads.rows, uploads.space

@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
-from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import PROXIMAL, ClientTurn, params
@@ -22,6 +21,8 @@ from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT = statistic("step_weight")
 _VELOCITY = "fednova.velocity"
+_SHORTEST = 1e-3
+"""Of a step weight; a pull of less than one leaves it at 1 or more, and the server divides by it."""
 
 
 def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
@@ -87,7 +88,7 @@ class FedNova(Mean):
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         train = self.context.config.train
         longest = steps / (1 - train.momentum) if train.optimizer == "sgd" else steps
-        return {STEP_WEIGHT: Form((), torch.float64, least=0, most=longest)}
+        return {STEP_WEIGHT: Form((), torch.float64, least=_SHORTEST, most=longest, or_zero=True)}
 
     def _reach(self, turn: ClientTurn) -> float:
         """a_k over the phases that train shared roles.
@@ -108,9 +109,6 @@ class FedNova(Mean):
                 f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but a client has one weight"
             )
         return next(iter(reach.values()), 0.0)
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        return not_one_number(statistics, STEP_WEIGHT)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         if not all(STEP_WEIGHT in sent for sent in uploads.statistics):

@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.base import not_one_number
 from fedpriv.aggregation.columns import blocks
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
@@ -165,9 +164,6 @@ class SimProx(Aggregation):
     def _shared_parameters(self, turn: ClientTurn) -> list[slice]:
         entries = (entry for entry in self.context.space.entries if entry.kind != "buffer" and entry.name in turn.received)
         return [slice(entry.start, entry.stop) for entry in entries]
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        return not_one_number(statistics, STEPS, MOVED)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options = self.params

@@ -138,8 +138,8 @@ class Reporter:
             )
         if summary["turns_dropped"]:
             rows.append(("diverged turns, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
-        if summary["uploads_rejected"]:
-            rows.append(("rejected uploads, left out", Bold("", f"{summary['uploads_rejected']}")))
+        if summary["answers_refused"]:
+            rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
         if summary["clients_never_trained"]:
             rows.append(("clients that never took part", str(summary["clients_never_trained"])))

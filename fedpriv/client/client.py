@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,15 +16,17 @@ from fedpriv.client.store import ClientStore
 from fedpriv.client.turn import Turn
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split, Which
-from fedpriv.errors import ClientDiverged
+from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.interfaces import Private
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
-from fedpriv.samples import Modality
 from fedpriv.seeding import generator
 from fedpriv.spans import UNTIMED, Spans
-from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
+from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
+from fedpriv.wire.coding import is_model
+from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Charge, Report
+from fedpriv.wire.sealing import CODES
 
 AT_ONCE = 512
 """Samples of a test that are made ready at a time."""
@@ -43,10 +46,6 @@ class OwnData(Protocol):
 
     def weights(self, which: Which) -> Tensor | None:
         """How much each counts in a test ``(n,)``; ``None``: all the same."""
-
-    @property
-    def lacking(self) -> Modality | None:
-        """Of image-text pairs, what it does not have of any of its samples."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,40 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
     Args:
         download: ``None``: the method does not communicate.
         initial: ``(p,)``, on the device.
+
+    Raises:
+        FedprivError: the message is not what the server of this run may send in this round.
     """
+    if download is not None:
+        try:
+            check_download(agreement, round, download)
+        except Refused as reason:
+            raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
     tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
     return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()))
+
+
+def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
+    """Check a download (round 0: the broadcast) by what is known without the server's state: of which round it is, that it holds
+    tensors of the net that the server may know, in their shapes, and that all its numbers are finite.
+
+    Raises:
+        Refused: it is none.
+    """
+    space, dtype = agreement.space, agreement.initial.dtype
+    known = set(space.names if round == 0 else agreement.method.shared_names)
+    if (download.round, download.client, download.kind, download.transforms) != (round, None, "weights", ()):
+        raise Refused(f"it is of kind {download.kind} for round {download.round}")
+    for name, (code, shape) in download.schema.items():
+        about = tensor_of(name)
+        if is_model(name) and name not in known:
+            raise Refused(f"{name} is nothing that the server sends")
+        if is_model(name) and CODES[code] != dtype:
+            raise Refused(f"{name} is of {CODES[code]}, not {dtype}")
+        if about in space and shape != tuple(space[about].shape):
+            raise Refused(f"{name} has shape {list(shape)}, not {list(space[about].shape)}")
+    if spoiled := download.not_finite():
+        raise Refused(f"{spoiled} is not finite")
 
 
 class Client:
@@ -132,10 +162,9 @@ class Client:
                 self.store.keep(self.number, round, keeps)
         with profile("serialisation", client=self.number):
             upload = self._sealed(method.upload(turn), received, turn.reported, profile)
-            loss = None if turn.mean_loss != turn.mean_loss else turn.mean_loss
-            report = Report(
-                round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=turn.reported
-            ).seal()
+            loss = turn.mean_loss if math.isfinite(turn.mean_loss) else None
+            numbers = {name: value for name, value in turn.reported.items() if math.isfinite(value)}
+            report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
         return Answer(self.number, upload, report)
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
@@ -180,14 +209,10 @@ class Client:
     def _turn(
         self, model: ClientModel, data: Split, received: Received, kept: Private, first: bool, purpose: str = "train"
     ) -> Turn:
-        config, unused = self.agreement.config, self._unused() if purpose == "train" else frozenset[str]()
+        config = self.agreement.config
+        unused = self.agreement.unused(self.number) if purpose == "train" else frozenset[str]()
         sent, augment = received.tensors, self.augment
         return Turn(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
-
-    def _unused(self) -> frozenset[str]:
-        """The tensors that its data never reach: of pairs, the branch of what it does not have."""
-        branch = f"encoder.{self.data.lacking}."
-        return frozenset(name for name in self.agreement.space.names if name.startswith(branch))
 
     def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
         """Book a stretch of DP-SGD before it is run, and refuse it where the client's own samples would spend too much."""

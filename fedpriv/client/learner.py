@@ -46,11 +46,7 @@ class ModelLearner:
     def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
         samples = len(batch.labels)
         if self._accumulate == 1 or samples < 2:
-            value = self.model.differentiate(batch, loss, self)
-            if value is None:
-                value = loss(batch.forward(self))
-                self.backward(value)
-            return value.detach()
+            return self.model.differentiate(batch, loss, self)
         total = torch.zeros_like(self.row[0])
         for number, part in enumerate(batch.split(min(self._accumulate, samples))):
             value = loss(part.forward(self)) * (len(part.labels) / samples)
@@ -65,12 +61,24 @@ class ModelLearner:
         """The net's outputs in training mode, in the row's precision whatever the pass computes in."""
         return self.model.forward(inputs, from_features, self.half)
 
+    def step(self, batch: Batch, loss: Loss) -> Tensor:
+        if self._clip is None and self._accumulate == 1:
+            value = self.model.descend(batch, loss, self, self._optimiser)
+            self._count()
+        else:
+            value = self.differentiate(batch, loss)
+            self.descend()
+        return value
+
     def descend(self) -> None:
         if self._clip is not None:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads]))
             for grad in self._grads:
                 grad.mul_((self._clip / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
         self._optimiser.step()
+        self._count()
+
+    def _count(self) -> None:
         if self._warmup:
             self._taken += 1
             self._warm()

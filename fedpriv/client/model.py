@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.client.sgd import SGD
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import Batch, Learner, Loss
 from fedpriv.models.net import Outputs
@@ -24,17 +25,7 @@ CHUNK = 128
 
 Parts = list[tuple[str, Tensor, Tensor]]
 """Kind (weight or bias), values and gradient of slices of a row."""
-
-
-class Descent(ABC):
-    """The interface of an optimiser; torch's have it."""
-
-    param_groups: list[dict[str, float]]
-    """As in torch's optimisers; holds the learning rate."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """One step along the gradient."""
+Optimiser = SGD | torch.optim.Optimizer
 
 
 class ClientModel(ABC):
@@ -46,7 +37,6 @@ class ClientModel(ABC):
         self.roles = frozenset(entry.role for entry in space.entries)
         """The roles that have a state; the others are constants."""
         self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
-        self._slices: dict[tuple[frozenset[str], frozenset[str]], list[tuple[str, slice]]] = {}
         self._parts: dict[tuple[frozenset[str], frozenset[str]], Parts] = {}
 
     @property
@@ -88,13 +78,17 @@ class ClientModel(ABC):
     def backward(self, value: Tensor, add: bool = False) -> None:
         """The gradient of a scalar of :meth:`forward`'s outputs, in place of the one before or added to it."""
 
-    def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor | None:
-        """The gradient of a loss on a batch, in place of the one before, where there is a shorter way than a pass and a way back.
+    def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor:
+        """The gradient of a loss on a batch, in place of the one before; the loss, detached."""
+        value = loss(batch.forward(learner))
+        self.backward(value)
+        return value.detach()
 
-        Returns:
-            The loss, detached; ``None``: there is none, and nothing was done.
-        """
-        return None
+    def descend(self, batch: Batch, loss: Loss, learner: Learner, optimiser: Optimiser) -> Tensor:
+        """:meth:`differentiate`, and a step of the optimiser; the loss, detached."""
+        value = self.differentiate(batch, loss, learner)
+        optimiser.step()
+        return value
 
     @abstractmethod
     def features(self, inputs: Inputs) -> Tensor:
@@ -116,28 +110,20 @@ class ClientModel(ABC):
         """
         key = (roles, unused)
         if key not in self._parts:
-            self._parts[key] = [(kind, self.row[part], self.grad[part]) for kind, part in self.slices(roles, unused)]
-        return self._parts[key]
-
-    def slices(self, roles: frozenset[str], unused: frozenset[str]) -> list[tuple[str, slice]]:
-        """The slices of these parts in the row."""
-        key = (roles, unused)
-        if key not in self._slices:
             entries = [entry for entry in self.space.entries if entry.role in roles and entry.name not in unused]
-            self._slices[key] = [
-                (kind, part)
+            self._parts[key] = [
+                (kind, self.row[part], self.grad[part])
                 for kind in ("weight", "bias")
                 for part in self.space.spans(entry.name for entry in entries if entry.kind == kind)
             ]
-        return self._slices[key]
+        return self._parts[key]
 
-    def optimiser(
-        self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()
-    ) -> Descent | torch.optim.Optimizer:
+    def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()) -> Optimiser:
         """A fresh optimiser over the roles' slices of the row, but those of the parameters ``unused``."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
         if config.optimizer == "sgd":
-            return self._sgd([(part, decay[kind]) for kind, part in self.slices(roles, unused)], lr, config.momentum)
+            parts = [(values, grad, decay[kind]) for kind, values, grad in self.parts(roles, unused)]
+            return self._sgd(parts, lr, config.momentum)
         groups = []
         for kind, row, grad in self.parts(roles, unused):
             flat = row.detach()
@@ -147,9 +133,9 @@ class ClientModel(ABC):
             return torch.optim.AdamW(groups, lr=lr, fused=True)
         return torch.optim.Adam(groups, lr=lr, fused=True)
 
-    @abstractmethod
-    def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> Descent:
-        """``torch.optim.SGD`` over slices of the row with their weight decay."""
+    def _sgd(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> SGD:
+        """SGD over slices of the row: values, gradient and weight decay."""
+        return SGD(parts, lr, momentum)
 
     def gradient(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """``(p,)``: gradient of the cross-entropy summed over n samples, in evaluation mode; valid until the next."""

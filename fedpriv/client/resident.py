@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedpriv.client.model import CHUNK, ClientModel, Descent
+from fedpriv.client.model import CHUNK, ClientModel
 from fedpriv.models.net import Net, Outputs
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, in_chunks
-
-
-class FlatSGD(Descent):
-    """``torch.optim.SGD`` on a few flat tensors, whatever the number of layers; bit for bit the same.
-
-    The bookkeeping around a step of ``torch.optim`` takes longer than the arithmetic of a small net.
-
-    Args:
-        parts: values, their gradient and their weight decay.
-    """
-
-    def __init__(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
-        self._parts, self._momentum = parts, momentum
-        self.param_groups = [{"lr": lr}]
-        self._velocity: list[Tensor] = []
-
-    @torch.no_grad()
-    def step(self) -> None:
-        first, lr = not self._velocity, self.param_groups[0]["lr"]
-        for i, (values, grad, decay) in enumerate(self._parts):
-            if decay:
-                grad = grad.add(values, alpha=decay)
-            if self._momentum:
-                if first:
-                    self._velocity.append(grad.clone())
-                else:
-                    self._velocity[i].mul_(self._momentum).add_(grad)
-                grad = self._velocity[i]
-            values.add_(grad, alpha=-lr)
 
 
 class Resident(ClientModel):
@@ -106,9 +76,6 @@ class Resident(ClientModel):
             for _, _, grad in self.parts(self._mode[1]):
                 grad.zero_()
         value.backward()  # type: ignore[no-untyped-call]
-
-    def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> FlatSGD:
-        return FlatSGD([(self.row[part], self.grad[part], decay) for part, decay in parts], lr, momentum)
 
     @torch.no_grad()
     def features(self, inputs: Inputs) -> Tensor:

@@ -40,8 +40,7 @@ class Teachers:
             frozen.row.copy_(self._frozen[name][0])
             return frozen.from_features(frozen.features(batch))
         table = self._tables[name] if name in self._tables else self._table(name)
-        prediction = None if table.prediction is None else table.prediction[index]
-        return Outputs(table.features[index], table.projection[index], prediction, table.logits[index])
+        return table.map(lambda tensor: tensor[index])
 
     def known(self, name: str) -> Outputs | None:
         """A teacher's outputs on all of the data, where it has looked at them already."""

@@ -32,7 +32,7 @@ class Cast:
 
     def _form(self, form: Form) -> Form:
         """Rounded numbers lie in the rounded range."""
-        if not form.dtype.is_floating_point:
+        if not form.floating:
             return form
         dtype = _DTYPES[self.dtype]
         bounds = (None if bound is None else float(torch.tensor(bound).to(dtype)) for bound in (form.least, form.most))

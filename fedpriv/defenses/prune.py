@@ -48,7 +48,7 @@ class Prune:
         forms: dict[str, Form] = {}
         for name, form in expected.tensors.items():
             if is_model(name) and name in expected.received:
-                forms |= {name + INDICES: Form((name,), torch.int32), name + VALUES: Form((name,))}
+                forms |= {name + INDICES: Form((name,), torch.int32), name + VALUES: Form((name,), torch.float32)}
             else:
                 forms[name] = form
         return replace(expected, kind="delta", tensors=forms)

@@ -42,8 +42,8 @@ class Quantise:
         """The codes and the scale of each tensor; what they may be is checked where they are read."""
         forms: dict[str, Form] = {}
         for name, form in expected.tensors.items():
-            if is_model(name) and form.dtype.is_floating_point and base_name(name) in expected.received:
-                forms |= {codes_name(name, self.bits): self._form(name, form.shape), name + SCALE: Form((1,))}
+            if is_model(name) and form.floating and base_name(name) in expected.received:
+                forms |= {codes_name(name, self.bits): self._form(name, form.shape), name + SCALE: Form((1,), torch.float32)}
             else:
                 forms[name] = form
         return replace(expected, kind="delta", tensors=forms)

@@ -170,7 +170,8 @@ class _Runner:
     def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
         folder.path.mkdir(parents=True, exist_ok=True)
         if folder.config_file.exists():
-            arguments = ["resume", str(folder.path)]
+            with folder.alone():  # a process would take seconds to find that another has it
+                arguments = ["resume", str(folder.path)]
         else:
             config = self.experiment.config(label, seed)
             if self.data_dir is not None:

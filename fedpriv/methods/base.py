@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
-from fedpriv.interfaces import ClientTurn, Context, NoParams, Phase, Private, Step, params, phase
+from fedpriv.interfaces import ClientTurn, Context, Loss, NoParams, Phase, Private, params, phase
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
@@ -134,14 +134,6 @@ class Method:
             }
         return {name: form for name, form in found.items() if tensor_of(name) not in unused}
 
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        """Why an upload with these statistics, by full name, must be rejected, in a few words; ``None``: it is valid.
-
-        It was checked before that statistics are finite, and that those of a tensor of the net have its shape. A rejected upload
-        is left out of the round. By default the aggregation's objection.
-        """
-        return self.aggregation.objection(statistics)
-
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
@@ -166,9 +158,10 @@ class Method:
         """The schedule of local training."""
         return [phase(*self.objective.reaches, epochs=self.train.local_epochs, steps=self.train.local_steps)]
 
-    def local_loss(self, step: Step) -> Tensor:
-        """The scalar that a client minimises."""
-        return self.objective.loss(step)
+    @property
+    def local_loss(self) -> Loss:
+        """The scalar that a client minimises; by default the objective's. A subclass may define a method ``local_loss(step)``."""
+        return self.objective.loss
 
     def begin(self, turn: ClientTurn) -> None:
         """Called before local training."""

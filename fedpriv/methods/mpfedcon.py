@@ -133,26 +133,12 @@ class MpFedcon(FedRep):
     ) -> dict[str, Form]:
         last = self.context.classes - 1
         found = {
-            CENTERS: Form(("classes", self.context.projection_dim)),
+            CENTERS: Form(("classes", self.context.projection_dim), torch.float32),
             CLASSES: Form(("classes",), torch.int16, least=0, most=last, rising=True),
         }
         if self.params.center_weighting == "counts":
             found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples)
         return {**super().forms(received, round, examples, unused), **found}
-
-    def objection(self, statistics: Mapping[str, Tensor]) -> str | None:
-        if CLASSES in statistics and CENTERS in statistics:
-            classes, count = statistics[CLASSES], self.context.classes
-            whole = classes.dim() == 1 and bool((classes == classes.long()).all())
-            if not whole or len(set(classes.tolist()) & set(range(count))) < len(classes):
-                return f"{CLASSES} are not different classes of 0..{count - 1}"
-            expected = (len(classes), self.context.projection_dim)
-            if statistics[CENTERS].shape != expected:
-                return f"{CENTERS} has shape {list(statistics[CENTERS].shape)}, not {list(expected)}"
-            counts = statistics.get(COUNTS)
-            if counts is not None and (counts.shape != classes.shape or bool((counts <= 0).any())):
-                return f"{COUNTS} are not {len(classes)} positive numbers"
-        return super().objection(statistics)
 
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -24,10 +25,14 @@ class Outputs:
     logits: Tensor
     """(B, C): the head's output on z."""
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Outputs:
+        """The outputs, each of them changed."""
+        prediction = None if self.prediction is None else change(self.prediction)
+        return Outputs(change(self.features), change(self.projection), prediction, change(self.logits))
+
     def to(self, like: Tensor) -> Outputs:
         """The outputs on the device and in the precision of a tensor."""
-        prediction = None if self.prediction is None else self.prediction.to(like)
-        return Outputs(self.features.to(like), self.projection.to(like), prediction, self.logits.to(like))
+        return self.map(lambda tensor: tensor.to(like))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import Step
+from fedpriv.interfaces import Step, stackable
 from fedpriv.objectives import Objective, register
 
 
@@ -17,9 +17,16 @@ class Plain(Objective):
 PLAIN = Plain()
 
 
+@stackable
 def cross_entropy(step: Step) -> Tensor:
-    """Mean cross-entropy of the batch's logits ``(B, C)``; a scalar."""
-    return F.cross_entropy(step.outputs.logits, step.labels)
+    """Mean cross-entropy of the batch's logits ``(..., B, C)``: a scalar, or ``(...)``."""
+    logits, labels = step.outputs.logits, step.labels
+    return F.cross_entropy(logits, labels) if labels.ndim == 1 else mean_cross_entropy(logits, labels)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """``F.cross_entropy`` written out, for any number of batches: ``(..., B, C)`` and labels ``(..., B)`` -> ``(...)``."""
+    return -F.log_softmax(logits, -1).gather(-1, labels[..., None]).mean((-2, -1))
 
 
 @register("cross-entropy")
@@ -28,5 +35,6 @@ class CrossEntropy(Objective):
 
     paper = "McMahan et al., AISTATS 2017"
 
+    @stackable
     def loss(self, step: Step) -> Tensor:
         return cross_entropy(step)

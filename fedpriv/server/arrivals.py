@@ -1,70 +1,89 @@
-"""The answers that arrive at the server in a round: invalid ones are rejected here, before a method sees them.
-
-A method and its halves can then rely on what they are given, and an upload that was left out leaves no trace in what they keep.
-"""
+"""The answers that arrive at the server in a round: each is checked against what its client was asked for, and refused where it
+does not fit, before it touches any state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedpriv.methods.base import Method
-from fedpriv.wire import tensor_of
-from fedpriv.wire.coding import Upload, decoded, is_model
+from fedpriv.agreement import Agreement
+from fedpriv.wire.coding import Upload
+from fedpriv.wire.expected import Expected
+from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A round's answers as the server takes them, in the order of the clients it asked.
+    """A round's answers.
 
     Attributes:
-        reports: of the turns whose upload was not left out, or that sent none.
-        uploads: what is merged.
-        diverged: clients without an upload because their training diverged.
-        rejected: client -> why its upload was left out.
+        asked: the clients that the server asked, in the order in which their uploads are merged.
+        sent: what they had been sent, by name.
+        reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
+        refused: client -> why its answer, or its second one, was left out.
     """
 
-    reports: list[Report] = field(default_factory=list)
-    uploads: list[Upload] = field(default_factory=list)
-    diverged: list[int] = field(default_factory=list)
-    rejected: dict[int, str] = field(default_factory=dict)
+    agreement: Agreement
+    round: int
+    asked: Sequence[int]
+    sent: Mapping[str, Tensor]
+    reports: dict[int, Report] = field(default_factory=dict)
+    uploads: dict[int, Upload] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
 
+    def take(self, answer: Answer) -> Report:
+        """Check an answer and note what it holds.
 
-def sift(answers: Iterable[tuple[Answer, Report]], sent: Mapping[str, Tensor], method: Method) -> Arrivals:
-    """Part the uploads that can be merged from those that cannot.
+        Raises:
+            Refused: it is not what its client was asked for. Nothing of it is noted but the reason.
+        """
+        try:
+            report = self._report(answer)
+            self._check_upload(answer, report)
+        except Refused as reason:
+            self.refused.setdefault(answer.client, str(reason))
+            raise
+        self.reports[answer.client] = report
+        return report
 
-    Args:
-        sent: what the participants had been sent, by name.
-    """
-    arrivals = Arrivals()
-    for answer, report in answers:
-        if report.diverged:
-            arrivals.diverged.append(report.client)
-            continue
-        upload = None if answer.upload is None else decoded(answer.upload, sent)
-        if upload is not None and (reason := objection(upload, method)):
-            arrivals.rejected[report.client] = reason
-            continue
-        arrivals.reports.append(report)
-        if upload is not None:
-            arrivals.uploads.append(upload)
-    return arrivals
+    def in_order(self) -> list[tuple[Report, Upload | None]]:
+        """What fits of the turns that did not diverge, in the order of ``asked``: sums depend on it."""
+        whole = [self.reports[client] for client in self.asked if client in self.reports]
+        return [(report, self.uploads.get(report.client)) for report in whole if not report.diverged]
 
+    def _report(self, answer: Answer) -> Report:
+        if answer.client not in self.asked:
+            raise Refused("it was not asked in this round")
+        if answer.client in self.reports:
+            raise Refused("it has answered before")
+        report, privacy, most = Report.of(answer.report), self.agreement.config.privacy, self.agreement.declared.most_samples
+        if (report.round, report.client) != (self.round, answer.client):
+            raise Refused(f"its report is of client {report.client} in round {report.round}")
+        if not 1 <= report.num_examples <= most:
+            raise Refused(f"it reports {report.num_examples} samples, not 1 to {most}")
+        if report.spent and privacy.level != "sample":
+            raise Refused("it reports steps of DP-SGD in a run without")
+        return report
 
-def objection(upload: Upload, method: Method) -> str | None:
-    """Why an upload cannot be merged, in a few words; ``None``: it can.
+    def _check_upload(self, answer: Answer, report: Report) -> None:
+        agreement, upload = self.agreement, answer.upload
+        if report.diverged or not agreement.method.shared_names:
+            if upload is not None:
+                raise Refused("it uploads although it " + ("diverged" if report.diverged else "was to keep its model"))
+            return
+        if upload is None:
+            raise Refused("it uploads nothing")
+        if upload.num_examples not in (None, report.num_examples):
+            raise Refused(f"it uploads {upload.num_examples} samples and reports {report.num_examples}")
+        self.uploads[answer.client] = self._expected(answer.client).check(upload)
 
-    Every number is finite, what is of a tensor of the net has its shape, and the method has nothing against the statistics.
-    """
-    space = method.context.space
-    shapes = upload.shapes
-    for name, shape in shapes.items():
-        about = tensor_of(name)
-        if about in space and shape != space[about].shape:
-            return f"{name} has shape {list(shape)}, not {list(space[about].shape)}"
-    if spoiled := upload.not_finite():
-        return f"{spoiled} is not finite"
-    return method.objection(upload.tensors({name for name in shapes if not is_model(name)}))
+    def _expected(self, client: int) -> Expected:
+        agreement, most = self.agreement, self.agreement.declared.most_samples
+        forms = agreement.method.forms(self.sent, self.round, most, agreement.unused(client))
+        examples = None if agreement.config.privacy.level == "client" else (1, most)
+        bound = agreement.config.train.max_update_norm
+        expected = Expected(self.round, client, forms, self.sent, examples, dtype=agreement.initial.dtype, max_update_norm=bound)
+        return expected.through(agreement.transforms, agreement.linear)

@@ -20,7 +20,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     is one over them.
 
     Args:
-        uploads: all of them finite, and without an objection of the method's (:mod:`fedpriv.simulation.arrivals`).
+        uploads: as they were checked on arrival (:mod:`fedpriv.server.arrivals`).
     """
     whole = method.context.space
     arrived = [(upload, frozenset(upload.shapes)) for upload in uploads]

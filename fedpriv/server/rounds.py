@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, lookup
-from fedpriv.errors import ClientDiverged
+from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
 from fedpriv.seeding import generator
-from fedpriv.server.arrivals import Arrivals, sift
+from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.merging import merge
@@ -27,7 +26,7 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
-from fedpriv.wire.report import Answer, Report
+from fedpriv.wire.message import Refused
 
 _MODEL, _MEMORY = "model.", "memory."
 
@@ -61,7 +60,8 @@ class Server:
         self.warn, self.profile = warn, profile
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
-        self.taps: list[Tap] = [self.meter, profile.timed("checkpoint", PayloadKeeper(folder, self.config))]
+        self.taps: list[Tap] = [self.meter]
+        self._keep = profile.timed("checkpoint", PayloadKeeper(folder, self.config))
         self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
         self.progress = Progress()
         self.is_private = self.config.privacy.level != "none"
@@ -82,6 +82,7 @@ class Server:
         if (broadcast := self._broadcast(self.server)) is not None:
             for _ in range(self.config.data.clients):
                 self._crossed("down", broadcast)
+            self._keep("down", broadcast)
             self.clients.welcome(broadcast)
         self._finish_round(0, {}, None, time.perf_counter() - began)
 
@@ -119,26 +120,36 @@ class Server:
             if download is not None:
                 for _ in chosen:
                     self._crossed("down", download)
+                self._keep("down", download)
         arrivals = self._arrivals(round, chosen, download, sent)
+        turns = arrivals.in_order()
+        reports, uploads = [report for report, _ in turns], [upload for _, upload in turns if upload is not None]
         reported: dict[str, list[float]] = {}
-        for report in arrivals.reports:
+        for report in reports:
             if report.keeps:
                 self.progress.clients[report.client] = round
             for name, value in report.numbers.items():
                 reported.setdefault(name, []).append(value)
-        uploads = arrivals.uploads
+        least = self.config.train.min_uploads
+        if too_few := len(uploads) < least and self._noisy_mean is None and bool(method.shared_names):
+            if least > 1:
+                self.warn(f"round {round}: the model stays as it is, with {len(uploads)} of {least} uploads (train.min_uploads)")
+            uploads = []
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
                 self.server = self._noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
             elif uploads:
                 self.server = merge(method, self.server, uploads)
-        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": len(arrivals.diverged)}
-        if arrivals.rejected:
-            metrics["rejected"] = len(arrivals.rejected)
+        diverged = sum(report.diverged for report in arrivals.reports.values())
+        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": diverged}
+        if arrivals.refused:
+            metrics["refused"] = len(arrivals.refused)
+        if too_few:
+            metrics["too_few_uploads"] = 1
         if uploads:
             metrics |= self.server.report
-        losses = [(one.loss, one.num_examples) for one in arrivals.reports if one.loss is not None and math.isfinite(one.loss)]
+        losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]
         if samples := sum(number for _, number in losses):
             metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
         metrics |= {name: fmean(values) for name, values in reported.items()}
@@ -150,7 +161,7 @@ class Server:
             with profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
                 metrics |= scores
-        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.rejected)
+        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.refused)
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
@@ -175,32 +186,38 @@ class Server:
         return None if draft is None else seal(draft)
 
     def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None, sent: Mapping[str, Tensor]) -> Arrivals:
-        """Ask the clients of a round, and take what they answer, in the order in which they were asked: sums depend on it."""
-        answered: dict[int, tuple[Answer, Report]] = {}
+        """Ask the clients of a round, and check what they answer as it comes."""
+        arrivals = Arrivals(self.agreement, round, chosen, sent)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
-            if answer.upload is not None:
-                self._crossed("up", answer.upload)
-            self._crossed("report", answer.report)
-            report = Report.of(answer.report)
-            for rate, steps in report.spent:  # also where the upload is left out: its bytes were seen
+            messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
+            for direction, sealed in (*messages, ("report", answer.report)):
+                self._crossed(direction, sealed)
+            try:
+                with self.profile("serialisation"):
+                    report = arrivals.take(answer)
+            except Refused as reason:
+                self._refuse(answer.client, round, reason)
+                continue
+            for rate, steps in report.spent:
                 self.ledger.spend(str(report.client), rate, steps)
             if report.diverged:
-                self._on_divergence(report.client, round)
-            answered[report.client] = answer, report
-        with self.profile("serialisation"):
-            arrivals = sift((answered[client] for client in chosen if client in answered), sent, self.agreement.method)
-        for client, reason in arrivals.rejected.items():
-            self.warn(f"round {round}: the upload of client {client} is left out: {reason}")
-        self.clients.forget((client, round) for client in arrivals.rejected)  # such a turn does not count
+                on_divergence(self.config, self.warn, report.client, round)
+            for direction, sealed in (*messages, ("report", answer.report)):
+                self._keep(direction, sealed)
         return arrivals
+
+    def _refuse(self, client: int, round: int, reason: Refused) -> None:
+        """Leave an answer out, as ``train.on_refused`` says; such a turn does not count."""
+        message = f"round {round}: what client {client} sent is refused: {reason}"
+        if self.config.train.on_refused == "stop":
+            raise FedprivError(f"{message}; train.on_refused=drop goes on without it")
+        self.warn(message)
+        self.clients.forget([(client, round)])
 
     def _crossed(self, direction: Direction, sealed: Sealed) -> None:
         for tap in self.taps:
             tap(direction, sealed)
-
-    def _on_divergence(self, client: int, round: int) -> None:
-        on_divergence(self.config, self.warn, client, round)
 
     def _is_scored(self, round: int) -> bool:
         last_rounds = round > self.config.train.rounds - self.config.eval.last
@@ -212,7 +229,7 @@ class Server:
         metrics: Mapping[str, Any],
         accuracies: list[float | None] | None,
         seconds: float,
-        rejected: Mapping[int, str] | None = None,
+        refused: Mapping[int, str] | None = None,
     ) -> dict[str, Any]:
         progress = self.progress
         up, down = self.meter.read()
@@ -228,8 +245,8 @@ class Server:
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
         }
-        if rejected:
-            progress.record["rejected"] = [{"client": client, "reason": reason} for client, reason in rejected.items()]
+        if refused:
+            progress.record["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             self.checkpoints.commit(progress, self._server_tensors())
             self.folder.append(progress.record)

@@ -229,7 +229,7 @@ def _write_results(simulation: Simulation) -> dict[str, Any]:
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
-            "uploads_rejected": sum(record["metrics"].get("rejected", 0) for record in records),
+            "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": len(set(federation.data.nonempty) - simulation.trained_clients()),
         }
         folder.write_summary(summary)

@@ -108,8 +108,8 @@ def build(config: RunConfig) -> Federation:
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
-    mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
-    declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
+    sizes = list(map(data.size, data.nonempty))
+    declared = Declared(len(dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), _lacks(config))
     agreement, net = agree(config, prepared.build, declared, transforms, device)
     resident = Resident(net, agreement.space, device)
     _ = agreement.sent_names  # refuses a mask that cannot be right

@@ -11,7 +11,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
 
 Record = dict[str, Any]
-"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``rejected``: the
+"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``refused``: the
 clients whose uploads were left out, with reasons, if any."""
 
 

@@ -21,15 +21,23 @@ class Form:
 
     Attributes:
         shape: the sizes; a word is any size, the same wherever it stands in a message.
+        dtype: ``None``: that of the net.
         least, most: the range of its numbers; ``None``: there is no bound.
+        or_zero: whether they may be zero too, below the least.
         rising: whether each number of a list must be greater than the one before.
     """
 
     shape: tuple[int | str, ...]
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     least: float | None = None
     most: float | None = None
+    or_zero: bool = False
     rising: bool = False
+
+    @property
+    def floating(self) -> bool:
+        """Whether its numbers are floating-point numbers."""
+        return self.dtype is None or self.dtype.is_floating_point
 
     @property
     def bounded(self) -> bool:
@@ -46,6 +54,7 @@ class Expected:
         tensors: the form of each tensor that it has, by its name on the wire. There are no others.
         received: what the sender had been sent, by name; changes count from there.
         examples: the least and the most training samples that it may say; ``None``: it says no number.
+        dtype: of the net.
         max_update_norm: bound on the L2 norm of the change over all model tensors (what was not received counts from zero), and
             on that of each statistic that is more than one number; ``None``: there is none.
     """
@@ -57,6 +66,7 @@ class Expected:
     examples: tuple[int, int] | None = None
     kind: Kind = "weights"
     transforms: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
     max_update_norm: float | None = None
 
     def through(self, transforms: Iterable[Any], linear: Sequence[str] = ()) -> Expected:
@@ -110,15 +120,15 @@ class Expected:
         sizes: dict[str, int] = {}
         for name, (code, shape) in schema.items():
             form = self.tensors[name]
-            if CODES[code] != form.dtype:
-                raise Refused(f"{name} is of {CODES[code]}, not {form.dtype}")
+            if CODES[code] != (right := form.dtype or self.dtype):
+                raise Refused(f"{name} is of {CODES[code]}, not {right}")
             fits = len(shape) == len(form.shape) and all(
                 size == (sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
                 for size, wanted in zip(shape, form.shape, strict=True)
             )
             if not fits:
-                right = ", ".join(str(sizes.get(one, one) if isinstance(one, str) else one) for one in form.shape)
-                raise Refused(f"{name} has shape {list(shape)}, not [{right}]")
+                sizes_there = ", ".join(str(sizes.get(one, one) if isinstance(one, str) else one) for one in form.shape)
+                raise Refused(f"{name} has shape {list(shape)}, not [{sizes_there}]")
 
     def _check_norms(self, upload: Upload, bound: float) -> None:
         squares: dict[str, float] = {}
@@ -138,11 +148,12 @@ class Expected:
 
 def _check_numbers(name: str, tensor: Tensor, form: Form) -> None:
     """Refuse numbers that are out of a form's range or order."""
-    if not tensor.numel():
+    ranged = tensor[tensor != 0] if form.or_zero else tensor
+    if not ranged.numel():
         return
-    if (form.least is not None and tensor.min() < form.least) or (form.most is not None and tensor.max() > form.most):
+    if (form.least is not None and ranged.min() < form.least) or (form.most is not None and ranged.max() > form.most):
         right = f"{'any' if form.least is None else f'{form.least:g}'} to {'any' if form.most is None else f'{form.most:g}'}"
-        raise Refused(f"{name} holds {float(tensor.min()):g} to {float(tensor.max()):g}, not {right}")
+        raise Refused(f"{name} holds {float(ranged.min()):g} to {float(ranged.max()):g}, not {right}")
     if form.rising and bool((tensor[1:] <= tensor[:-1]).any()):
         raise Refused(f"{name} does not rise from one number to the next")
 

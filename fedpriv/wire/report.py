@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedpriv.wire.message import Payload
+from fedpriv.wire.message import Payload, Refused
 from fedpriv.wire.sealing import Sealed, seal
 
 _LOSS, _ACCURACY, _KEEPS, _DIVERGED, _SPENT, _NUMBER = "loss", "accuracy", "keeps", "diverged", "spent", "number/"
@@ -60,13 +60,24 @@ class Report:
         """Read a report.
 
         Raises:
-            ValueError: the message is none, in one line.
+            Refused: the message is not one that :meth:`seal` makes.
         """
-        if sealed.kind != "report" or sealed.client is None or sealed.num_examples is None:
-            raise ValueError("not a report")
-        tensors = sealed.tensors()
-        charges = tensors.pop(_SPENT, torch.empty(0, 2)).tolist()
-        values = {name: tensor.item() for name, tensor in tensors.items()}
+        if sealed.kind != "report" or sealed.client is None or sealed.num_examples is None or sealed.transforms:
+            raise Refused("it is not a report")
+        values: dict[str, float] = {}
+        for name, (code, shape) in sealed.schema.items():
+            known = name in (_LOSS, _ACCURACY) or name.startswith(_NUMBER)
+            right = ("F64", ()) if known else {_KEEPS: ("BOOL", ()), _DIVERGED: ("BOOL", ())}.get(name)
+            if name == _SPENT and code == "F64" and shape[1:] == (2,):
+                continue
+            if right != (code, shape):
+                raise Refused(f"its report has {name} of {code} {list(shape)}")
+            values[name] = sealed.tensors({name})[name].item()
+        if spoiled := sealed.not_finite():
+            raise Refused(f"{spoiled} of its report is not finite")
+        charges = sealed.tensors({_SPENT}).get(_SPENT, torch.empty(0, 2)).tolist()
+        if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 1 <= steps < 2**31 and steps.is_integer())]:
+            raise Refused(f"it reports steps of DP-SGD at rate {wrong[0]:g} that cannot be")
         return cls(
             sealed.round,
             sealed.client,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from attacks.core.observation import Observation, Schedule, ThreatModel
@@ -17,7 +18,7 @@ from attacks.core.registry import image_attack, image_attacks
 from attacks.image.dlg import Dlg
 from attacks.lab.attempts import Attacker, attackers, attempt, controlled, observations, out_of_reach, run_controls, suited
 from attacks.lab.controls import positive_control
-from attacks.lab.images import default_images
+from attacks.lab.images import default_images, sample_photographs
 from attacks.lab.nets import observe, reference_victim
 from attacks.lab.setting import Setting, declared
 
@@ -58,7 +59,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in (
         "attacks.lab.images.default_images",
-        "attacks.lab.images.load_sample_images",
+        "attacks.lab.images.sample_photographs",
         "attacks.lab.setting.default_images",
     ):
         monkeypatch.setattr(name, caught)
@@ -70,6 +71,11 @@ def truth_and_messages(threat: ThreatModel, masked: int = 0) -> tuple[Tensor, Te
     seen = observations(images, labels, threat, masked, 10, seed=0)
     Sealed.opened = False
     return images.as_subclass(Sealed), labels.as_subclass(Sealed), seen
+
+
+def test_the_photographs_are_scikit_learns() -> None:
+    theirs = [torch.tensor(photograph).permute(2, 0, 1).float() for photograph in load_sample_images().images]
+    assert all(torch.equal(own, other) for own, other in zip(sample_photographs(), theirs, strict=True))
 
 
 def short(name: str) -> Any:

@@ -24,6 +24,7 @@ from fedpriv.audit.membership.readings import PROBE, STAND_IN
 from fedpriv.errors import FedprivError, UsageError
 from tests.simulation.small import play
 
+pytestmark = pytest.mark.slow
 OVERFIT = {
     "data.clients": 60,
     "data.partition.name": "iid",

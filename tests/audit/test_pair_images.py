@@ -29,6 +29,7 @@ from fedpriv.errors import UsageError
 from tests.audit.pairs import SIDE, Runs, client, pair_runs, seen_of, single, smooth_net
 from tests.simulation.small import play
 
+pytestmark = pytest.mark.slow
 FEW = {"steps": 1, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "restarts": 0}
 """Options of all attackers that are tried where layers are hidden."""
 

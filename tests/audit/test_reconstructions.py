@@ -20,6 +20,7 @@ from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import SETTLED, on_message, on_single_images
 from tests.simulation.small import play
 
+pytestmark = pytest.mark.slow
 MIXED = ("analytic", "dlg", "random-head")
 PASSED = (Control("positive", True, "it can", 0.1), Control("negative", True, "it does not invent", 0.1))
 

@@ -48,6 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> None:
     first, second = runs("fedavg"), runs("masked")
     result = fedpriv("audit", first, second, *QUICK, "--output", tmp_path / "report", "--json")
@@ -111,6 +112,7 @@ def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
     assert said["found"] == [] and not said["exact"] and "no rule applies" in said["how"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["positive", "negative"])
 def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any, name: str) -> None:
     """Neither run, nor said to have failed; on the page stand its control and the reason."""

@@ -21,6 +21,7 @@ from fedpriv.cli import main
 from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
+pytestmark = pytest.mark.slow
 QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4")
 TEXTS: dict[str, Any] = {"data.clients": 12, "train.rounds": 1, "train.participation": 0.2, "model.encoder": "tiny"}
 PAIRS: dict[str, Any] = {

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
+from sklearn.datasets import load_digits
 
 from fedpriv.data import decoding
 from fedpriv.data.sources import load_dataset, load_labels
@@ -26,7 +27,11 @@ def as_tensor(images: np.ndarray) -> torch.Tensor:
 
 
 def test_digits() -> None:
-    digits = load_dataset("digits")
+    """Scikit-learn's own, though read without it."""
+    digits, theirs = load_dataset("digits"), load_digits()
+    both = torch.cat([digits.train_images, digits.test_images]).flatten(1), torch.cat([digits.train_labels, digits.test_labels])
+    own = sorted(zip(both[0].tolist(), both[1].tolist(), strict=True))
+    assert own == sorted(zip(np.round(theirs.data * 255 / 16).tolist(), theirs.target.tolist(), strict=True))
     assert digits.input_shape == (1, 8, 8) and digits.classes == tuple("0123456789")
     assert len(digits.train_labels) + len(digits.test_labels) == 1797
     assert digits.train_images.dtype == torch.uint8 and int(digits.train_images.max()) == 255

@@ -1,8 +1,8 @@
-"""Results of runs that never were, with numbers that can be checked by hand."""
+"""Results of runs that never were, with numbers that can be checked by hand; and small runs that are played here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import yaml
 
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.results import _portable
+from fedpriv.experiments.spec import Experiment
+from fedpriv.simulation import run as simulation
 
 BASE = {
     "data": {"name": "digits", "clients": 4, "partition": {"name": "classes", "classes_per_client": 5}},
@@ -26,6 +28,18 @@ def write_yaml(folder: Path, name: str = "tiny", **values: Any) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"title": "Tiny", "base": BASE, "seeds": [0], **values}, sort_keys=False))
     return path
+
+
+def play(
+    experiment: Experiment,
+    runs_dir: Path,
+    label: str,
+    seed: int = 0,
+    on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> None:
+    """A run in this process, in the folder where the runner looks for it."""
+    config = experiment.config(label, seed).model_copy(update={"run_dir": experiment.run_dir(runs_dir, label, seed)})
+    simulation.start(config, runs_dir, lambda federation, folder: None, on_round, lambda text: None)
 
 
 def write_result(

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from made_results import BASE, write_result, write_yaml
+from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
-from fedpriv.experiments.spec import Experiment
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation import run as simulation
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
 TINY = {
@@ -29,12 +27,6 @@ TINY = {
     "eval": {"every": 1, "last": 2},
     "tracking": {"uri": "none"},
 }
-
-
-def play(experiment: Experiment, runs_dir: Path, label: str, seed: int, on_round: Callable[[dict[str, Any]], None]) -> None:
-    """A run in this process, in the folder where the runner looks for it."""
-    config = experiment.config(label, seed).model_copy(update={"run_dir": experiment.run_dir(runs_dir, label, seed)})
-    simulation.start(config, runs_dir, lambda federation, folder: None, on_round, lambda text: None)
 
 
 def stop_after_round_1(record: dict[str, Any]) -> None:
@@ -52,10 +44,11 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return replace
 
 
+@pytest.mark.slow
 def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     path, runs_dir = write_yaml(tmp_path / "paper", base=TINY, runs=RUNS), tmp_path / "runs"
     experiment = read(path)
-    play(experiment, runs_dir, "fedavg", 0, lambda record: None)
+    play(experiment, runs_dir, "fedavg", 0)
     with pytest.raises(KeyboardInterrupt):
         play(experiment, runs_dir, "fedrep", 0, stop_after_round_1)
 
@@ -95,12 +88,11 @@ def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -
     path = write_yaml(tmp_path, base=TINY, runs=RUNS, seeds=[0, 1])
     experiment = read(path)
     for seed in (0, 1):
-        play(experiment, tmp_path / "played before", "fedavg", seed, lambda record: None)
+        play(experiment, tmp_path / "played before", "fedavg", seed)
     in_process(
-        "import sys, shutil, pathlib\n"
-        "from fedpriv.config import load_config\n"
+        "import sys, shutil, pathlib, yaml\n"
         "command, _, config, _, folder = sys.argv[1:]\n"
-        "seed = load_config(pathlib.Path(config)).seed\n"
+        "seed = yaml.safe_load(open(config))['seed']\n"
         f"played = pathlib.Path({str(tmp_path / 'played before')!r}) / 'experiments' / {tmp_path.name!r} / 'tiny'\n"
         "assert command == 'train'; shutil.copytree(played / f'fedavg-s{seed}', folder, dirs_exist_ok=True)\n"
     )
@@ -115,7 +107,7 @@ def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -
 def test_small_numbers_of_a_config_are_kept(tmp_path: Path) -> None:
     runs = {"noisy": {"method": {"name": "fedavg"}, "wire": {"transforms": [{"name": "gaussian", "variance": 8.4e-7}]}}}
     experiment = read(write_yaml(tmp_path, base=TINY, runs=runs))
-    play(experiment, tmp_path / "runs", "noisy", 0, lambda record: None)
+    play(experiment, tmp_path / "runs", "noisy", 0)
     assert [outcome.state for outcome in run(experiment, tmp_path / "runs", workers=0)] == ["collected"]
     assert [outcome.state for outcome in run(experiment, tmp_path / "elsewhere", workers=0)] == ["done"]
 
@@ -133,7 +125,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path, in_process:
 
 def test_a_folder_with_another_config_is_refused(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, base=TINY, runs=RUNS)
-    play(read(path), tmp_path / "runs", "fedavg", 0, lambda record: None)
+    play(read(path), tmp_path / "runs", "fedavg", 0)
     experiment = read(write_yaml(tmp_path, base={**TINY, "train": {**TINY["train"], "lr": 0.5}}, runs=RUNS))
     (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
     assert outcome.state == "failed" and outcome.error is not None
@@ -150,7 +142,7 @@ def test_what_a_run_keeps_of_its_payloads_decides_nothing(tmp_path: Path, in_pro
         experiment = read(write_yaml(tmp_path, base={**BASE, **kept}, runs=RUNS))
         assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done"]
     base = {**TINY, "wire": {"keep_payloads": "none"}}
-    play(read(write_yaml(tmp_path / "new", base=base, runs=RUNS)), tmp_path / "runs", "fedavg", 0, lambda record: None)
+    play(read(write_yaml(tmp_path / "new", base=base, runs=RUNS)), tmp_path / "runs", "fedavg", 0)
     experiment = read(write_yaml(tmp_path / "new", base=TINY, runs=RUNS))
     assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["collected"]
     assert "payloads" not in experiment.result_file("fedavg", 0).read_text()
@@ -169,13 +161,14 @@ def test_only_the_rounds_with_fine_tuning_show_the_method(tmp_path: Path, when: 
     base = {**TINY, "train": {**TINY["train"], "rounds": 4}, "eval": {"every": 1, "last": last}}
     method = {"name": "fedavg-ft", "ft_when": when, "ft_epochs": 1}
     experiment = read(write_yaml(tmp_path, base=base, runs={"ft": {"method": method}}))
-    play(experiment, tmp_path / "runs", "ft", 0, lambda record: None)
+    play(experiment, tmp_path / "runs", "ft", 0)
     run(experiment, tmp_path / "runs", workers=0)
     result = Result.load(experiment.result_file("ft", 0))
     assert [number for number, _ in result.tested()] == points and result.tested_at_end
 
 
-def test_what_another_process_runs_is_left_alone(tmp_path: Path) -> None:
+def test_what_another_process_runs_is_left_alone(tmp_path: Path, in_process: Callable[[str], None]) -> None:
+    in_process("raise SystemExit('fedpriv: it did start')")
     experiment = read(write_yaml(tmp_path, runs=RUNS))
     config = experiment.config("fedavg", 0)
     folder = RunFolder.create(config.model_copy(update={"run_dir": experiment.run_dir(tmp_path / "runs", "fedavg", 0)}), tmp_path)

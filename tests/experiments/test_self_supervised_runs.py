@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_results import BASE, write_result, write_yaml
+from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.errors import UsageError
 from fedpriv.experiments import Result, read
@@ -64,8 +64,11 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ]
     runs = {"simclr": PROBED, "barlow": {**SSL, "objective": "barlow-twins"}}
     file = write_yaml(folder / "made", base=base, runs=runs, claims=claims)
-    outcomes = run(read(file), folder / "runs")
-    assert [one.state for one in outcomes] == ["finished", "finished"], [one.error for one in outcomes]
+    experiment = read(file)
+    for label in runs:
+        play(experiment, folder / "runs", label)
+    outcomes = run(experiment, folder / "runs")
+    assert [one.state for one in outcomes] == ["collected", "collected"], [one.error for one in outcomes]
     return file, folder / "runs"
 
 

@@ -102,13 +102,16 @@ def runs() -> dict[str, Settings]:
     """Name -> settings of every run: what is registered, found by itself, and :data:`VARIANTS`."""
     known = command("methods")
     methods = {row["name"]: (row["objective"], row["aggregation"]) for row in known["methods"]}
+    # The others have no more to keep apart than FedAvg (test_vectorized.py has them all).
+    stateful = {row["name"] for row in known["methods"] if row["keeps"] or row["sends_besides"]}
     objectives, aggregations = ([row["name"] for row in known[kind]] for kind in ("objectives", "aggregations"))
     pairs = {(objective, AGGREGATION_OF.get(objective, "mean")) for objective in objectives}
     pairs |= {(OBJECTIVE_OF.get(aggregation, "cross-entropy"), aggregation) for aggregation in aggregations}
     found: dict[str, Settings] = {}
     for method in methods:
         found[f"method {method}"] = {"method.name": method, **OF_A_METHOD.get(method, {})}
-        found[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
+        if method in stateful | {"fedavg"}:
+            found[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
     for objective, aggregation in sorted(pairs - set(methods.values())):
         views = WITHOUT_LABELS if objective in ("barlow-twins", "simclr") else {}
         halves = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}

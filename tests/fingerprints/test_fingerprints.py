@@ -11,14 +11,17 @@ import pytest
 from tests.fingerprints import stored
 from tests.fingerprints.runs import runs
 from tests.fingerprints.taking import HASHES, machine, take
+from tests.marks import slow_but
 
 STORED = stored.load()
 EXACT = STORED["machine"] == machine()
 HOW = "bit for bit" if EXACT else "within tolerance"
 RUNS = runs()
+QUICK = [f"method {method}{how}" for method in ("fedavg", "mpfedcon", "scaffold") for how in ("", ", together")]
+QUICK += ["defence gaussian", "client-level DP", "texts, frozen encoder", "schedule"]
 
 
-@pytest.mark.parametrize("name", RUNS, ids=[f"{name} - {HOW}" for name in RUNS])
+@pytest.mark.parametrize("name", slow_but(QUICK, RUNS), ids=[f"{name} - {HOW}" for name in RUNS])
 def test_a_run_ends_where_it_ended(name: str) -> None:
     assert name in STORED["runs"], f"no fingerprint of {name!r} is stored: python -m tests.fingerprints --write"
     expected, found = STORED["runs"][name], take(RUNS[name])

@@ -88,5 +88,8 @@ def test_clients_are_drawn_independently(simulate: Simulate) -> None:
     assert abs(counts.mean() - n * q) < 4 * math.sqrt(n * q * (1 - q) / 500)
     assert counts.var() == pytest.approx(n * q * (1 - q), rel=0.3)
     assert counts.min() == 0
-    fewer = [participants(replace(agreement, trainable=everyone[1:]), round) for round in range(1, 20)]
+    fewer = [
+        participants(replace(agreement, declared=replace(agreement.declared, trainable=everyone[1:])), round)
+        for round in range(1, 20)
+    ]
     assert fewer == [[c for c in chosen if c != everyone[0]] for chosen in rounds[:19]]

@@ -21,7 +21,7 @@ import torch
 
 # Where there is a GPU, autograd starts threads, and a process that has any cannot fork: there, from a fresh one.
 _CONTEXT: Any = multiprocessing.get_context("forkserver" if torch.cuda.is_available() else "fork")
-_CONTEXT.set_forkserver_preload(["pytest", "sklearn.datasets", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
+_CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
 
 Sabotage = Callable[[], None]
 """Called in the process before the command; must be picklable: a function of a module, or a ``functools.partial`` of one."""
@@ -124,7 +124,7 @@ def die_within(share: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, max(1e-4, share * (time.perf_counter() - began)))
         return record
 
-    _instead(Simulation, "play_round", 1, timed)
+    _instead(Simulation, "run_round", 1, timed)
 
 
 def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:
@@ -139,7 +139,7 @@ def wait_for_interrupt(number: int, ready: Path, times: int = 1) -> None:
             time.sleep(0.005)
         return real(simulation)
 
-    _instead(Simulation, "play_round", number, waiting)
+    _instead(Simulation, "run_round", number, waiting)
 
 
 def limit_file_size(where: str, number: int, room: int) -> None:

@@ -23,12 +23,17 @@ SMALL: dict[str, Any] = {
     "train.lr": 0.05,
     "tracking.uri": "none",
 }
-_OWN = {"mpfedcon": {"method.head_epochs": 1}, "fedrep": {"method.head_epochs": 1}, "local": {"method.epochs": 2}}
+QUICK: dict[str, dict[str, Any]] = {
+    "mpfedcon": {"method.head_epochs": 1},
+    "fedrep": {"method.head_epochs": 1},
+    "local": {"method.epochs": 2},
+}
+"""For methods that train long by default, less."""
 
 
 def settings(method: str, **overrides: Any) -> dict[str, Any]:
     """Dotted keys of a small run; ``overrides`` too."""
-    return {**SMALL, "method.name": method, **_OWN.get(method, {}), **overrides}
+    return {**SMALL, "method.name": method, **QUICK.get(method, {}), **overrides}
 
 
 def config(method: str, **overrides: Any) -> RunConfig:

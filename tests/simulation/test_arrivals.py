@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.client.client import receive
+from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
-from fedpriv.wire.report import Answer
+from fedpriv.wire.report import Answer, Report
+from tests.marks import FEW, slow_but
+from tests.simulation.small import QUICK
 from tests.simulation.small import simulation as prepare
 
 Simulate = Callable[..., Simulation]
-SIX = {"data.clients": 6, "train.participation": 1.0, "model.projection": 16, "eval.every": 9, "eval.last": 1}
+SIX = {
+    "data.clients": 6,
+    "data.limit": 300,
+    "train.participation": 1.0,
+    "model.projection": 16,
+    "eval.every": 9,
+    "eval.last": 1,
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name, kind in sorted(methods().items()) if kind.shared),
     ("mpfedcon", {"method.center_weighting": "counts", "method.center_ema": 0.5}),
@@ -45,8 +57,8 @@ State = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
 class SecondRound:
     """The second round of a federation of six, which can be played with any uploads, again and again."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, simulate: Simulate, method: str, **options: Any) -> None:
+        self.simulation = simulation = simulate(method, play=False, **{**SIX, **QUICK.get(method, {}), **options})
         simulation.run_round()
         self._server, self._progress = copy.deepcopy(simulation.server), copy.deepcopy(simulation.progress)
         self.answers: list[Answer] = []
@@ -101,9 +113,9 @@ def same(one: State, other: State) -> bool:
     return torch.equal(one[0], other[0]) and tables
 
 
-@pytest.mark.parametrize(("method", "options"), CASES, ids=named)
+@pytest.mark.parametrize(("method", "options"), slow_but(FEW, CASES), ids=named)
 def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulate, method: str, options: dict[str, Any]) -> None:
-    second = SecondRound(simulate(method, play=False, **SIX, **options))
+    second = SecondRound(simulate, method, **options)
     without = second.without(2)
     assert not same(without, second.whole), "or the test could not fail"
     upload = second.answers[2].upload
@@ -112,34 +124,34 @@ def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulat
         row, memory, record = after = second.with_changed(2, **{name: tensor})
         assert same(after, without), name
         assert all(torch.isfinite(one).all() for one in (row, *memory.values()))
-        assert record["rejected"] == [{"client": 2, "reason": f"{name} is not finite"}]
-        told = {n: v for n, v in record["metrics"].items() if n not in ("participants", "rejected", "padding")}
+        assert record["refused"] == [{"client": 2, "reason": f"{name} is not finite"}]
+        told = {n: v for n, v in record["metrics"].items() if n not in ("participants", "refused", "padding")}
         assert told == {n: v for n, v in without[2]["metrics"].items() if n not in ("participants", "padding")}
-        assert record["metrics"]["rejected"] == 1
+        assert record["metrics"]["refused"] == 1
 
 
 @pytest.mark.parametrize("counts", [False, True], ids=["plain", "counts"])
 def test_classes_that_do_not_exist_and_centres_that_do_not_fit(simulate: Simulate, counts: bool) -> None:
     weighting = {"method.center_weighting": "counts" if counts else "plain"}
-    second = SecondRound(simulate("mpfedcon", play=False, **SIX, **weighting))
+    second = SecondRound(simulate, "mpfedcon", **weighting)
     without, sent = second.without(2), second.answers[2].upload
     assert sent is not None
     classes, centers = sent.tensors()[CLASSES], sent.tensors()[CENTERS]
     bad: list[tuple[dict[str, Tensor], str]] = [
-        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), 10)}, "0..9"),
-        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), -1)}, "0..9"),
-        ({CLASSES: classes[:1].repeat(len(classes))}, "different"),
-        ({CLASSES: classes + 0.5}, "0..9"),
-        ({CLASSES: classes[None]}, "0..9"),
+        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([len(classes) - 1]), 10)}, "not 0 to 9"),
+        ({CLASSES: classes.clone().index_fill_(0, torch.tensor([0]), -1)}, "not 0 to 9"),
+        ({CLASSES: classes[:1].repeat(len(classes))}, "does not rise"),
+        ({CLASSES: classes + 0.5}, "is of torch.float32"),
+        ({CLASSES: classes[None]}, "shape"),
         ({CENTERS: centers[:, :-1].contiguous()}, "shape"),
         ({CENTERS: centers[:1]}, "shape"),
     ]
     if counts:
-        bad += [({COUNTS: torch.zeros_like(classes)}, "positive"), ({COUNTS: classes[:1]}, "positive")]
+        bad += [({COUNTS: torch.zeros(len(classes), dtype=torch.int32)}, "not 1 to"), ({COUNTS: classes[:1].int()}, "shape")]
     for tensors, reason in bad:
         after = second.with_changed(2, **tensors)
         assert same(after, without), tensors
-        assert reason in after[2]["rejected"][0]["reason"]
+        assert reason in after[2]["refused"][0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -155,28 +167,31 @@ def test_classes_that_do_not_exist_and_centres_that_do_not_fit(simulate: Simulat
     ids=named,
 )
 def test_another_shape_is_left_out(simulate: Simulate, method: str, options: dict[str, Any], name: str) -> None:
-    second = SecondRound(simulate(method, play=False, **SIX, **options))
-    after = second.with_changed(2, **{name: torch.ones(3)})
+    second = SecondRound(simulate, method, **options)
+    upload = second.answers[2].upload
+    assert upload is not None
+    dtype = upload.tensors()[name].dtype
+    after = second.with_changed(2, **{name: torch.ones(3, dtype=dtype)})
     assert same(after, second.without(2))
-    assert after[2]["rejected"][0]["reason"].startswith(f"{name} has shape [3], not ")
+    assert after[2]["refused"][0]["reason"].startswith(f"{name} has shape [3], not ")
 
 
 def test_where_every_upload_is_left_out_the_server_stays_as_it_was(simulate: Simulate) -> None:
-    second = SecondRound(simulate("mpfedcon", play=False, **SIX))
+    second = SecondRound(simulate, "mpfedcon")
     nothing = second.of([])
     spoiled = [changed(answer, {CENTERS: torch.full((1, 16), math.nan)}) for answer in second.answers]
     after = second.of(spoiled)
     assert same(after, nothing) and "train_loss" not in after[2]["metrics"]
-    assert [one["client"] for one in after[2]["rejected"]] == list(range(6))
+    assert [one["client"] for one in after[2]["refused"]] == list(range(6))
 
 
 class Spoil:
     """A transform after which one client's centres are no numbers."""
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        if payload.client != 4 or payload.round != 2:
-            return payload
-        return payload.with_tensors({**payload.tensors, CENTERS: payload.tensors[CENTERS] * math.nan}, str(self))
+        spoils = payload.client == 4 and payload.round == 2
+        centers = payload.tensors[CENTERS] * (math.nan if spoils else 1.0)
+        return payload.with_tensors({**payload.tensors, CENTERS: centers}, str(self))
 
 
 def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) -> None:
@@ -191,9 +206,113 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
         one.start()
     records, others = list(run.rounds()), list(clean.rounds())
     reason = f"{CENTERS} is not finite"
-    assert warnings == [f"round 2: the upload of client 4 is left out: {reason}"]
-    assert [record.get("rejected") for record in records] == [None, [{"client": 4, "reason": reason}], None]
-    assert [record["metrics"].get("rejected") for record in records] == [None, 1, None]
+    assert warnings == [f"round 2: what client 4 sent is refused: {reason}"]
+    assert [record.get("refused") for record in records] == [None, [{"client": 4, "reason": reason}], None]
+    assert [record["metrics"].get("refused") for record in records] == [None, 1, None]
     assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
     assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))
+
+
+def reported(answer: Answer, **changes: Any) -> Answer:
+    """With another report."""
+    return replace(answer, report=replace(Report.of(answer.report), **changes).seal())
+
+
+ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
+    ("not asked", lambda answer: replace(answer, client=17), "it was not asked in this round"),
+    ("replayed", lambda answer: reported(answer, round=1), "its report is of client 2 in round 1"),
+    ("another's", lambda answer: reported(answer, client=3), "its report is of client 3 in round 2"),
+    ("no samples", lambda answer: reported(answer, num_examples=0), "it reports 0 samples, not 1 to"),
+    ("absurd samples", lambda answer: reported(answer, num_examples=10**12), "it reports 1000000000000 samples, not 1 to"),
+    ("two numbers", lambda answer: reported(answer, num_examples=1), "samples and reports 1"),
+    ("steps of DP-SGD", lambda answer: reported(answer, spent=[(0.5, 3)]), "it reports steps of DP-SGD in a run without"),
+    ("infinite loss", lambda answer: reported(answer, loss=math.inf), "loss of its report is not finite"),
+    ("no upload", lambda answer: replace(answer, upload=None), "it uploads nothing"),
+    ("upload of nothing", lambda answer: reported(answer, diverged=True), "it uploads although it diverged"),
+    ("upload as report", lambda answer: replace(answer, report=answer.upload), "it is not a report"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in ANSWERS], ids=[one[0] for one in ANSWERS])
+def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change: Callable[[Answer], Answer], reason: str) -> None:
+    second = SecondRound(simulate, "mpfedcon")
+    wrong = [change(answer) if answer.client == 2 else answer for answer in second.answers]
+    after = second.of(wrong)
+    record = after[2]
+    assert same(after, second.without(2))
+    assert [reason in one["reason"] for one in record["refused"]] == [True]
+    assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, "the turn did not count"
+
+
+def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg")
+    twice = [*second.answers, changed(second.answers[0], {})]
+    after = second.of(twice)
+    assert same(after, second.whole)
+    assert after[2]["refused"] == [{"client": 0, "reason": "it has answered before"}]
+
+
+def test_a_thousandfold_update_is_refused_where_the_change_is_bounded(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg", **{"train.max_update_norm": 5.0})
+    assert "refused" not in second.whole[2]
+    upload = second.answers[2].upload
+    assert upload is not None
+    after = second.with_changed(2, **{name: 1000 * tensor for name, tensor in upload.tensors().items()})
+    assert same(after, second.without(2))
+    assert after[2]["refused"][0]["reason"].endswith("over 5")
+
+
+def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg", **{"train.min_uploads": 6})
+    before = second._server.row
+    row, _, record = second.without(2)
+    assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
+    assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
+
+
+def test_a_run_may_be_told_to_stop_and_what_is_refused_is_not_kept(tmp_path: Path) -> None:
+    for policy in ("drop", "stop"):
+        overrides = {"train.participation": 1.0, "train.on_refused": policy, "wire.keep_payloads": "all"}
+        run = prepare(tmp_path / policy, "mpfedcon", **overrides)
+        run.federation.agreement.transforms = (Spoil(),)
+        run.start()
+        run.run_round()
+        if policy == "stop":
+            with pytest.raises(FedprivError, match=r"round 2: what client 4 sent is refused: .*train\.on_refused=drop"):
+                run.run_round()
+            continue
+        run.run_round()
+        kept = {path.name for path in (tmp_path / policy / "payloads" / "round-0002").iterdir()}
+        assert {"client-0003.safetensors", "report-0003.safetensors"} <= kept
+        assert not {"client-0004.safetensors", "report-0004.safetensors"} & kept
+        assert run.progress.clients[4] == 1 and run.store.damaged({4: 2}) is not None, "its state of that turn is gone"
+
+
+DOWNLOADS: list[tuple[str, Callable[[Payload], Payload], str]] = [
+    ("replayed", lambda draft: replace(draft, round=1), "of kind weights for round 1"),
+    ("a report", lambda draft: replace(draft, kind="report", num_examples=3), "of kind report"),
+    ("a private tensor", lambda draft: more(draft, "head.weight", torch.zeros(10, 16)), "head.weight is nothing that the server"),
+    ("an unknown tensor", lambda draft: more(draft, "encoder.x", torch.zeros(1)), "encoder.x is nothing that the server sends"),
+    ("transposed", lambda draft: more(draft, NAME, draft.tensors[NAME].T), "has shape [64, 512], not [512, 64]"),
+    ("of half precision", lambda draft: more(draft, NAME, draft.tensors[NAME].half()), "is of torch.float16, not torch.float32"),
+    ("NaN", lambda draft: more(draft, NAME, draft.tensors[NAME] * math.nan), f"{'encoder.fc1.weight'} is not finite"),
+    ("NaN in a centre", lambda draft: more(draft, CENTERS, draft.tensors[CENTERS] * math.nan), "statistic.centers is not finite"),
+]
+NAME = "encoder.fc1.weight"
+
+
+def more(draft: Payload, name: str, tensor: Tensor) -> Payload:
+    return replace(draft, tensors={**draft.tensors, name: tensor})
+
+
+@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in DOWNLOADS], ids=[one[0] for one in DOWNLOADS])
+def test_a_client_refuses_what_the_server_should_not_send(
+    simulate: Simulate, change: Callable[[Payload], Payload], reason: str
+) -> None:
+    run = simulate("mpfedcon", play=False, **SIX)
+    draft = run.federation.method.download(run.server, 2)
+    assert draft is not None
+    receive(run.agreement, 2, seal(draft), run.agreement.initial)
+    with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
+        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial)

@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import Step
+from fedpriv.config import load_config
+from fedpriv.errors import FedprivError
+from fedpriv.interfaces import Step, is_stackable, stackable
 from fedpriv.models.net import Outputs
+from fedpriv.objectives.cross_entropy import Plain, cross_entropy
+from fedpriv.simulation.setup import build
 from fedpriv.simulation.vectorized import batched_loss
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
 
 CLIENTS, SAMPLES, CLASSES = 3, 5, 4
+SMALL = {"data.name": "digits", "data.clients": 4, "model.name": "mlp2", "model.projection": 8, "tracking.uri": "none"}
 Loss = Callable[[Step], Tensor]
 
 
@@ -37,6 +42,26 @@ def no_teacher(name: str) -> Outputs:
 
 def plain(step: Step) -> Tensor:
     return F.cross_entropy(step.outputs.logits, step.labels)
+
+
+def by_keyword(step: Step) -> Tensor:
+    return F.cross_entropy(step.outputs.logits, target=step.labels)
+
+
+def of_shares(step: Step) -> Tensor:
+    return F.cross_entropy(step.outputs.logits, step.outputs.logits.detach().softmax(1))
+
+
+def of_columns(step: Step) -> Tensor:
+    """One sample whose "pixels" are the batch's."""
+    return F.cross_entropy(step.outputs.logits.T[None], step.labels[None])
+
+
+@stackable
+def margins(step: Step) -> Tensor:
+    """Declared, and no cross-entropy."""
+    own = step.outputs.logits.gather(-1, step.labels[..., None]).squeeze(-1)
+    return (step.outputs.logits.logsumexp(-1) - own).square().mean(-1)
 
 
 def smoothed(step: Step) -> Tensor:
@@ -64,7 +89,22 @@ def a_sum(step: Step) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "loss", [plain, smoothed, scaled, with_a_term, by_label, of_other_labels, a_sum], ids=lambda loss: loss.__name__
+    "loss",
+    [
+        cross_entropy,
+        margins,
+        plain,
+        by_keyword,
+        of_shares,
+        of_columns,
+        smoothed,
+        scaled,
+        with_a_term,
+        by_label,
+        of_other_labels,
+        a_sum,
+    ],
+    ids=lambda loss: loss.__name__,
 )
 def test_the_losses_and_their_gradients_are_those_of_each_client_alone(loss: Loss) -> None:
     batches, views = batches_and_views()
@@ -80,18 +120,79 @@ def test_the_losses_and_their_gradients_are_those_of_each_client_alone(loss: Los
             assert torch.allclose(gradient[client], torch.autograd.grad(own, logits)[0], rtol=1e-12, atol=1e-15)
 
 
-def test_nothing_but_a_cross_entropy_needs_no_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+class Declared(Plain):
+    """An objective whose loss is declared, and called on itself."""
+
+    @stackable
+    def loss(self, step: Step) -> Tensor:
+        return margins(step)
+
+
+class Overridden(Declared):
+    def loss(self, step: Step) -> Tensor:
+        return 2 * super().loss(step)
+
+
+@pytest.mark.parametrize(
+    ("loss", "by_vmap"),
+    [(cross_entropy, False), (margins, False), (Declared().loss, False), (Overridden().loss, True), (plain, True)],
+    ids=["cross-entropy", "function", "method", "overridden", "undeclared"],
+)
+def test_what_is_declared_needs_no_vmap(monkeypatch: pytest.MonkeyPatch, loss: Loss, by_vmap: bool) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(batched_loss, "vmap", lambda function: taken.append(function) or torch.func.vmap(function))
-    for loss, by_vmap in ((plain, False), (with_a_term, True)):
-        taken.clear()
-        BatchedLoss(loss)(*batches_and_views(), {})
-        assert bool(taken) == by_vmap
+    BatchedLoss(loss)(*batches_and_views(), {})
+    assert bool(taken) == by_vmap
 
 
-def test_a_cross_entropy_of_anything_but_labels_is_for_one_client_at_a_time() -> None:
+def test_a_method_has_the_declaration_of_its_objectives_loss_until_it_changes_it() -> None:
+    for name, declared in (("fedavg", True), ("scaffold", True), ("moon", False), ("feddual", False), ("mpfedcon", False)):
+        method = build(load_config(None, {**SMALL, "method.name": name})).method
+        assert is_stackable(method.local_loss) == declared, name
+    replaced = build(load_config(None, {**SMALL, "method.name": "fedavg", "objective.name": "moon"})).method
+    assert not is_stackable(replaced.local_loss)
+
+
+def over_all(step: Step) -> Tensor:
+    return -F.log_softmax(step.outputs.logits, -1).gather(-1, step.labels[..., None]).mean()
+
+
+def over_samples(step: Step) -> Tensor:
+    """Softmax along dimension 1: the classes of one client, the samples of several."""
+    return -F.log_softmax(step.outputs.logits, 1).gather(-1, step.labels[..., None]).mean((-2, -1))
+
+
+def with_a_note(step: Step) -> Tensor:
+    return cross_entropy(step) + step.memo["note"]
+
+
+def with_a_norm(step: Step) -> Tensor:
+    return cross_entropy(step) + step.parameters["head.weight"].norm()
+
+
+def with_a_teacher(step: Step) -> Tensor:
+    return cross_entropy(step) + step.teacher("older").logits.mean((-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (over_all, "gives several clients other losses than each alone"),
+        (over_samples, "gives several clients other losses than each alone"),
+        (with_a_note, "reads a client's note"),
+        (with_a_norm, "reads a client's head.weight"),
+        (with_a_teacher, "reads the teacher older"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_wrong_declaration_is_an_error(loss: Loss, said: str) -> None:
+    with pytest.raises(FedprivError, match=f"the loss {loss.__name__} is declared stackable, but it {said}"):
+        BatchedLoss(stackable(loss))(*batches_and_views(), {})
+
+
+def test_a_loss_that_looks_at_values_is_for_one_client_at_a_time() -> None:
     with pytest.raises(ForOneClient):
-        BatchedLoss(lambda step: F.cross_entropy(step.outputs.logits, step.outputs.logits))(*batches_and_views(), {})
+        BatchedLoss(lambda step: plain(step) if step.outputs.logits.sum() > 0 else 2 * plain(step))(*batches_and_views(), {})
 
 
 def test_a_loss_that_gets_a_term_later_has_it() -> None:

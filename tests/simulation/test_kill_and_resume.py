@@ -34,9 +34,9 @@ def play_with_deaths(tmp_path: Path, sabotages: Iterator[Sabotage], method: str,
     ("method", "overrides"),
     [
         ("mpfedcon", {}),
-        ("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}),
-        ("fedavg", {"data.augment": "crop_flip"}),
-        ("local", {}),
+        pytest.param("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}, marks=pytest.mark.slow),
+        pytest.param("fedavg", {"data.augment": "crop_flip"}, marks=pytest.mark.slow),
+        pytest.param("local", {}, marks=pytest.mark.slow),
     ],
     ids=["mpfedcon", "mpfedcon-R2", "fedavg", "local"],
 )
@@ -51,6 +51,7 @@ def test_killed_at_random_moments(tmp_path: Path, reference: Callable[..., Path]
     assert facts(folder)["status"] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..., Path], after: bool) -> None:
     """Process n dies at its n-th file.

@@ -18,10 +18,13 @@ from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import FEW, slow_but
+from tests.simulation.small import QUICK
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
+    "data.limit": 500,
     "data.clients": 13,
     "data.partition.name": "dirichlet",  # clients differ in the number of their samples
     "data.partition.alpha": 0.3,
@@ -66,7 +69,7 @@ def played(tmp_path: Path) -> Make:
     """Two rounds in float64; three of the clients have no test samples."""
 
     def make(method: str, **overrides: Any) -> Simulation:
-        federation = build(load_config(None, {**SMALL, "method.name": method, **overrides}))
+        federation = build(load_config(None, {**SMALL, "method.name": method, **QUICK.get(method, {}), **overrides}))
         in_float64(federation)
         data, pick = federation.data, federation.data.pick
         data.pick = lambda *of: pick(*of)._replace(inputs=pick(*of).inputs.double())  # type: ignore[method-assign, union-attr]
@@ -107,18 +110,21 @@ def assert_same(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.parametrize(
     ("method", "overrides"),
-    [
-        ("mpfedcon", {}),
-        ("fedper", {}),
-        ("fedper", {"eval.state": "local_encoder"}),
-        ("fedavg-ft", {}),
-        ("fedavg-ft", {"data.augment": "crop_flip"}),
-        ("perfedavg", {}),
-        ("fedbn", {}),
-        ("apfl", {}),
-        ("ditto", {}),
-        ("local", {}),
-    ],
+    slow_but(
+        FEW,
+        [
+            ("mpfedcon", {}),
+            ("fedper", {}),
+            ("fedper", {"eval.state": "local_encoder"}),
+            ("fedavg-ft", {}),
+            ("fedavg-ft", {"data.augment": "crop_flip"}),
+            ("perfedavg", {}),
+            ("fedbn", {}),
+            ("apfl", {}),
+            ("ditto", {}),
+            ("local", {}),
+        ],
+    ),
     ids=str,
 )
 def test_accuracies_are_those_of_clients_tested_alone(

@@ -216,7 +216,7 @@ def test_a_batch_in_parts(simulate: Simulate) -> None:
 
 
 def test_a_batch_of_one_with_batch_norm_is_said_or_skipped(simulate: Simulate) -> None:
-    net = {"model.name": "resnet18", "model.projection": 8, "model.predictor": 4, "train.rounds": 1}
+    net = {"data.limit": 300, "model.name": "resnet9_narrow", "model.projection": 8, "model.predictor": 4, "train.rounds": 1}
     sizes = simulate("fedavg", play=False, **net).federation.data
     odd = {"train.batch_size": sizes.size(0) - 1, "train.participation": 1.0, **net}
     with pytest.raises(UsageError, match=r"batch of 1, and BatchNorm.*train\.min_batch=2"):

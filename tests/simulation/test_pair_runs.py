@@ -17,6 +17,7 @@ from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
+from tests.marks import FEW, slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
@@ -51,6 +52,7 @@ def unused(name: str, lacking: str | None) -> bool:
     return lacking is not None and (full or "").startswith(f"encoder.{lacking}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: Path, method: str) -> None:
     overrides = pairs(folder, **{"train.rounds": 3}, **(WITH_BATCHNORM if method == "fedbn" else {}))
@@ -66,7 +68,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: P
     assert computed(run) == computed(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("method", [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"])
+@pytest.mark.parametrize("method", slow_but(FEW, [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"]))
 def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
     """Of any method: neither tensors of that branch, nor statistics of them."""
     outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS))
@@ -86,6 +88,7 @@ def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, m
     assert all(count for count in seen.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "extra"),
     [*((method, {}) for method in ("fedavg", "scaffold", "feddyn", "apfl", "local")), ("fedavg", PRIVATE), ("feddyn", PRIVATE)],
@@ -124,6 +127,7 @@ def test_a_round_of_clients_without_texts_leaves_the_text_branch(tmp_path: Path,
         assert same == name.startswith("encoder.text."), name
 
 
+@pytest.mark.slow
 def test_where_no_client_lacks_anything_the_option_is_not_there(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +141,7 @@ def test_where_no_client_lacks_anything_the_option_is_not_there(
     assert computed(tmp_path / "with") == computed(tmp_path / "without") != computed(tmp_path / "lacking")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method: str) -> None:
     run = played(tmp_path / "run", method, **pairs(folder, **LEARNS))
@@ -160,6 +165,7 @@ def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method:
     assert differ  # or it would not matter
 
 
+@pytest.mark.slow
 def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> None:
     run = played(tmp_path / "run", "fedavg", **pairs(folder, **LEARNS))
     metrics, resident = run.progress.record["metrics"], run.federation.resident
@@ -186,12 +192,14 @@ def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Pat
     assert checked == {3, 4, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["sample", "client"])
 def test_private(tmp_path: Path, folder: Path, level: str) -> None:
     outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 1.0}))
     assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tune", ["lora", "head"])
 def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
@@ -221,6 +229,7 @@ def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str
     assert first is not None and first.shape == (2, 64)
 
 
+@pytest.mark.slow
 def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder: Path) -> None:
     plain, changed = (
         played(tmp_path / name, "fedavg", **pairs(folder, **{"data.augment": name, "data.text_only": 0.4}))
@@ -249,6 +258,7 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
     assert torch.equal(one.server.row, other.server.row) and space.size == len(one.server.row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tune", ["lora", "head"])
 def test_ghost_clipping_finds_the_same(tmp_path: Path, folder: Path, tune: str) -> None:
     """Clients may lack either modality; without dropout, whose draws differ; the clipping bites."""

@@ -25,18 +25,21 @@ from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from fedpriv.simulation.vectorized import requests, stack
+from fedpriv.simulation.vectorized import requests, scheduler, stack
 from fedpriv.simulation.vectorized.scheduler import Request
+from tests.marks import FEW, slow_but
+from tests.simulation.small import QUICK
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
-    "data.clients": 12,
+    "data.limit": 600,
+    "data.clients": 8,
     "data.partition.name": "dirichlet",  # ragged: clients differ in steps and in their last batches
     "data.partition.alpha": 0.3,
     "model.name": "pooled",
     "model.projection": 8,
-    "train.participation": 0.4,
+    "train.participation": 0.6,  # 5 of 8: in two rounds, some train twice
     "train.rounds": 9,
     "train.local_epochs": 2,
     "train.batch_size": 16,
@@ -45,8 +48,7 @@ SMALL = {
     "eval.last": 1,
     "tracking.uri": "none",
 }
-METHODS = sorted(methods())
-State = dict[str, Tensor]
+METHODS = slow_but(FEW, sorted(methods()))
 
 
 class Joined(nn.Module):
@@ -98,14 +100,15 @@ def _nets() -> Iterator[None]:
 
 @pytest.fixture
 def played(tmp_path: Path) -> Callable[..., Simulation]:
-    """Three rounds of a small run with an executor, in float64 if ``double``."""
+    """Two rounds of a small run with an executor, in float64 if ``double``."""
     made = 0
 
-    def make(executor: str, double: bool = True, rounds: int = 3, **overrides: Any) -> Simulation:
+    def make(executor: str, double: bool = True, rounds: int = 2, **overrides: Any) -> Simulation:
         nonlocal made
         made += 1
         together = {"executor.group_size": 3} if executor == "vectorized" else {}
-        federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **overrides}))
+        quick = QUICK.get(overrides["method.name"], {})
+        federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **quick, **overrides}))
         if double:
             in_float64(federation)
             train = federation.data.train
@@ -148,17 +151,17 @@ def test_every_method(played: Callable[..., Simulation], method: str) -> None:
     assert_same(together, alone, 1e-12)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mpfedcon", "feddual", "moon", "ditto"])
+@pytest.mark.parametrize("method", slow_but(FEW, ["fedavg", "mpfedcon", "feddual", "moon", "ditto"]))
 def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: str) -> None:
     together, alone = (played(executor, False, **{"method.name": method}) for executor in ("vectorized", "sequential"))
     assert_same(together, alone, 1e-4)
 
 
 @pytest.mark.parametrize("net", ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"])
-@pytest.mark.parametrize("method", ["fedavg", "mpfedcon", "moon", "fedbn"])
+@pytest.mark.parametrize("method", slow_but(["fedavg"], ["fedavg", "mpfedcon", "moon", "fedbn"]))
 def test_nets(played: Callable[..., Simulation], method: str, net: str) -> None:
     # BatchNorm over few samples amplifies rounding a thousandfold in a round, in every executor.
-    options = {"method.name": method, "model.name": net, "train.min_batch": 4, "train.local_steps": 3, "rounds": 2}
+    options = {"method.name": method, "model.name": net, "train.min_batch": 4, "train.local_steps": 3}
     together, alone = (played(executor, **options) for executor in ("vectorized", "sequential"))
     assert_same(together, alone, 1e-6 if net == "resnet9_narrow" else 1e-9)
 
@@ -183,6 +186,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(str(value) for value in options.values()))
 def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> None:
     alone = {name: value for name, value in options.items() if not name.startswith("executor.")}
@@ -223,6 +227,23 @@ def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], m
         played(executor, **{"method.name": "mpfedcon", "data.partition.name": "iid", **together})
         counted.append(len(calls))
     assert counted[0] < 0.4 * counted[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "meetings"), [({}, 1), ({"objective.name": "fedprox"}, 2), ({"train.clip_grad_norm": 1.0}, 2)]
+)
+def test_a_step_is_one_request_unless_there_is_something_between_gradient_and_update(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], meetings: int
+) -> None:
+    options = {"data.partition.name": "iid", "train.local_steps": 2, "executor.group_size": 4, **options}
+    simulation = played("vectorized", rounds=0, **{"method.name": "fedavg", **options})
+    asked: list[Any] = []
+    original = scheduler.Scheduler.submit
+    monkeypatch.setattr(
+        scheduler.Scheduler, "submit", lambda self, handler, content: asked.append(handler) or original(self, handler, content)
+    )
+    simulation.play_round()
+    assert len(asked) == meetings * 2 * simulation.progress.record["metrics"]["participants"]
 
 
 def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +289,7 @@ def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], 
     simulation = played("vectorized", rounds=0, **{"method.name": "fedrep", "executor.group_size": 4})
     assert isinstance(simulation.executor, VectorizedExecutor)
     simulation.executor._warn = said.append
-    for _ in range(3):
+    for _ in range(2):
         simulation.run_round()
     assert sizes[:3] == [4, 2, 2] and max(sizes[3:]) == 2
     assert said == ["4 clients at once do not fit into the memory of cpu: from now on 2 (--group-size)"]
@@ -295,7 +316,8 @@ def test_the_memory_of_a_client_is_that_of_its_states_and_layers() -> None:
 
 @pytest.mark.parametrize(("clients", "most", "sizes"), [(10, 4, [3, 3, 4]), (3, 5, [3]), (10, 1, [1] * 10), (6, 3, [3, 3])])
 def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: int, sizes: list[int]) -> None:
-    simulation = played("vectorized", rounds=0, **{"method.name": "fedavg", "executor.group_size": most})
+    options = {"method.name": "fedavg", "executor.group_size": most, "data.clients": 12}
+    simulation = played("vectorized", rounds=0, **options)
     groups = simulation.executor.groups(range(clients))
     assert [len(group) for group in groups] == sizes
     data = simulation.federation.data
@@ -311,7 +333,7 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
         ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
         ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
         ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
-        ({"train.participation": 0.09}, "sequential: one client a round"),
+        ({"train.participation": 0.125}, "sequential: one client a round"),
         ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: per-sample gradients"),
         ({"executor.name": "sequential"}, "sequential: as requested"),
         (
@@ -326,17 +348,15 @@ def test_what_is_chosen_and_why(options: dict[str, Any], why: str) -> None:
     assert federation.config.executor.name == str(federation.choice).partition(",")[0].partition(":")[0]
 
 
-@pytest.mark.parametrize(("method", "net"), [("fedavg", "normed"), ("moon", "drawn")])
-def test_a_compiled_group_ends_where_it_ends(
-    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, method: str, net: str
-) -> None:
+@pytest.mark.slow
+def test_a_compiled_group_ends_where_it_ends(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")  # all of torch.compile but the compiler
     monkeypatch.setattr(compiled, "BACKEND", counter)
-    options = {"method.name": method, "model.name": net, "train.momentum": 0.5}
-    together = played("vectorized", rounds=2, **options, **{"executor.compile": "default"})
+    options = {"method.name": "moon", "model.name": "normed", "train.min_batch": 2, "train.momentum": 0.5}
+    together = played("vectorized", **options, **{"executor.compile": "default"})
     assert "compiled" in str(together.federation.choice) and counter.frame_count >= 2
-    assert_same(together, played("sequential", rounds=2, **options), 1e-9)
+    assert_same(together, played("sequential", **options), 1e-9)
     code = counter.frame_count
     together.run_round()
     assert counter.frame_count <= code + 2  # or each pass might be recompiled
@@ -368,7 +388,7 @@ def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
 
 def test_one_that_cannot_be_used_says_why() -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.0}
-    with pytest.raises(UsageError, match="executor vectorized: gradients of single samples"):
+    with pytest.raises(UsageError, match="executor vectorized: per-sample gradients"):
         build(load_config(None, {**SMALL, "method.name": "fedavg", "executor.name": "vectorized", **private}))
 
 

@@ -20,10 +20,12 @@ from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.workers import Workers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from tests.simulation.small import SILENT, computed, config, play, rounds_recorded
+from tests.marks import FEW, slow_but
+from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 
 SMALL = {
     "data.name": "digits",
+    "data.limit": 400,
     "data.clients": 10,
     "data.partition.name": "dirichlet",
     "data.partition.alpha": 0.3,
@@ -41,7 +43,8 @@ def played(tmp_path: Path) -> Iterator[Callable[..., Simulation]]:
     said: list[str] = []
 
     def make(number: int, play: bool = True, **overrides: Any) -> Simulation:
-        federation = build(load_config(None, {**SMALL, "executor.workers": number, **overrides}))
+        quick = QUICK.get(overrides["method.name"], {})
+        federation = build(load_config(None, {**SMALL, "executor.workers": number, **quick, **overrides}))
         folder = RunFolder.create(federation.config, tmp_path / f"runs{len(made)}")
         simulation = Simulation(federation, folder, said.append)
         made.append(simulation)
@@ -65,7 +68,7 @@ def sent(simulation: Simulation) -> list[str]:
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-@pytest.mark.parametrize("method", ["mpfedcon", "scaffold", "moon"])
+@pytest.mark.parametrize("method", slow_but(FEW, ["mpfedcon", "scaffold", "moon"]))
 def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation], method: str, executor: str) -> None:
     found = []
     for number in (1, 2, 3):
@@ -100,6 +103,7 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.M
     assert forked and computed(whole) == computed(cut)
 
 
+@pytest.mark.slow
 def test_the_ledger_hears_of_what_is_spent_elsewhere(played: Callable[..., Simulation]) -> None:
     options = {"method.name": "fedavg", "model.name": "mlp2", "privacy.level": "sample", "privacy.noise": 1.0}
     epsilons = [played(number, **options).ledger.epsilon for number in (1, 2)]

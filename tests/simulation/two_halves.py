@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,11 +139,9 @@ def hold(path: Path, folder: Path) -> None:
     partition = make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0)
     train, test = (Images(images, dataset.mean, dataset.std, CPU) for images in (dataset.train_images, dataset.test_images))
     data = FederatedData(dataset, partition, CPU, train, test)
-    mean_samples = sum(map(data.size, data.nonempty)) / len(data.nonempty)
-    declared = Declared(len(dataset.classes), data.nonempty, mean_samples)
-    pipe.send(
-        {"shape": dataset.input_shape, "classes": declared.classes, "trainable": data.nonempty, "mean_samples": mean_samples}
-    )
+    sizes = list(map(data.size, data.nonempty))
+    declared = Declared(len(dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes))
+    pipe.send({"shape": dataset.input_shape, **asdict(declared)})
     agreement, net = terms(config, dataset.input_shape, declared)
     resident, store, initial = Resident(net, agreement.space, CPU), ClientStore(folder), agreement.initial
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
@@ -151,7 +150,7 @@ def hold(path: Path, folder: Path) -> None:
         said, messages = pipe.receive()
         if said["do"] == "welcome":
             assert messages[0] is not None
-            initial = agreement.space.pack(messages[0].tensors(), initial.clone())
+            initial = receive(agreement, 0, messages[0], initial).start
         elif said["do"] == "forget":
             store.forget(map(tuple, said["states"]))
         else:

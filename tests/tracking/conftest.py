@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,12 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `fake_runs`, whatever impo
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite store with MLflow's schema and nothing in it, which two processes wanted at the same moment."""
+    """An SQLite store with MLflow's schema and nothing in it."""
     path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    code = "import sys, pathlib; from fedpriv.tracking import store; store.create_store(pathlib.Path(sys.argv[1]))"
-    other = subprocess.Popen([sys.executable, "-c", code, str(path)])
     store.create_store(path)
-    assert other.wait(60) == 0
     return path
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from fake_runs import append, line, make_run, set_status
 
 from fedpriv.tracking import Tracker, default_uri, read_records, sync
@@ -93,6 +94,7 @@ def test_a_slow_server_does_not_hold_up_the_end(runs_dir: Path) -> None:
     assert len(warnings) == 1 and f"fedpriv sync {folder}" in warnings[0]
 
 
+@pytest.mark.slow
 def test_server_away_then_back(runs_dir: Path) -> None:
     from mlflow import MlflowClient
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from fake_runs import append, line, make_run, set_status
 
 from fedpriv.errors import UsageError
 from fedpriv.tracking import TrackingError, default_uri, sync
+from fedpriv.tracking.store import create_store
 
 
 def client(runs_dir: Path) -> Any:
@@ -215,8 +218,22 @@ def test_default_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_uri(Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
 
 
-def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path, template: Path) -> None:
-    assert [path.name for path in template.parent.iterdir() if path.name.startswith(".mlflow-")] == []  # no drafts left
+@pytest.mark.slow
+def test_a_store_that_two_processes_want_at_the_same_moment(tmp_path: Path) -> None:
+    import mlflow  # noqa: F401 (before: it takes seconds)
+
+    path = tmp_path / "mlflow.db"
+    code = "import sys, pathlib, mlflow; from fedpriv.tracking.store import create_store; print(flush=True)"
+    code += "; create_store(pathlib.Path(sys.argv[1]))"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        create_store(path)
+    assert other.returncode == 0
+    assert path.exists() and not list(tmp_path.glob(".mlflow-*")), "no drafts are left"
+
+
+def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path) -> None:
     folders = [make_run(runs_dir, name, rounds=2) for name in "abcd"]
     with ThreadPoolExecutor(4) as pool:
         assert all(report.status == "FINISHED" for report in pool.map(sync, folders))

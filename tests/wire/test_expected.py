@@ -156,6 +156,7 @@ def test_class_numbers_that_cannot_be() -> None:
     [
         ("fednova", "step_weight", -1.0),
         ("fednova", "step_weight", 1e9),
+        ("fednova", "step_weight", 1e-45),
         ("half", "step_weight", -1.0),
         ("moved and steps", "moved", -1.0),
         ("moved and steps", "steps", -1),
@@ -228,6 +229,15 @@ def test_reasons_are_short_and_say_both_sides() -> None:
     assert refusal(message(n=torch.tensor([3, 3])), PLAIN) == "statistic.n does not rise from one number to the next"
     assert refusal(message(n=torch.tensor([[3]])), PLAIN) == "statistic.n has shape [1, 1], not [2]".replace("[2]", "[n]")
     PLAIN.check(message(n=torch.empty(0, dtype=torch.int64)))
+
+
+def test_nothing_may_be_less_than_the_least() -> None:
+    """FedNova's client that took no step says 0, but its server divides by what the others say."""
+    expected = Expected(1, 1, {"statistic.a": Form((), least=1, most=9, or_zero=True)})
+    for value in (0.0, 1.0, 9.0):
+        expected.check(seal(Payload({"statistic.a": torch.tensor(value)}, 1, 1)))
+    for value in (1e-45, -1.0, 9.5):
+        assert "not 1 to 9" in refusal(seal(Payload({"statistic.a": torch.tensor(value)}, 1, 1)), expected)
 
 
 def test_a_change_that_is_too_long() -> None:

@@ -36,9 +36,7 @@ class Executor(Clients):
         self.profile: Spans = UNTIMED
 
     def welcome(self, broadcast: Sealed) -> None:
-        device = self.initial.device
-        sent = {name: tensor.to(device) for name, tensor in broadcast.tensors().items()}
-        self.initial = self.federation.agreement.space.pack(sent, self.initial.clone())
+        self.initial = receive(self.federation.agreement, 0, broadcast, self.initial).start
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
         return self.store.damaged(states) if self.store else None

@@ -7,11 +7,9 @@ worker ran the client.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ import torch
 
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.processes import die_with_parent
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.mail import Mail
 from fedpriv.simulation.executors.sequential import Executor, Warn
@@ -33,7 +32,6 @@ from fedpriv.wire.report import Answer
 
 MOST_DEATHS = 3
 """Workers that may die on one group of clients before the run stops with an error."""
-_PR_SET_PDEATHSIG = 1
 
 Group = tuple[int, ...]
 Make = Callable[[Federation, ClientStore | None, Warn], Executor]
@@ -200,10 +198,7 @@ class _Worker:
 def _worker_main(mail: Mail, make: Callable[[Warn], Executor], parent: int) -> None:
     """A worker's main loop; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
+    die_with_parent(parent)
     torch.set_num_threads(1)
     warnings: list[str] = []
     executor = make(warnings.append)

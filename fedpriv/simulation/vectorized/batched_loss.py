@@ -1,8 +1,8 @@
-"""A client's loss for several clients at a time: the same code, batched by ``torch.func.vmap``."""
+"""The losses of several clients at a time: in one call where they are declared stackable, else by ``torch.func.vmap``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedpriv.client.learner import TurnBatch
-from fedpriv.interfaces import Loss, Step
+from fedpriv.errors import FedprivError
+from fedpriv.interfaces import Loss, Step, is_stackable
 from fedpriv.models.net import Outputs
+from fedpriv.objectives.cross_entropy import mean_cross_entropy
 
 Field = tuple[str, str]
 """A teacher, and one of its outputs."""
-
 
 _USUAL = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
 """The default options of ``F.cross_entropy``."""
@@ -36,9 +37,8 @@ class BatchedLoss:
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
+        self._stackable, self._checked = is_stackable(loss), False
         self._wanted: list[Field] = []
-        self._may_be_plain = True
-        """As long as the loss is a plain cross-entropy, vmap is avoided: it costs as much as a small net's layers."""
 
     @staticmethod
     def kind(loss: Loss, batch: TurnBatch) -> tuple[object, ...]:
@@ -71,26 +71,53 @@ class BatchedLoss:
         Raises:
             ForOneClient: the loss reads memo or parameters of a client, or its control flow depends on the data.
         """
-        first = batches[0]
         labels = torch.stack([batch.labels for batch in batches])
+        if self._stackable:
+            return self._in_one_call(batches[0], labels, views)
+        return self._mapped(batches, labels, views, ready)
+
+    def _in_one_call(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs]) -> Tensor:
+        """The K losses of a loss that is declared stackable.
+
+        Raises:
+            FedprivError: it is not.
+        """
+
+        def wrong(what: str) -> FedprivError:
+            name = getattr(self._loss, "__qualname__", self._loss)
+            return FedprivError(f"the loss {name} is declared stackable, but it {what}; declare it without @stackable")
+
+        def taught(name: str) -> Outputs:
+            raise wrong(f"reads the teacher {name}")
+
+        notes = _Names(first.memo, lambda name: wrong(f"reads a client's {name}"))
+
+        def losses_of(labels: Tensor, views: Sequence[Outputs]) -> Tensor:
+            return self._loss(Step(labels, views[0], notes, first.received, first.trains, taught, views, notes))
+
+        losses = losses_of(labels, views)
+        if not self._checked:
+            with torch.no_grad():
+                alone = losses_of(labels[0], [view.map(lambda tensor: tensor[0]) for view in views])
+            if losses.shape != labels.shape[:1] or not torch.allclose(losses[0], alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+                raise wrong("gives several clients other losses than each alone")
+            self._checked = True
+        return losses
+
+    def _mapped(
+        self, batches: Sequence[TurnBatch], labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]
+    ) -> Tensor:
+        """The K losses of any other loss."""
+        first = batches[0]
         shown = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
 
-        def of_one(labels: Any, shown: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
+        def of_one(labels: Tensor, shown: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
             outputs = [Outputs(**{"prediction": None, **fields}) for fields in shown]
-            notes, received = _Names(first.memo), first.received
+            notes = _Names(first.memo, lambda name: ForOneClient(f"a client's {name}"))
             return self._loss(
-                Step(labels, outputs[0], notes, received, first.trains, lambda name: _Taught(name, ready), outputs, notes)
+                Step(labels, outputs[0], notes, first.received, first.trains, lambda name: _Taught(name, ready), outputs, notes)
             )
 
-        if self._may_be_plain:
-            try:
-                stands = [{name: _StandIn(tensor) for name, tensor in view.items()} for view in shown]
-                found: object = of_one(_StandIn(labels), stands, {})
-                if isinstance(found, _StandIn):
-                    return found.stacked
-            except (TypeError, AttributeError, _Missing):  # the loss does something else with them
-                pass
-            self._may_be_plain = False
         while True:
             try:
                 with _PlainCrossEntropy():
@@ -103,18 +130,8 @@ class BatchedLoss:
                 raise ForOneClient(str(error)) from None
 
 
-def _usual(function: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is ``F.cross_entropy`` with default options."""
-    return function is F.cross_entropy and all(_USUAL[name] == value for name, value in kwargs.items())
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits ``(..., B, C)`` and labels ``(..., B)`` -> means over the batches ``(...)``."""
-    return -F.log_softmax(logits, -1).gather(-1, labels[..., None]).mean((-2, -1))
-
-
 class _PlainCrossEntropy(TorchFunctionMode):
-    """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)``, written out.
+    """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)`` with default options, written out.
 
     vmap would decompose it in Python, by a module whose import takes two seconds.
     """
@@ -123,26 +140,10 @@ class _PlainCrossEntropy(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        return _cross_entropy(*args) if _usual(function, kwargs) else function(*args, **kwargs)
-
-
-class _StandIn:
-    """Stands for one client's tensor in a loss and holds all clients'; supports only ``F.cross_entropy``."""
-
-    def __init__(self, stacked: Tensor) -> None:
-        self.stacked = stacked
-
-    __eq__ = __hash__ = __bool__ = None  # type: ignore[assignment]  # or it would be compared as an object
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        match args:
-            case (cls(stacked=logits), cls(stacked=labels)) if _usual(function, kwargs or {}):
-                if (logits.ndim, labels.ndim) == (3, 2):
-                    return cls(_cross_entropy(logits, labels))
-        return NotImplemented
+        usual = all(name in _USUAL and _USUAL[name] == value for name, value in kwargs.items())
+        if function is F.cross_entropy and usual and [tensor.ndim for tensor in args] == [2, 1]:
+            return mean_cross_entropy(*args)
+        return function(*args, **kwargs)
 
 
 class _Missing(Exception):
@@ -165,13 +166,17 @@ class _Taught(Outputs):
 
 
 class _Names(Mapping[str, Tensor]):
-    """A client's own tensors; a loss for several clients may read only their names."""
+    """A client's own tensors; a loss for several clients may read only their names.
 
-    def __init__(self, of: Mapping[str, Tensor]) -> None:
-        self._of = of
+    Args:
+        refusal: name -> the error where it reads a tensor.
+    """
+
+    def __init__(self, of: Mapping[str, Tensor], refusal: Callable[[str], Exception]) -> None:
+        self._of, self._refusal = of, refusal
 
     def __getitem__(self, name: str) -> Tensor:
-        raise ForOneClient(f"{name} of a client")
+        raise self._refusal(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._of

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.learner import ModelLearner, TurnBatch
-from fedpriv.client.model import ClientModel, Descent
+from fedpriv.client.model import ClientModel, Optimiser
+from fedpriv.client.sgd import SGD
 from fedpriv.interfaces import Batch, Learner, Loss
 from fedpriv.models.net import Outputs
 from fedpriv.samples import Inputs, split
@@ -59,9 +60,23 @@ class Lane(ClientModel):
     def backward(self, value: Tensor, add: bool = False) -> None:
         self.stack.scheduler.submit(requests.backward, BackwardPass(self, value, add))
 
-    def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor | None:
+    def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor:
+        value = self._together(batch, loss, learner, None)
+        return super().differentiate(batch, loss, learner) if value is None else value
+
+    def descend(self, batch: Batch, loss: Loss, learner: Learner, optimiser: Optimiser) -> Tensor:
+        if not isinstance(optimiser, LaneSGD):
+            return super().descend(batch, loss, learner, optimiser)
+        value = self._together(batch, loss, learner, optimiser)
+        if value is None:
+            value = super().differentiate(batch, loss, learner)
+            optimiser.step()
+        return value
+
+    def _together(self, batch: Batch, loss: Loss, learner: Learner, optimiser: LaneSGD | None) -> Tensor | None:
+        """Loss and gradient, and a step of an optimiser, in one request; ``None``: the lane has to take them by itself."""
         assert isinstance(batch, TurnBatch) and isinstance(learner, ModelLearner)
-        request = GradientPass(self, batch, loss, self._mode, learner.half)
+        request = GradientPass(self, batch, loss, self._mode, learner.half, optimiser)
         value: Tensor | None = self.stack.scheduler.submit(requests.differentiate, request)
         return value
 
@@ -85,7 +100,7 @@ class Lane(ClientModel):
         outputs: Outputs = self.stack.scheduler.submit(handler, ForwardPass(self, inputs, section, self._mode, half))
         return outputs
 
-    def _sgd(self, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> LaneSGD:
+    def _sgd(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> LaneSGD:
         return LaneSGD(self, parts, lr, momentum)
 
 
@@ -108,24 +123,12 @@ class Parameters(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class LaneSGD(Descent):
-    """A client's ``torch.optim.SGD``; the scheduler takes the steps of several clients at once.
+class LaneSGD(SGD):
+    """A client's SGD; the scheduler takes the steps of several clients at once."""
 
-    Args:
-        parts: slices of the row and their weight decay.
-    """
-
-    def __init__(self, lane: Lane, parts: Sequence[tuple[slice, float]], lr: float, momentum: float) -> None:
-        self.lane, self.parts, self.momentum = lane, parts, momentum
-        self.param_groups = [{"lr": lr}]
-        self._parts = tuple((span.start, span.stop, decay) for span, decay in parts)
-        if momentum:
-            lane.stack.velocity[lane.number].zero_()
+    def __init__(self, lane: Lane, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
+        super().__init__(parts, lr, momentum)
+        self._scheduler = lane.stack.scheduler
 
     def step(self) -> None:
-        self.lane.stack.scheduler.submit(requests.step, self)
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Steps of equal kind can be taken at once."""
-        return id(self.lane.stack), self._parts, self.param_groups[0]["lr"], self.momentum
+        self._scheduler.submit(requests.step, self)

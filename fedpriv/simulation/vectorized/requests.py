@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.learner import TurnBatch
+from fedpriv.client.sgd import SGD, step_together
 from fedpriv.interfaces import Loss
 from fedpriv.models.net import Outputs
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
 from fedpriv.simulation.vectorized.scheduler import Request
 
 if TYPE_CHECKING:
-    from fedpriv.simulation.vectorized.lane import Lane, LaneSGD
+    from fedpriv.simulation.vectorized.lane import Lane
     from fedpriv.simulation.vectorized.stack import Stack
 
 MOST_PADDING = 0.15
@@ -89,13 +90,18 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class GradientPass:
-    """A client's forward pass, loss and gradient."""
+    """A client's forward pass, loss and gradient.
+
+    Attributes:
+        optimiser: takes a step along the gradient; ``None``: there is more to do with the gradient.
+    """
 
     lane: Lane
     batch: TurnBatch
     loss: Loss
     mode: tuple[Roles, Roles]
     half: bool
+    optimiser: SGD | None
 
     def kind(self) -> tuple[object, ...]:
         """Passes of equal kind can be batched."""
@@ -137,20 +143,8 @@ def backward(requests: Sequence[Request]) -> list[None]:
 
 
 def step(requests: Sequence[Request]) -> list[None]:
-    """Take an SGD step for all requests, on the rows of neighbours at once (as ``resident.FlatSGD`` on one row)."""
-    optimisers: list[LaneSGD] = [request.content for request in requests]
-    with torch.no_grad():
-        for run in _neighbours(optimisers, lambda one: one.kind, lambda one: one.lane.number):
-            first = run[0]
-            stack, lr = first.lane.stack, first.param_groups[0]["lr"]
-            lanes = slice(first.lane.number, first.lane.number + len(run))
-            for span, decay in first.parts:
-                values, grad = stack.rows[lanes, span], stack.grads[lanes, span]
-                if decay:
-                    grad = grad.add(values, alpha=decay)
-                if first.momentum:
-                    grad = stack.velocity[lanes, span].mul_(first.momentum).add_(grad)
-                values.add_(grad, alpha=-lr)
+    """Take an SGD step for all requests."""
+    step_together([request.content for request in requests])
     return [None] * len(requests)
 
 
@@ -160,7 +154,10 @@ def forward_training(requests: Sequence[Request]) -> list[Outputs]:
 
 
 def differentiate(requests: Sequence[Request]) -> list[Tensor | None]:
-    """Compute loss and gradient, neighbours with batches of one length at once; ``None``: the lane has to do it alone."""
+    """Compute loss and gradient, neighbours with batches of one length at once, and take the steps that come with the requests.
+
+    ``None``: nothing was done, the lane has to do it alone.
+    """
     answers: dict[int, Tensor | None] = dict.fromkeys(map(id, requests))
     for run in _neighbours(requests, lambda q: q.content.kind(), lambda q: q.content.lane.number):
         if len(run) == 1:
@@ -178,6 +175,7 @@ def differentiate(requests: Sequence[Request]) -> list[Tensor | None]:
                 if error.always:
                     stack.losses[kind] = None
                 continue
+        step_together([one for request in run if (one := request.content.optimiser) is not None])
         answers.update(zip(map(id, run), losses.unbind(), strict=True))
     return [answers[id(request)] for request in requests]
 
@@ -240,18 +238,10 @@ def _apart(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
             parts = tensor.unbind(0)
             cut[id(tensor)] = [part[:length] if length < len(part) else part for part, length in zip(parts, lengths, strict=True)]
 
-    def own(tensor: Tensor, client: int) -> Tensor:
-        return cut[id(tensor)][client]
+    def of(client: int) -> Outputs:
+        return outputs.map(lambda tensor: cut[id(tensor)][client])
 
-    return [
-        Outputs(
-            own(outputs.features, k),
-            own(outputs.projection, k),
-            None if outputs.prediction is None else own(outputs.prediction, k),
-            own(outputs.logits, k),
-        )
-        for k in range(len(lengths))
-    ]
+    return [of(client) for client in range(len(lengths))]
 
 
 PRIORITY = (backward, step, forward_training, differentiate, forward_evaluation)

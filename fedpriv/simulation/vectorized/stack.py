@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -44,11 +43,6 @@ class Stack:
         self.losses: dict[tuple[object, ...], BatchedLoss | None] = {}
         """By kind of step; ``None``: the loss cannot be batched."""
         self._others: dict[str, Stack] = {}
-
-    @cached_property
-    def velocity(self) -> Tensor:
-        """``(K, p)``, of SGD with momentum."""
-        return torch.zeros_like(self.rows)
 
     def other(self, name: str) -> Stack:
         """Another such matrix for the same clients."""

@@ -1,0 +1,17 @@
+"""Which cases ``pytest -m "not slow"`` leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+FEW = ("fedavg", "mpfedcon")
+"""The methods with which every test of methods is quick: the plain one, and one with all that a method may have."""
+
+
+def slow_but(quick: Collection[str], cases: Iterable[Any]) -> list[Any]:
+    """``cases`` for parametrize; those that are not named (of a tuple: by its first part) in ``quick`` are marked slow."""
+    parts = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*part, marks=() if part[0] in quick else pytest.mark.slow) for part in parts]
