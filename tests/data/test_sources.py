@@ -241,6 +241,53 @@ def test_strange_labels(tmp_path: Path) -> None:
         load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, label=[0, -1, 1, 1])))
 
 
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8()], ids=str)
+def test_labels_of_every_kind_of_whole_number(tmp_path: Path, kind: pa.DataType) -> None:
+    images = [{"bytes": encoded(one), "path": None} for one in pixels(8, 4, 4)]
+    labels = pa.array([0, 1, 2, 1] * 2, kind)
+    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "a.parquet")
+    found = load_dataset(str(tmp_path / "a.parquet"))
+    assert found.classes == ("0", "1", "2") and found.train_labels.dtype == torch.int64
+    pq.write_table(pa.table({"image": images, "label": pa.array([2**7 - 1] * 8, kind)}), tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match=r"label 127 .* too high"):
+        load_dataset(str(tmp_path / "b.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ([0.0, 1.0, float("nan"), 1.0], "row 2 .* is nan"),
+        ([0.0, float("inf"), 1.0, 1.0], "row 1 .* is inf"),
+        ([[0], [1], [0], [1]], "holds no labels"),
+        ([], "has no rows"),
+    ],
+    ids=["nan", "inf", "lists", "none"],
+)
+def test_what_is_no_label_is_refused(tmp_path: Path, labels: list[object], why: str) -> None:
+    rows = [{"bytes": encoded(one), "path": None} for one in pixels(4, 4, 4)[: len(labels)]]
+    images = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    kind = pa.array(labels, from_pandas=False) if labels else pa.array([], pa.int64())
+    pq.write_table(pa.table({"image": images, "label": kind}), tmp_path / "a.parquet")
+    with pytest.raises(FedprivError, match=why):
+        load_dataset(str(tmp_path / "a.parquet"))
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    column = pa.array([0, 1])
+    pq.write_table(pa.Table.from_arrays([column, column], names=["label", "label"]), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("text,label,label\na,0,0\nb,1,1\n")
+    for file in ("a.parquet", "b.csv"):
+        with pytest.raises(UsageError, match=f"{file} has the column 'label' more than once"):
+            load_dataset(str(tmp_path / file))
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pictures", pixels(4, 4, 4), [0, 0, 1, 1], ["a", "b\udcff"])
+    with pytest.raises(UsageError, match="not UTF-8") as caught:
+        load_dataset(str(tmp_path / "pictures"))
+    str(caught.value).encode()
+
+
 def test_wrong_columns_and_missing_split(tmp_path: Path) -> None:
     write_parquet(tmp_path / "cifar10" / "train.parquet", pixels(3, 32, 32, 3), [0, 1, 2])
     with pytest.raises(UsageError, match=r"holds no test split"):
