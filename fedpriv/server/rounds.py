@@ -126,15 +126,16 @@ class Server:
         reports, uploads = [report for report, _ in turns], [upload for _, upload in turns if upload is not None]
         reported: dict[str, list[float]] = {}
         for report in reports:
-            if report.keeps:
-                self.progress.clients[report.client] = round
             for name, value in report.numbers.items():
                 reported.setdefault(name, []).append(value)
-        least = self.config.train.min_uploads
+        least, keepers = self.config.train.min_uploads, [report.client for report in reports if report.keeps]
         if too_few := len(uploads) < least and self._noisy_mean is None and bool(method.shared_names):
             if least > 1:
                 self.warn(f"round {round}: the model stays as it is, with {len(uploads)} of {least} uploads (train.min_uploads)")
             uploads = []
+            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
+        else:
+            self.progress.clients |= dict.fromkeys(keepers, round)
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
@@ -198,6 +199,8 @@ class Server:
                     report = arrivals.take(answer)
             except Refused as reason:
                 self._refuse(answer.client, round, reason)
+                if answer.client not in arrivals.reports:  # such a turn does not count
+                    self.clients.forget([(answer.client, round)])
                 continue
             for rate, steps in report.spent:
                 self.ledger.spend(str(report.client), rate, steps)
@@ -208,12 +211,11 @@ class Server:
         return arrivals
 
     def _refuse(self, client: int, round: int, reason: Refused) -> None:
-        """Leave an answer out, as ``train.on_refused`` says; such a turn does not count."""
+        """Leave an answer out, or stop the run, as ``train.on_refused`` says."""
         message = f"round {round}: what client {client} sent is refused: {reason}"
         if self.config.train.on_refused == "stop":
             raise FedprivError(f"{message}; train.on_refused=drop goes on without it")
         self.warn(message)
-        self.clients.forget([(client, round)])
 
     def _crossed(self, direction: Direction, sealed: Sealed) -> None:
         for tap in self.taps:

@@ -246,10 +246,10 @@ def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change:
 
 
 def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: Simulate) -> None:
-    second = SecondRound(simulate, "fedavg")
-    twice = [*second.answers, changed(second.answers[0], {})]
-    after = second.of(twice)
+    second = SecondRound(simulate, "scaffold")
+    after = second.of([*second.answers, changed(second.answers[0], {})])
     assert same(after, second.whole)
+    assert second.simulation.store.damaged({0: 2}) is None, "the state of the turn that counts is still there"
     assert after[2]["refused"] == [{"client": 0, "reason": "it has answered before"}]
 
 
@@ -264,10 +264,11 @@ def test_a_thousandfold_update_is_refused_where_the_change_is_bounded(simulate: 
 
 
 def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
-    second = SecondRound(simulate, "fedavg", **{"train.min_uploads": 6})
+    second = SecondRound(simulate, "scaffold", **{"train.min_uploads": 6})
     before = second._server.row
     row, _, record = second.without(2)
     assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
+    assert set(second.simulation.progress.clients.values()) == {1}, "nor do the clients' turns count"
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
 
 
