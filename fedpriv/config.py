@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -29,7 +28,8 @@ from pydantic import (
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.outside import plain_yaml
-from fedpriv.outside.addresses import keep_secrets, said_safely
+from fedpriv.outside.addresses import tracking_address
+from fedpriv.outside.kinds import brief, check_kinds
 
 T = TypeVar("T")
 
@@ -318,29 +318,6 @@ class TrackingConfig(_Section):
         return uri if uri in (None, "none") else tracking_address(uri)
 
 
-def tracking_address(uri: str) -> str:
-    """A tracking URI that MLflow can be given, with ``***`` in place of a password, which stays in this process's memory.
-
-    Raises:
-        ValueError: it is none.
-    """
-    known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
-    if uri.partition(":")[0].partition("+")[0] not in known or not uri.isprintable():
-        raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
-    shown = keep_secrets(uri)
-    if uri.startswith("sqlite"):
-        return shown
-    wrong = "the host or the port cannot be right; such as http://host:5000; in a password, / and @ are percent-encoded"
-    try:
-        whole, parts = urlsplit(uri), urlsplit(shown)
-        right = (whole.hostname, whole.port) == (parts.hostname, parts.port)
-    except ValueError:  # its message has the address
-        raise ValueError(wrong) from None
-    if not right or (uri.startswith("http") and not parts.hostname):
-        raise ValueError(wrong)
-    return shown
-
-
 class NamedOptions(BaseModel):
     """A name and its own options; the options are checked by the named thing's ``Params``."""
 
@@ -484,34 +461,8 @@ def parse(schema: type[T], values: Any, where: str) -> T:
         made = TypeAdapter(schema).validate_python(values)
     except ValidationError as error:
         raise _readable(error, schema, where) from None
-    _check_kinds(values, made, where, "")
+    check_kinds(values, made, where, "")
     return made
-
-
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**128
-"""Of the numbers in float32, the precision of training."""
-
-
-def _check_kinds(given: Any, made: Any, where: str, path: str) -> None:
-    """Refuse what pydantic turns into a number or a flag although it is none, and what is empty or no number in float32."""
-    wrong = None
-    if given == "":
-        wrong = "should not be empty"
-    elif isinstance(made, bool) != isinstance(given, bool) and isinstance(made, int | float):
-        wrong = "should be true or false" if isinstance(made, bool) else "should be a number"
-    elif isinstance(made, int | float) and isinstance(given, str):
-        wrong = "should be a number"
-    elif isinstance(made, float) and made and not _SMALLEST <= abs(made) < _LARGEST:
-        wrong = "should be a number that float32 can hold: 0, or 1.2e-38 to 3.4e38"
-    if wrong:
-        raise UsageError(f"{where}: {path} = {_told(given)}: {wrong}")
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            inner = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
-            _check_kinds(value, inner, where, f"{path}.{key}" if path else str(key))
-    elif isinstance(given, list | tuple) and isinstance(made, list | tuple) and len(given) == len(made):
-        for number, (value, inner) in enumerate(zip(given, made, strict=True)):
-            _check_kinds(value, inner, where, f"{path}.{number}")
 
 
 def lookup(config: RunConfig, dotted: str) -> Any:
@@ -548,13 +499,7 @@ def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
     message = first["msg"].removeprefix("Value error, ")
     if not path:
         return UsageError(f"{where}: {message}")
-    return UsageError(f"{where}: {'.'.join(path)} = {_told(first['input'])}: {message[0].lower()}{message[1:]}")
-
-
-def _told(value: Any, most: int = 120) -> str:
-    """A value for a message: on one line, without secrets, cut where it is long."""
-    told = said_safely(repr(value))
-    return told if len(told) <= most else f"{told[: most - 20]} ... {told[-15:]}"
+    return UsageError(f"{where}: {'.'.join(path)} = {brief(first['input'])}: {message[0].lower()}{message[1:]}")
 
 
 def _field_names(schema: Any) -> list[str]:
@@ -602,7 +547,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML (1.2)."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set {_told(text)}: expected key=value, such as method.mu=5")
+        raise UsageError(f"--set {brief(text)}: expected key=value, such as method.mu=5")
     try:
         return key.strip(), plain_yaml.load(value)
     except plain_yaml.PlainYamlError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fedpriv.outside.addresses import said_safely
-from fedpriv.outside.names import printable
+from fedpriv.outside.names import printable, shortened
 
 _LONGEST = 600
 """Letters of an error; some libraries' messages fill a page."""
@@ -25,8 +25,7 @@ def shown(text: str) -> str:
 
 def shown_error(error: BaseException) -> str:
     """An error in one line, cut in its middle where it is long: what is wrong comes first, and what would be right last."""
-    text = shown(" ".join(str(error).split()))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 205]} ... {text[-200:]}"
+    return shortened(shown(" ".join(str(error).split())), _LONGEST, 200)
 
 
 def terminal(err: bool = False) -> Any:

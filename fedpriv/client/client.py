@@ -219,11 +219,10 @@ class Client:
         charges.append(charge)
         if self.store is None:
             return
-        booked = {**self.store.spent(self.number), round: charges}
-        ledger = Ledger(self.agreement.config.privacy, {}, [(self.number,)])
-        for number in sorted(booked):
-            for rate, steps in booked[number]:
-                ledger.spend(str(self.number), rate, steps)
+        privacy, account = self.agreement.config.privacy, str(self.number)
+        before = {**self.store.spent(self.number), round: charges[:-1]}
+        booked = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
+        Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
         self.store.book(self.number, round, charges)
 
     def _sealed(self, payload: Payload | None, received: Received, reported: dict[str, float], profile: Spans) -> Sealed | None:

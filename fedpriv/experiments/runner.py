@@ -82,8 +82,7 @@ def run(
     """Finish the runs of an experiment, each in its own process with one torch thread.
 
     If a run fails, the others continue. The first Ctrl-C (or SIGTERM) lets running processes finish their round, a second one
-    stops them at once; either way the same call resumes them later. No process
-    outlives this one, however this one ends.
+    stops them at once; either way the same call resumes them later. No process outlives this one, however it ends.
 
     Args:
         workers: number of processes at a time; 0: only collect finished runs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 HIDDEN = "***"
 
@@ -43,6 +43,29 @@ def said_safely(text: str) -> str:
             if len(secret) >= _LEAST:
                 text = text.replace(secret, HIDDEN)
     return without_secrets(text)
+
+
+def tracking_address(uri: str) -> str:
+    """A tracking URI that MLflow can be given, with ``***`` in place of a password, which stays in this process's memory.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
+    if uri.partition(":")[0].partition("+")[0] not in known or not uri.isprintable():
+        raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
+    shown = keep_secrets(uri)
+    if uri.startswith("sqlite"):
+        return shown
+    wrong = "the host or the port cannot be right; such as http://host:5000; in a password, / and @ are percent-encoded"
+    try:
+        whole, parts = urlsplit(uri), urlsplit(shown)
+        right = (whole.hostname, whole.port) == (parts.hostname, parts.port)
+    except ValueError:  # its message has the address
+        raise ValueError(wrong) from None
+    if not right or (uri.startswith("http") and not parts.hostname):
+        raise ValueError(wrong)
+    return shown
 
 
 def _shown(found: re.Match[str]) -> str:

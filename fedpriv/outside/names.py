@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def shortened(text: str, most: int, end: int) -> str:
+    """A text of at most ``most`` letters: of a longer one the middle is cut out, and its last ``end`` letters stay."""
+    return text if len(text) <= most else f"{text[: most - end - 5]} ... {text[-end:]}"
+
+
 def printable(text: str) -> str:
     """A text for a terminal: line breaks and tabs stay, every other character that is not printed becomes its escape.
 

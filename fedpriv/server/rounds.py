@@ -192,7 +192,8 @@ class Server:
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
-            for direction, sealed in (*messages, ("report", answer.report)):
+            messages.append(("report", answer.report))
+            for direction, sealed in messages:
                 self._crossed(direction, sealed)
             try:
                 with self.profile("serialisation"):
@@ -206,7 +207,7 @@ class Server:
                 self.ledger.spend(str(report.client), rate, steps)
             if report.diverged:
                 on_divergence(self.config, self.warn, report.client, round)
-            for direction, sealed in (*messages, ("report", answer.report)):
+            for direction, sealed in messages:
                 self._keep(direction, sealed)
         return arrivals
 

@@ -11,9 +11,8 @@ import shlex
 from pathlib import Path
 from urllib.parse import quote
 
-from fedpriv.config import tracking_address
 from fedpriv.errors import UsageError
-from fedpriv.outside.addresses import HIDDEN, keep_secrets, with_secrets
+from fedpriv.outside.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
 from fedpriv.tracking.store import TrackingError, default_uri, sqlite_path
 
 

@@ -82,9 +82,10 @@ class Probe(_Form):
 
 
 def check_form(form: type[_Form], values: Any, path: Path | str) -> None:
-    """
+    """Check the values of a file.
+
     Raises:
-        UsageError: the values of a file have another form; in one line.
+        UsageError: they have another form; in one line.
     """
     try:
         TypeAdapter(form).validate_python(values)
@@ -95,7 +96,8 @@ def check_form(form: type[_Form], values: Any, path: Path | str) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """
+    """Check that what is read and written in the folder lies in it.
+
     Raises:
         UsageError: a symbolic link in the folder leads out of it. What it leads to would be read, uploaded or overwritten.
     """

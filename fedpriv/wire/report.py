@@ -64,7 +64,6 @@ class Report:
         """
         if sealed.kind != "report" or sealed.client is None or sealed.num_examples is None or sealed.transforms:
             raise Refused("it is not a report")
-        values: dict[str, float] = {}
         for name, (code, shape) in sealed.schema.items():
             known = name in (_LOSS, _ACCURACY) or name.startswith(_NUMBER)
             right = ("F64", ()) if known else {_KEEPS: ("BOOL", ()), _DIVERGED: ("BOOL", ())}.get(name)
@@ -72,12 +71,13 @@ class Report:
                 continue
             if right != (code, shape):
                 raise Refused(f"its report has {name} of {code} {list(shape)}")
-            values[name] = sealed.tensors({name})[name].item()
         if spoiled := sealed.not_finite():
             raise Refused(f"{spoiled} of its report is not finite")
-        charges = sealed.tensors({_SPENT}).get(_SPENT, torch.empty(0, 2)).tolist()
+        tensors = sealed.tensors()
+        charges = tensors.pop(_SPENT, torch.empty(0, 2)).tolist()
         if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 1 <= steps < 2**31 and steps.is_integer())]:
             raise Refused(f"it reports steps of DP-SGD at rate {wrong[0]:g} that cannot be")
+        values = {name: tensor.item() for name, tensor in tensors.items()}
         return cls(
             sealed.round,
             sealed.client,
