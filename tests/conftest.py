@@ -1,11 +1,6 @@
-"""What all tests share: one thread, no hub, and small federations built in memory."""
+"""Small federations, built in memory."""
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from itertools import count
