@@ -20,6 +20,7 @@ SMALL = {
     "train.rounds": 3,
     "train.participation": 0.3,
     "train.local_epochs": 1,
+    "train.batch_size": 50,
     "train.lr": 0.05,
     "tracking.uri": "none",
 }
