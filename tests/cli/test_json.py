@@ -50,6 +50,7 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     assert "round 2/2" in result.stderr and "accuracy per client" in result.stderr
 
 
+@pytest.mark.slow
 def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpriv) -> None:
     """Progress on standard error; the summary, whole, on standard output, however narrow that is."""
     deep = empty_folder / ("deep" * 20) / "run[1]" / "run[bold]"
