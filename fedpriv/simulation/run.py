@@ -29,7 +29,7 @@ from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import Tracker, default_uri
+from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], None]
@@ -61,6 +61,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
+    check_tracking(federation.config.tracking)
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
@@ -99,7 +100,8 @@ def resume(
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
+    partition, tracking = federation.data.partition, federation.config.tracking
+    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
     with folder.writing("the beginning of the run"):
         partition.save(folder.partition_file)
         facts = first_facts(federation.config, folder, partition.hash(), uri)
@@ -114,8 +116,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
-    tracking = folder.facts["tracking"]
-    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn, span=partial(profile.beside, "tracking"))
+    tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
     status, summary, report = "failed", None, None
     try:
         with folder.writing("run.json"):
