@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 
 from fedpriv import plots
-from fedpriv.config import RunConfig
+from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -25,11 +25,12 @@ from fedpriv.files import save_json, save_tensors
 from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder, first_facts
+from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import Tracker, default_uri
+from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], None]
@@ -61,6 +62,8 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
+    check_tracking(federation.config.tracking)
+    reach(federation.config.executor)
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
@@ -68,13 +71,19 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
 
 
 def resume(
-    path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False, workers: int | None = None
+    path: Path,
+    on_start: OnStart,
+    on_round: OnRound,
+    warn: Warn,
+    profiled: bool = False,
+    executor: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
     Args:
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
-        workers: processes, on which no number depends; ``None``: as many as the run began with.
+        executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as the run
+            began.
 
     Raises:
         UsageError: no run there, another process is running it, or its config or its data were changed.
@@ -85,8 +94,10 @@ def resume(
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     with folder.alone():
         config = folder.config()
-        if workers is not None:
-            config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
+        if any(value is not None for value in executor.values()):
+            changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
+            changed |= {key: value for key, value in executor.items() if value is not None}
+            config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
         federation = build(config)
         now = federation.data.partition.hash()
         then = folder.facts.get("partition_hash", now)
@@ -99,7 +110,8 @@ def resume(
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
+    partition, tracking = federation.data.partition, federation.config.tracking
+    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
     with folder.writing("the beginning of the run"):
         partition.save(folder.partition_file)
         facts = first_facts(federation.config, folder, partition.hash(), uri)
@@ -114,8 +126,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
-    tracking = folder.facts["tracking"]
-    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn, span=partial(profile.beside, "tracking"))
+    tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
     status, summary, report = "failed", None, None
     try:
         with folder.writing("run.json"):
