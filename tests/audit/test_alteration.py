@@ -23,7 +23,7 @@ from fedpriv.wire import Payload, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
 Defence = dict[str, Any]
-ATTACK = Idlg(steps=15, restarts=0)
+ATTACK = Idlg(steps=10, restarts=0)
 
 
 def photograph() -> tuple[Tensor, Tensor]:
