@@ -26,6 +26,7 @@ from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.profile import Profile
+from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
@@ -61,8 +62,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
-    folder = RunFolder.create(federation.config, runs_dir)
-    with folder.alone():
+    with RunFolder.begin(federation.config, runs_dir) as folder:
         _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
@@ -87,23 +87,33 @@ def resume(
         config = folder.config()
         if workers is not None:
             config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
-        federation = build(config)
-        now = federation.data.partition.hash()
-        then = folder.facts.get("partition_hash", now)
-        if now != then:
-            raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
-        if not folder.facts:  # killed while the folder was being made
+        if folder.facts or _begun(folder):
+            federation = reopened(folder, config)
+            if (damage := damaged_partition(folder)) is not None:
+                warn(f"{damage}; it is written again")
+                _save_partition(federation, folder)
+        else:  # killed while the folder was being made
+            federation = build(config)
             _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
+    uri = federation.config.tracking.uri or default_uri(folder.path.parent)
+    _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
-        partition.save(folder.partition_file)
-        facts = first_facts(federation.config, folder, partition.hash(), uri)
+        facts = first_facts(federation.config, folder, hashes(federation), uri)
         folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
+
+
+def _save_partition(federation: Federation, folder: RunFolder) -> None:
+    with folder.writing("the partition"):
+        federation.data.partition.save(folder.partition_file)
+
+
+def _begun(folder: RunFolder) -> bool:
+    return any(folder.checkpoints.glob("round-*.json"))
 
 
 def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
@@ -111,7 +121,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
     simulation = Simulation(federation, folder, warn, profile)
-    begun = any(folder.checkpoints.glob("round-*.json"))
+    begun = _begun(folder)
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
     tracking = folder.facts["tracking"]

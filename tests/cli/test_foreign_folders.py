@@ -65,7 +65,7 @@ def changed(file: str, **values: Any) -> Damage:
     """``...`` takes a key away."""
 
     def damage(folder: Path) -> None:
-        new = json.loads((folder / file).read_text()) | values
+        new = json.loads((folder / file).read_text()) | {"sha256": ...} | values
         (folder / file).write_text(json.dumps({key: value for key, value in new.items() if value is not ...}))
 
     return damage
