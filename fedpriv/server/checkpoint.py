@@ -91,6 +91,7 @@ class Checkpoints:
             self._committed.insert(0, _own(progress))
         if found is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
+        self._committed = self._committed[-KEPT:]  # more than these where the run was killed before it removed the oldest
         self._sweep()
         return *found, complaints
 

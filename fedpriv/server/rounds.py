@@ -63,7 +63,8 @@ class Server:
         self.taps: list[Tap] = [self.meter]
         self._keeper = PayloadKeeper(folder, self.config)
         self._keep = profile.timed("checkpoint", self._keeper)
-        self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
+        with folder.writing("the checkpoints"):
+            self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
         self.progress = Progress()
         self.is_private = self.config.privacy.level != "none"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
@@ -100,7 +101,8 @@ class Server:
         method = self.agreement.method
         if (broadcast := self._broadcast(method.start(self.agreement.initial.clone()))) is not None:
             self.clients.welcome(broadcast)
-        self.progress, stored, complaints = self.checkpoints.latest()
+        with self.folder.writing("the checkpoints"):
+            self.progress, stored, complaints = self.checkpoints.latest()
         for complaint in complaints:
             self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
         model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}

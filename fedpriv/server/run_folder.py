@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -165,12 +166,27 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            cwd = Path.cwd()
-            path = self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
             raise FedprivError(
-                f"cannot write {what} in {path}: {error.strerror}; "
-                f"what was written before is whole: make room, then `fedpriv resume {path}`"
+                f"cannot write {what} in {self._shown}: {error.strerror}; "
+                f"what was written before is whole: make room, then `fedpriv resume {self._shown}`"
             ) from None
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """A block in which the run goes on; memory that is full becomes a :class:`FedprivError` that says how to go on."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:  # torch's are of the latter
+            if not (isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error))):
+                raise
+            raise FedprivError(
+                f"out of memory; what was written before is whole: `fedpriv resume {self._shown}` goes on from there"
+            ) from None
+
+    @property
+    def _shown(self) -> Path:
+        cwd = Path.cwd()
+        return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
 
 
 def default_name(config: RunConfig) -> str:

@@ -62,7 +62,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
-    with RunFolder.begin(federation.config, runs_dir) as folder:
+    with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
@@ -83,7 +83,7 @@ def resume(
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
-    with folder.alone():
+    with folder.alone(), folder.in_memory():
         config = folder.config()
         if workers is not None:
             config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
@@ -151,8 +151,8 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         simulation.executor.close()
         try:
             folder.update_facts(status=status)
-        except OSError as error:  # what stopped the run, if anything did, is what the user must hear of
-            warn(f"cannot note in {folder.path} that the run is {status}: {error.strerror}")
+        except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
+            warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):
             tracked = tracker.finish()
         report = _write_profile(profile, simulation, warn)

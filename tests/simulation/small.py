@@ -94,6 +94,18 @@ def facts(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "run.json").read_text()))
 
 
+def damage(path: Path, how: str) -> None:
+    """``flipped`` (a bit in the middle), ``torn`` (after two thirds), ``empty`` or ``removed``."""
+    data = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "flipped":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    else:
+        path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
+
+
 def without_checksums(folder: Path) -> None:
     """Make a run folder one that an earlier version wrote, in which only checkpoints have checksums."""
     for file in folder.glob("payloads/*/SHA256SUMS"):

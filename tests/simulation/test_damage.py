@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import Result
 
-from tests.simulation.small import computed, facts
+from tests.simulation.small import computed, damage, facts
 
 Fedpriv = Callable[..., Result]
 
@@ -18,17 +18,6 @@ Fedpriv = Callable[..., Result]
 def newest(folder: Path, what: str) -> Path:
     """The newest server, round or client file."""
     return max(folder.glob(f"c*/{what}-*"), key=lambda path: path.stem.rpartition("-")[2])
-
-
-def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    if how == "removed":
-        path.unlink()
-    elif how == "flipped":
-        middle = len(data) // 2
-        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    else:
-        path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
 
 
 @pytest.mark.parametrize(

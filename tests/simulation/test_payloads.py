@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedpriv.server.payloads import PayloadStore, rounds_to_keep
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.mirror import ARTIFACTS
 from fedpriv.wire import Sealed
-from tests.simulation.small import computed, config, flags, play, resume, simulation, without_checksums
+from tests.simulation.small import computed, config, damage, flags, play, resume, simulation, without_checksums
 
 ALL = {"wire.keep_payloads": "all"}
 MASK = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
@@ -166,6 +167,42 @@ def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:
     sent = {path for pattern in ARTIFACTS for path in folder.glob(pattern)}
     assert folder / "summary.json" in sent
     assert not sent & set((folder / "payloads").rglob("*"))
+
+
+@pytest.mark.parametrize("of", ["now", "an earlier version"])
+def test_files_with_other_names_are_ignored(tmp_path: Path, reference: Callable[..., Path], of: str) -> None:
+    run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
+    if of != "now":
+        without_checksums(run)
+    store = PayloadStore.of(RunFolder(run))
+    before = kept(store)
+    folder, upload = run / "payloads" / "round-0001", next((run / "payloads" / "round-0001").glob("client-*"))
+    strange = ["client-abc", "client-1", "client-00001", "client-\u0661\u0661\u0661\u0661", f"{upload.stem} (1)", "report-"]
+    for name in (*(f"{stem}.safetensors" for stem in strange), f"{upload.name}.part", "notes.txt"):
+        (folder / name).write_bytes(upload.read_bytes())
+    for name in ("round-1x", "round-", "round-001", "round-99999999999", "other"):
+        (run / "payloads" / name).mkdir()
+    (run / "payloads" / "round-0009").write_text("a file")
+    again = PayloadStore.of(RunFolder(run))
+    again.verify()
+    assert kept(again) == before
+
+
+@pytest.mark.parametrize("how", ["flipped", "torn", "empty", "removed"])
+@pytest.mark.parametrize("name", ["client-*", "report-*", "download*", "SHA256SUMS", ""])
+def test_every_kept_message_has_a_checksum(tmp_path: Path, reference: Callable[..., Path], name: str, how: str) -> None:
+    run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
+    file = sorted(run.glob(f"payloads/round-0002/{name}" if name else "payloads/round-0000/broadcast*"))[0]
+    damage(file, how)
+    with pytest.raises(Damaged, match=file.name) as caught:
+        PayloadStore.of(RunFolder(run)).verify()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_list_of_what_was_kept_is_in_the_form_of_sha256sum(reference: Callable[..., Path]) -> None:
+    for file in sorted((reference("mpfedcon") / "payloads").glob("*/SHA256SUMS")):
+        listed = dict(reversed(line.split("  ")) for line in file.read_text().splitlines())
+        assert listed == {path.name: sha256(path.read_bytes()).hexdigest() for path in file.parent.glob("*.safetensors")}
 
 
 @pytest.mark.parametrize("of", ["now", "an earlier version"])

@@ -80,9 +80,10 @@ class Evidence:
     @cached_property
     def federation(self) -> Federation:
         """Data, net and method, rebuilt from the config; :class:`UsageError` where they are not the run's."""
+        federation = reopened(self.folder, self.config)
         if (damage := damaged_partition(self.folder)) is not None:
             raise Damaged(damage)
-        return reopened(self.folder, self.config)
+        return federation
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
         """The (round, client) pairs that were kept; with arguments, only the matching ones.
