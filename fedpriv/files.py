@@ -14,7 +14,7 @@ from fedpriv.errors import FedprivError
 if TYPE_CHECKING:  # torch takes seconds to import, and JSON is read without it
     from torch import Tensor
 
-_CHECKSUM = "sha256"
+_CHECKSUM, _NAME = "sha256", "file"
 
 
 class Damaged(FedprivError):
@@ -41,33 +41,34 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors with a checksum of their bytes in the header."""
+    """Write tensors as safetensors, in whose header is a checksum of them and of the file's name."""
     import safetensors.torch
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(stored, {_CHECKSUM: _checksum(stored)}))
+    write_atomically(path, safetensors.torch.save(stored, {_NAME: path.name, _CHECKSUM: _checksum(stored, path.name)}))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated or altered."""
+    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated, altered or another's."""
     import safetensors.torch
 
     try:
         data = path.read_bytes()  # a memory-mapped read takes twice as long for a few small tensors
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        expected = header.get("__metadata__", {}).get(_CHECKSUM)
+        facts = header.get("__metadata__", {})
     except (OSError, safetensors.SafetensorError, KeyError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
-    if _checksum(tensors) != expected:
+    name = path.name if _NAME in facts else ""  # which earlier versions did not write
+    if _checksum(tensors, name) != facts.get(_CHECKSUM):
         raise Damaged(f"{path} is damaged: its checksum does not match")
     return tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def _checksum(tensors: Mapping[str, Tensor], of: str) -> str:
     import torch
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(of.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         if tensors[name].numel():  # an empty buffer cannot be viewed

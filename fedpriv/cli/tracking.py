@@ -206,7 +206,7 @@ def _row(folder: Path) -> dict[str, Any]:
     from fedpriv.tracking.folder import read_json
 
     facts, records = read_run(folder), read_records(folder)
-    if (folder / "summary.json").exists() and facts.get("status") == "finished":
+    if facts.get("status") == "finished":
         summary = read_json(folder / "summary.json")
     else:
         evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
