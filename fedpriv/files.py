@@ -14,7 +14,9 @@ from fedpriv.errors import FedprivError
 if TYPE_CHECKING:  # torch takes seconds to import, and JSON is read without it
     from torch import Tensor
 
-_CHECKSUM, _NAME = "sha256", "file"
+_CHECKSUM = "sha256"
+_WITH_NAME = "sha256_with_name"
+"""In a file of tensors: a checksum of its name, too. It is the only fact in the header, where the order of several varies."""
 
 
 class Damaged(FedprivError):
@@ -45,7 +47,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     import safetensors.torch
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(stored, {_NAME: path.name, _CHECKSUM: _checksum(stored, path.name)}))
+    write_atomically(path, safetensors.torch.save(stored, {_WITH_NAME: _checksum(stored, path.name)}))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -59,8 +61,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         facts = header.get("__metadata__", {})
     except (OSError, safetensors.SafetensorError, KeyError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
-    name = path.name if _NAME in facts else ""  # which earlier versions did not write
-    if _checksum(tensors, name) != facts.get(_CHECKSUM):
+    name, stated = (path.name, facts[_WITH_NAME]) if _WITH_NAME in facts else ("", facts.get(_CHECKSUM))  # of earlier versions
+    if _checksum(tensors, name) != stated:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     return tensors
 
@@ -76,7 +78,7 @@ def _checksum(tensors: Mapping[str, Tensor], of: str) -> str:
     return digest.hexdigest()
 
 
-def save_json(path: Path, values: Mapping[str, Any]) -> None:
+def save_json(path: Path, values: Mapping[Any, Any]) -> None:
     """Write a JSON mapping atomically, with a checksum of its values."""
     write_atomically(path, json.dumps(with_checksum(values), indent=1).encode())
 
@@ -94,7 +96,7 @@ def load_json(path: Path) -> dict[str, Any]:
     return without_checksum(values, path)
 
 
-def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(values: Mapping[Any, Any]) -> dict[str, Any]:
     """The values, and a checksum of them that does not depend on layout or order."""
     return {**values, _CHECKSUM: _digest(values)}
 
@@ -111,6 +113,6 @@ def without_checksum(values: Mapping[str, Any], where: Path | str) -> dict[str, 
     return said
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def _digest(values: Mapping[Any, Any]) -> str:
     as_read = json.loads(json.dumps(values))  # the keys become strings, which sort otherwise than numbers: "10" before "2"
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
