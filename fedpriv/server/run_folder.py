@@ -214,7 +214,7 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
-        "tracking": {"uri": tracking_uri, "experiment": config.tracking.experiment},
+        "tracking": {"name": config.tracking.name, "uri": tracking_uri, "experiment": config.tracking.experiment},
     }
 
 

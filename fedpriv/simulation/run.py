@@ -30,7 +30,7 @@ from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import Tracker, default_uri
+from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], None]
@@ -62,6 +62,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
+    check_tracking(federation.config.tracking)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
@@ -100,7 +101,8 @@ def resume(
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    uri = federation.config.tracking.uri or default_uri(folder.path.parent)
+    tracking = federation.config.tracking
+    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
     _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
         facts = first_facts(federation.config, folder, hashes(federation), uri)
@@ -124,8 +126,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
     begun = _begun(folder)
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
-    tracking = folder.facts["tracking"]
-    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn, span=partial(profile.beside, "tracking"))
+    tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
     status, summary, report = "failed", None, None
     try:
         with folder.writing("run.json"):
