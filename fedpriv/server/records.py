@@ -38,19 +38,21 @@ class Records:
             Damaged: a record is not known; names the line, or the round.
         """
         committed = self.committed()  # before the lines, to which a running process adds
-        found, wrong = dict[int, Record](), 0
-        for number, line in enumerate(lines_of(self.file), 1):
+        found, wrong, lines = dict[int, Record](), list[int](), lines_of(self.file)
+        for number, line in enumerate(lines, 1):
             try:
                 record = parsed(line)
             except ValueError:
-                wrong = wrong or number
+                wrong.append(number)
             else:
                 found[record["round"]] = record
         found |= committed
         rounds = range(1 + (max(found, default=-1) if last is None else last))
         missing = [round for round in rounds if round not in found]
-        if wrong and (missing or not committed):  # without a checkpoint, it may be the line of a last round
-            raise Damaged(f"{self.file}, line {wrong} is damaged")
+        # Where no checkpoint says how many there are, a line at the end may have been that of one more round.
+        lost = bool(wrong) and last is None and not committed and wrong[-1] == len(lines)
+        if wrong and (missing or lost):
+            raise Damaged(f"{self.file}, line {wrong[-1] if lost else wrong[0]} is damaged")
         if missing:
             raise Damaged(f"{self.file} is damaged: it has no line of round {missing[0]}")
         return [found[round] for round in rounds]
