@@ -27,6 +27,7 @@ from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.profile import Profile
+from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
@@ -64,8 +65,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
     federation = build(config)
     check_tracking(federation.config.tracking)
     reach(federation.config.executor)
-    folder = RunFolder.create(federation.config, runs_dir)
-    with folder.alone():
+    with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
@@ -92,30 +92,40 @@ def resume(
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
-    with folder.alone():
+    with folder.alone(), folder.in_memory():
         config = folder.config()
         if any(value is not None for value in executor.values()):
             changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
             changed |= {key: value for key, value in executor.items() if value is not None}
             config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
-        federation = build(config)
-        now = federation.data.partition.hash()
-        then = folder.facts.get("partition_hash", now)
-        if now != then:
-            raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
-        if not folder.facts:  # killed while the folder was being made
+        if folder.facts or _begun(folder):
+            federation = reopened(folder, config)
+            if (damage := damaged_partition(folder)) is not None:
+                warn(f"{damage}; it is written again")
+                _save_partition(federation, folder)
+        else:  # killed while the folder was being made
+            federation = build(config)
             _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition, tracking = federation.data.partition, federation.config.tracking
+    tracking = federation.config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
+    _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
-        partition.save(folder.partition_file)
-        facts = first_facts(federation.config, folder, partition.hash(), uri)
+        facts = first_facts(federation.config, folder, hashes(federation), uri)
         folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
+
+
+def _save_partition(federation: Federation, folder: RunFolder) -> None:
+    with folder.writing("the partition"):
+        federation.data.partition.save(folder.partition_file)
+
+
+def _begun(folder: RunFolder) -> bool:
+    return any(folder.checkpoints.glob("round-*.json"))
 
 
 def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
@@ -123,7 +133,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
     simulation = Simulation(federation, folder, warn, profile)
-    begun = any(folder.checkpoints.glob("round-*.json"))
+    begun = _begun(folder)
     if begun:
         simulation.restore()  # refuses a changed config before anything is noted in the folder
     tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
@@ -152,8 +162,8 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         simulation.executor.close()
         try:
             folder.update_facts(status=status)
-        except OSError as error:  # what stopped the run, if anything did, is what the user must hear of
-            warn(f"cannot note in {folder.path} that the run is {status}: {error.strerror}")
+        except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
+            warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):
             tracked = tracker.finish()
         report = _write_profile(profile, simulation, warn)

@@ -176,7 +176,7 @@ def test_what_another_process_runs_is_left_alone(tmp_path: Path, in_process: Cal
     folder = RunFolder.create(config.model_copy(update={"run_dir": experiment.run_dir(tmp_path / "runs", "fedavg", 0)}), tmp_path)
     with folder.alone():
         (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"])
-    assert outcome.state == "failed" and outcome.error is not None and "another process" in outcome.error
+    assert outcome.state == "failed" and outcome.error is not None and "is running the run in" in outcome.error
 
 
 @pytest.mark.parametrize("times", [1, 2])
