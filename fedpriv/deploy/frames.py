@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
-
-LONGEST_HEAD = 2**24
-"""Bytes of a head; the largest tells what thousands of clients declared."""
-MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -22,41 +18,24 @@ class Frame:
     head: Mapping[str, Any]
     parts: tuple[bytes, ...] = ()
 
-    def write(self, stream: IO[bytes]) -> None:
-        """Send it over a stream of bytes."""
-        head = json.dumps({"head": self.head, "sizes": [len(part) for part in self.parts]}).encode()
-        stream.write(len(head).to_bytes(4, "big") + head)
-        for part in self.parts:
-            stream.write(part)
-        stream.flush()
+    @property
+    def head_bytes(self) -> bytes:
+        """The head as it crosses."""
+        return json.dumps(self.head).encode()
 
     @classmethod
-    def read(cls, stream: IO[bytes]) -> Frame:
-        """The next one of a stream.
+    def of(cls, head: bytes, parts: Sequence[bytes]) -> Frame:
+        """The frame of a head as it crossed, and its parts.
 
         Raises:
-            EOFError: the other end is closed.
-            Refused: it is none.
+            Refused: the head is no mapping of JSON.
         """
-        size = int.from_bytes(_exactly(stream, 4), "big")
-        if size > LONGEST_HEAD:
-            raise Refused(f"a frame whose head takes {size} bytes")
-        letter = _json(_exactly(stream, size))
-        sizes = letter.get("sizes")
-        if not isinstance(sizes, list) or len(sizes) > MOST_PARTS or not all(isinstance(n, int) and n >= 0 for n in sizes):
-            raise Refused("a frame without the sizes of its parts")
-        return cls.of(letter.get("head"), [_exactly(stream, n) for n in sizes])
-
-    @classmethod
-    def of(cls, head: Any, parts: Sequence[bytes]) -> Frame:
-        """The frame of a head, as JSON bytes or as a mapping, and its parts.
-
-        Raises:
-            Refused: it is none.
-        """
-        found = _json(head) if isinstance(head, bytes) else head
+        try:
+            found = json.loads(head)
+        except (ValueError, RecursionError):
+            found = None
         if not isinstance(found, dict):
-            raise Refused("a frame without a head")
+            raise Refused("a frame whose head is no mapping of JSON")
         return cls(found, tuple(parts))
 
     def sealed(self, place: Any) -> Sealed | None:
@@ -91,20 +70,3 @@ class Letter:
     def frame(self, **head: Any) -> Frame:
         """All of it."""
         return Frame({**head, "said": self.said}, tuple(self.parts))
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError("the other end is closed")
-    return data
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise Refused("a frame whose head is no JSON") from None
-    if not isinstance(found, dict):
-        raise Refused("a frame whose head is no mapping")
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.site import Site
+from fedpriv.deploy.stream import read, write
 
 
 class Loopback:
@@ -26,6 +27,6 @@ class Loopback:
 
 def _carried(frame: Frame) -> Frame:
     stream = io.BytesIO()
-    frame.write(stream)
+    write(stream, frame.head_bytes, frame.parts)
     stream.seek(0)
-    return Frame.read(stream)
+    return Frame.of(*read(stream))

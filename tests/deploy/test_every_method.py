@@ -35,7 +35,7 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("cast", "fedavg", {"wire.transforms": [{"name": "cast"}]}),
     ("masked", "fedavg", {"wire.transforms": [{"name": "mask", "last": 1}]}),
     ("validation", "fedrep", {"data.validation_fraction": 0.2, "eval.split": "validation"}),
-    ("self-supervised", "fedavg", {"objective.name": "simclr", "data.augment": "simclr", "model.name": "moon_cnn"}),
+    ("self-supervised", "fedavg", {"objective.name": "simclr", "data.augment": "simclr", "model.name": "mlp2"}),
 ]
 
 
