@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
 from fedpriv.deploy.flower import machines
 from fedpriv.deploy.flower.home import Home, make
+from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
 from fedpriv.deploy.flower.requests import Request
 from fedpriv.errors import FedprivError
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
+
+if TYPE_CHECKING:
+    from fedpriv.deploy.flower.control import SuperLink
 
 JOIN = 180.0
 """Seconds in which all clients must have joined."""
@@ -42,26 +46,13 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
     Raises:
         FedprivError: something does not start, or the run failed.
     """
-    require_flower()
-    from fedpriv.deploy.flower.control import SuperLink
-
-    clients = config.data.clients
+    clients, began = config.data.clients, time.monotonic()
     home = make(folder / "deployment", clients, "127.0.0.1", port=machines.free_port())
     for number in range(clients):
         file = home.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: dealt"))
-    link = SuperLink(f"127.0.0.1:{home.settings().port}", home.authority)
-    began = time.monotonic()
-    with ExitStack() as stack:
-        say(f"server on port {home.settings().port}, certificates and keys in {home.path}")
-        keepers = [stack.enter_context(machines.server(home))]
-        keepers += [stack.enter_context(machines.client(home.client_file(number))) for number in range(clients)]
-
-        def look() -> None:
-            for keeper in keepers:
-                keeper.look()
-
-        _wait_for_clients(link, clients, look)
+    say(f"server on port {home.settings().port}, certificates and keys in {home.path}")
+    with all_here(home) as (link, look, _):
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
         request = Request.write(home.requests, home.runs / "demo", config, clients, ANSWER)
         link.start(request.path)
@@ -70,37 +61,62 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
     say("the same run in a simulation")
     simulated = folder / "simulated"
     run.start(config.model_copy(update={"run_dir": simulated}), folder, lambda *of: None, lambda record: None, lambda text: None)
-    here, there = _state(home.runs / "demo", home), _state(simulated, None)
-    summary = RunFolder.open(home.runs / "demo").summary() or {}
+    deployed = home.runs / "demo"
+    summary = RunFolder.open(deployed).summary() or {}
     found = {
-        "equal": here == there,
-        "weights_sha256": here["server"],
+        "equal": _equal(home, deployed, simulated),
+        "weights_sha256": hashlib.sha256(_last_state(deployed)).hexdigest(),
         "rounds": summary["rounds"],
         "seconds": round(seconds, 1),
         "seconds_a_round": round(summary["seconds"] / summary["rounds"], 2),
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
         "accuracy": summary["accuracy"],
-        "run_dir": str(home.runs / "demo"),
+        "run_dir": str(deployed),
     }
-    return Demo(home.runs / "demo", simulated, found)
+    return Demo(deployed, simulated, found)
 
 
-def _wait_for_clients(link: Any, clients: int, look: Callable[[], None]) -> None:
-    until = time.monotonic() + JOIN
-    while (here := sum(node.status == "online" for node in link.nodes())) < clients:
-        look()
-        if time.monotonic() > until:
-            raise FedprivError(f"{here} of {clients} clients joined within {JOIN:g} s; state/log.txt of a client says why")
-        time.sleep(0.5)
+@contextmanager
+def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[Keeper]]]:
+    """A block in which the server and all clients of a deployment run on this machine, and the clients have joined.
+
+    Yields:
+        The server as its operator reaches it, a function that starts again what has ended, and the keepers: the server's, and
+        each client's.
+
+    Raises:
+        FedprivError: something does not start.
+    """
+    require_flower()
+    from fedpriv.deploy.flower.control import SuperLink
+
+    settings = home.settings()
+    link = SuperLink(f"127.0.0.1:{settings.port}", home.authority)
+    with ExitStack() as stack:
+        keepers = [stack.enter_context(machines.server(home))]
+        keepers += [stack.enter_context(machines.client(home.client_file(number))) for number in range(settings.clients)]
+
+        def look() -> None:
+            for keeper in keepers:
+                keeper.look()
+
+        until = time.monotonic() + JOIN
+        while (here := sum(node.status == "online" for node in link.nodes())) < settings.clients:
+            look()
+            if time.monotonic() > until:
+                raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; state/log.txt of one says why")
+            time.sleep(0.5)
+        yield link, look, keepers
 
 
-def _state(run_dir: Path, home: Home | None) -> dict[str, str]:
-    """Hashes of the server's last state, of the accuracies, and of what each client keeps."""
-    server = max((run_dir / "checkpoints").glob("server-*.safetensors"))
-    of_clients = (
-        (run_dir / "clients").glob("client-*") if home is None else home.path.glob("client-*/state/runs/*/states/client-*")
-    )
-    accuracies = [record["per_client"] for record in RunFolder.open(run_dir).records()]
-    kept = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in of_clients}
-    return {"server": hashlib.sha256(server.read_bytes()).hexdigest(), "accuracies": str(accuracies), **kept}
+def _equal(home: Home, run_dir: Path, simulated: Path) -> bool:
+    """Whether the server's last state, all accuracies and all private states agree to the bit."""
+    accuracies = [[record["per_client"] for record in RunFolder.open(one).records()] for one in (run_dir, simulated)]
+    kept = {path.name: path.read_bytes() for path in home.path.glob("client-*/state/runs/*/states/client-*")}
+    private = all(kept.get(path.name) == path.read_bytes() for path in simulated.glob("clients/client-*"))
+    return _last_state(run_dir) == _last_state(simulated) and accuracies[0] == accuracies[1] and private
+
+
+def _last_state(run_dir: Path) -> bytes:
+    return max((run_dir / "checkpoints").glob("server-*.safetensors")).read_bytes()

@@ -49,6 +49,7 @@ class ClientFile(_File):
     data: DataFile = DataFile()
     device: str | None = Field(None, description="torch device; null: as the run says")
     port: int | None = Field(None, ge=1, le=65535, description="local port of its node; null: a free one")
+    poll: float = Field(1.0, ge=0.1, le=3, description="seconds between its questions for messages")
 
 
 class Home:
@@ -178,6 +179,8 @@ data:
 device: null
 # Local port of its node. null: a free one.
 port: null
+# Seconds between its questions for messages, from 0.1 to 3.
+poll: 1
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import secrets
 import shutil
 import socket
 import ssl
@@ -77,6 +78,8 @@ def client(path: Path, check: bool = True) -> Iterator[Keeper]:
         UsageError: its file, the server's certificate or a clock is not right.
     """
     require_flower()
+    from fedpriv.deploy.flower.certificates import write_secret
+
     settings = read_client(path)
     if check:
         check_server(settings)
@@ -87,17 +90,21 @@ def client(path: Path, check: bool = True) -> Iterator[Keeper]:
         _check_free("127.0.0.1", port, path)
     private = Path(tempfile.mkdtemp(prefix="fedpriv-"))  # mode 700, and short, as addresses of sockets must be
     try:
-        address = private / "turns"
+        address, secret = private / "turns", private / "secret"
+        write_secret(secret, secrets.token_bytes(32))
         with Keeper(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as keeper:
             keeper.start(f"client {settings.client}", "from fedpriv.deploy.flower.machines import stay; stay()", path, address)
             keeper.start(
-                "its SuperNode", "from flwr.supernode.cli import flower_supernode; flower_supernode()",
+                "its SuperNode", f"from fedpriv.deploy.flower.node import run_node; run_node({settings.poll})",
                 "--root-certificates", settings.certificate, "--superlink", settings.server,
                 "--auth-supernode-private-key", settings.key, "--host", "127.0.0.1", "--port", port,
-                "--isolation", "process", "--node-config", f"socket={json.dumps(str(address))}",
+                "--isolation", "process", "--superexec-auth-secret-file", secret,
+                "--node-config", f"socket={json.dumps(str(address))}",
             )  # fmt: skip
-            apps = "import sys; from fedpriv.deploy.flower.executor import main; main(sys.argv[1])"
-            keeper.start("its SuperExec", apps, f"127.0.0.1:{port}")
+            apps = "import pathlib, sys; from fedpriv.deploy.flower.node import run_tasks"
+            keeper.start(
+                "its SuperExec", f"{apps}; run_tasks(sys.argv[1], pathlib.Path(sys.argv[2]))", f"127.0.0.1:{port}", secret
+            )
             yield keeper
     finally:
         shutil.rmtree(private, ignore_errors=True)
