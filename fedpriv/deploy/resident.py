@@ -12,9 +12,6 @@ from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
 from fedpriv.wire.message import Refused
 
-LONGEST_ADDRESS = 100
-"""Letters; the system allows 107."""
-
 
 def serve(site: Site, address: Path) -> None:
     """Answer frames, one after another, until the process is ended.
@@ -36,10 +33,10 @@ def serve(site: Site, address: Path) -> None:
         listening.listen()
         while True:
             one, _ = listening.accept()
-            with one, one.makefile("rwb") as stream:
+            with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
                 try:
-                    answer = _answered(site, *read(stream))
-                    write(stream, answer.head_bytes, answer.parts)
+                    answer = _answered(site, *read(incoming))
+                    write(outgoing, answer.head_bytes, answer.parts)
                 except (OSError, EOFError, Broken):
                     continue  # who asked is gone, and asks again
 

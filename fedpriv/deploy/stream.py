@@ -58,9 +58,9 @@ def ask(address: Path, head: bytes, parts: Sequence[bytes], seconds: float | Non
     with socket.socket(socket.AF_UNIX) as one:
         one.settimeout(seconds)
         one.connect(str(address))
-        with one.makefile("rwb") as stream:
-            write(stream, head, parts)
-            return read(stream)
+        with one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
+            write(outgoing, head, parts)
+            return read(incoming)
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:

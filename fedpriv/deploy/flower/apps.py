@@ -22,28 +22,43 @@ POLL = 0.2
 """Seconds between questions for replies."""
 JOIN = 120.0
 """Seconds in which a node that is not connected may come back before a message to it is given up."""
+MOST_ENDS = 3
+"""Times that a resident process may end over one frame, such as for want of memory."""
 
-client_app = ClientApp()
-server_app = ServerApp()
 
-
-@client_app.query()
 def relay(message: Message, context: Context) -> Message:
     """Give a frame to the resident process, and its answer back. No error holds a path, as it crosses."""
     try:
-        address, seconds = Path(str(context.node_config["socket"])), max(1.0, message.metadata.ttl)
-        head, parts = ask(address, *_unpacked(message), seconds)
+        head, parts = _asked(Path(str(context.node_config["socket"])), *_unpacked(message), message.metadata.ttl)
     except (OSError, EOFError, Broken) as error:
         head, parts = json.dumps({"error": f"its process does not answer ({type(error).__name__})"}).encode(), []
     return Message(_packed(head, parts), reply_to=message)
 
 
-@server_app.main()
+def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tuple[bytes, list[bytes]]:
+    """Ask the resident process; where it ended, ask that which takes its place: a repeated turn gives the same bytes."""
+    until, ended = time.monotonic() + seconds, 0
+    while True:
+        try:
+            return ask(address, head, parts, max(1.0, until - time.monotonic()))
+        except (ConnectionError, FileNotFoundError, EOFError) as error:
+            ended += isinstance(error, ConnectionResetError | EOFError)
+            if ended == MOST_ENDS or time.monotonic() > until:
+                raise
+        time.sleep(POLL)
+
+
 def play(grid: Grid, context: Context) -> None:
     """Play the run that a file names, and note there how it ended."""
     from fedpriv.deploy.flower.requests import Request
 
     Request(Path(str(context.run_config["request"]))).play(lambda clients: FlowerGrid(grid, clients))
+
+
+client_app = ClientApp()
+client_app.query()(relay)
+server_app = ServerApp()
+server_app.main()(play)
 
 
 class FlowerGrid:
@@ -100,8 +115,8 @@ def _packed(head: bytes, parts: Any) -> RecordDict:
 
 def _unpacked(message: Message) -> tuple[bytes, list[bytes]]:
     try:
-        head, parts = message.content["head"]["head"], message.content["parts"]  # type: ignore[index]
-        return bytes(head), [parts[name].data for name in sorted(parts)]  # type: ignore[index, union-attr, arg-type]
+        head, parts = message.content["head"]["head"], message.content["parts"]
+        return bytes(head), [parts[name].data for name in sorted(parts)]
     except (KeyError, TypeError, AttributeError):
         raise Broken("a message that holds no frame") from None
 
