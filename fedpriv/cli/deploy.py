@@ -73,9 +73,9 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
 @_DIR
 @click.option("--clients", type=click.IntRange(min=1), required=True, help="Number of clients.")
 @click.option("--host", required=True, help="Name or address under which clients reach the server.")
-@click.option("--listen", default="127.0.0.1", show_default=True, help="Address that the server listens on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8400, show_default=True, help="Its port.")
-def init(folder: Path, clients: int, host: str, listen: str, port: int) -> dict[str, Any]:
+@click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port at which they reach it.")
+@click.option("--listen", default="127.0.0.1", show_default=True, help="Address that it listens on; by default behind a proxy.")
+def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[str, Any]:
     """Write the files of a deployment: authority, certificate, keys, server.yaml, client-N.yaml, systemd units, proxy.
 
     \b
@@ -83,7 +83,7 @@ def init(folder: Path, clients: int, host: str, listen: str, port: int) -> dict[
     """
     from fedpriv.deploy.flower.home import make
 
-    home = make(folder, clients, host, listen, port)
+    home = make(folder, clients, host, port, listen)
     out = console()
     out.print(f"server: fedpriv deploy server {folder}", soft_wrap=True)
     out.print(

@@ -15,7 +15,7 @@ from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, s
 from fedpriv.evaluation.probe_during_run import require_encoder
 from fedpriv.files import load_tensors, save_json
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.setup import build
+from fedpriv.simulation.setup import rebuild
 
 
 def probe_run(
@@ -42,7 +42,7 @@ def probe_run(
     config = folder.config()
     if data_dir is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})
-    federation = build(config.model_copy(update={"device": device or config.device}))
+    federation = rebuild(folder, config.model_copy(update={"device": device or config.device}))
     require_encoder(federation.method)
     resident, own = federation.resident, federation.dataset
     if own.texts is not None:

@@ -79,6 +79,8 @@ def resume(
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
+    if "deployed" in folder.facts:
+        raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
     with folder.alone():
         config = folder.config()
         if workers is not None:

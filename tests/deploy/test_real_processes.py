@@ -67,7 +67,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     from fedpriv.deploy.flower.home import make
     from fedpriv.deploy.flower.machines import free_port
 
-    home = make(tmp_path_factory.mktemp("deployed") / "d", 3, "127.0.0.1", port=free_port())
+    port = free_port()
+    home = make(tmp_path_factory.mktemp("deployed") / "d", 3, "127.0.0.1", port, inner_port=port)
     for number in range(3):
         file = home.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))

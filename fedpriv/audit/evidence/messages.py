@@ -27,7 +27,7 @@ from fedpriv.files import Damaged
 from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.setup import Federation, build
+from fedpriv.simulation.setup import Federation, rebuild
 from fedpriv.wire import STATISTIC, Sealed, tensor_of
 from fedpriv.wire.coding import decoded, is_model
 
@@ -82,7 +82,7 @@ class Evidence:
     @cached_property
     def federation(self) -> Federation:
         """Data, net and method, rebuilt from the config."""
-        federation = build(self.config)
+        federation = rebuild(self.folder, self.config)
         then, now = self.folder.facts.get("partition_hash"), federation.data.partition.hash()
         if then != now:
             raise UsageError(

@@ -47,11 +47,12 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
         FedprivError: something does not start, or the run failed.
     """
     clients, began = config.data.clients, time.monotonic()
-    home = make(folder / "deployment", clients, "127.0.0.1", port=machines.free_port())
+    port = machines.free_port()
+    home = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
         file = home.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: dealt"))
-    say(f"server on port {home.settings().port}, certificates and keys in {home.path}")
+    say(f"server on port {port}, certificates and keys in {home.path}")
     with all_here(home) as (link, look, _):
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
         request = Request.write(home.requests, home.runs / "demo", config, clients, ANSWER)

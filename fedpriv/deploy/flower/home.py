@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.config import parse, read_yaml
 from fedpriv.errors import UsageError
 
-PORT = 8400
+PORT, INNER_PORT = 8443, 8400
+"""At which clients reach the server, and at which it listens behind a reverse proxy."""
+LOOPBACK = "127.0.0.1"
 
 
 class _File(BaseModel):
@@ -24,8 +26,8 @@ class ServerFile(_File):
     """``server.yaml``."""
 
     host: str = Field(description="name or address under which clients reach the server")
-    listen: str = Field("127.0.0.1", description="address that the server listens on")
-    port: int = Field(PORT, ge=1, le=65535, description="its port")
+    listen: str = Field(LOOPBACK, description="address that the server listens on")
+    port: int = Field(INNER_PORT, ge=1, le=65535, description="its port")
     clients: int = Field(ge=1, description="number of clients")
     answer_within: float = Field(3600.0, gt=0, description="seconds that a client has for an answer")
 
@@ -104,8 +106,12 @@ def read_client(path: Path) -> ClientFile:
     return found.model_copy(update={**paths, "data": data})
 
 
-def make(path: Path, clients: int, host: str, listen: str = "127.0.0.1", port: int = PORT) -> Home:
+def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LOOPBACK, inner_port: int | None = None) -> Home:
     """Write a new deployment.
+
+    Args:
+        host, port: at which clients reach the server.
+        listen, inner_port: at which it listens; ``None``: at the same port where no reverse proxy is needed.
 
     Raises:
         UsageError: the folder holds one already, or cannot be written, or the host cannot be one.
@@ -114,6 +120,7 @@ def make(path: Path, clients: int, host: str, listen: str = "127.0.0.1", port: i
 
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", host):
         raise UsageError(f"--host {host!r}: expected a name such as server.example.org, or an address")
+    inner = inner_port or (INNER_PORT if listen == LOOPBACK else port)
     home = Home(path)
     if home.server_file.exists():
         raise UsageError(f"{path} holds a deployment already; another folder, or remove it")
@@ -132,8 +139,8 @@ def make(path: Path, clients: int, host: str, listen: str = "127.0.0.1", port: i
         for name, text in _units(home.path, clients).items():
             (home.path / "systemd").mkdir(exist_ok=True)
             (home.path / "systemd" / name).write_text(text)
-        (home.path / "nginx.conf").write_text(_proxy(home, host, port))
-        home.server_file.write_text(_server_yaml(clients, host, listen, port))
+        (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner))
+        home.server_file.write_text(_server_yaml(clients, host, listen, inner))
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home
@@ -209,7 +216,7 @@ WantedBy=multi-user.target
     return units
 
 
-def _proxy(home: Home, host: str, port: int) -> str:
+def _proxy(home: Home, host: str, port: int, inner: int) -> str:
     return f"""# For nginx, within http {{ }}: clients reach the fleet API and nothing else.
 # The other APIs of the server have no login: they start runs and register clients.
 server {{
@@ -222,7 +229,7 @@ server {{
     proxy_read_timeout 1h;
 
     location /v1/fleet/ {{
-        proxy_pass https://127.0.0.1:{port};
+        proxy_pass https://127.0.0.1:{inner};
         proxy_ssl_trusted_certificate {home.authority};
         proxy_ssl_verify on;
         proxy_ssl_name localhost;
