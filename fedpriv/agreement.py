@@ -17,7 +17,7 @@ from fedpriv.models.net import Net
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
-from fedpriv.wire import Transform
+from fedpriv.wire import Expected, Transform
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,19 @@ class Agreement:
             UsageError: a mask that cannot be right.
         """
         return sent_names(self.method.shared_names, self.transforms, self.linear)
+
+    def expected(self, round: int, client: int, received: Mapping[str, Tensor]) -> Expected:
+        """What the client's upload of a round must be.
+
+        Args:
+            received: what it was sent in this round, by name.
+        """
+        most, config = self.declared.most_samples, self.config
+        forms = self.method.forms(received, round, most, self.unused(client))
+        examples = None if config.privacy.level == "client" else (1, most)
+        bound, dtype = config.train.max_update_norm, self.initial.dtype
+        expected = Expected(round, client, forms, received, examples, dtype=dtype, max_update_norm=bound)
+        return expected.through(self.transforms, self.linear)
 
 
 def agree(

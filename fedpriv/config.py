@@ -305,8 +305,9 @@ class ExecutorConfig(_Section):
 
 
 class TrackingConfig(_Section):
-    """The MLflow store."""
+    """Where the records of a run are copied while it trains."""
 
+    name: str = Field("mlflow", description="tracker: mlflow, tensorboard, or that of a plug-in")
     uri: str | None = Field(
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
     )

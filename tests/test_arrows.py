@@ -34,7 +34,8 @@ LAYERS = (
     "interfaces",
     "models data",
     "config parameters wire registry plugins files hub processes",
-    "errors samples seeding spans outside",
+    "outside",
+    "errors samples seeding spans",
 )
 """Of fedpriv, from top to bottom. A room imports from the lines below its own; rooms on one line know nothing of each other."""
 ONLY_ERRORS = ("config", "parameters", "wire")

@@ -27,6 +27,7 @@ from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.models import registry as models
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.tracking import trackers
 
 REGISTRIES = {
     "method": methods.registry,
@@ -36,6 +37,7 @@ REGISTRIES = {
     "model": models.REGISTRY,
     "data set": sources.REGISTRY,
     "partition": dealing.REGISTRY,
+    "tracker": trackers.registry,
     "attack": IMAGE_ATTACKS,
     "attack on text": TEXT_ATTACKS,
 }
@@ -49,6 +51,7 @@ OBJECTS = {
     "partition": "from fedpriv.data.dealing import Dealing\nThing = Dealing(lambda deal: None, frozenset())",
     "attack": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Thing:\n def run(self, observed, seed=0): ...",
 }
+OBJECTS["tracker"] = "from fedpriv.tracking import Tracker\nclass Thing(Tracker): 'A thing.'"
 OBJECTS["attack on text"] = OBJECTS["attack"]
 OURS = {
     "method": "fedavg",
@@ -58,6 +61,7 @@ OURS = {
     "model": "cnn10",
     "data set": "digits",
     "partition": "iid",
+    "tracker": "mlflow",
     "attack": "dlg",
     "attack on text": "tag",
 }
@@ -231,15 +235,17 @@ def fedpriv(*words):
     said += done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
-small = "--clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --tracking-uri none --run-dir run".split()
+small = "--clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --run-dir run".split()
 train = "method objective aggregation model dataset partition".split()
-run = fedpriv("train", *small, "--defense", "my-defense", *(w for kind in train for w in ("--" + kind, "my-" + kind)))
+small += "--defense my-defense --tracking my-tracker".split()
+run = fedpriv("train", *small, *(w for kind in train for w in ("--" + kind, "my-" + kind)))
 assert run["rounds"] == 1
+assert list(json.loads(open("run/accuracy.json").read())) == ["0", "1"]
 attacked = fedpriv("attack", "my-attack", "--n", "1")
 assert [one["name"] for one in attacked["controls"]] == ["negative"], attacked
 from attacks.lab.attempts import suited
 assert "my-attack" in [attacker.name for attacker in suited(0)]
-listed = [*fedpriv("methods").values(), *fedpriv("data", "list").values()]
+listed = [[{"name": "my-tracker"}], *fedpriv("methods").values(), *fedpriv("data", "list").values()]
 listed += [fedpriv(kind)[kind] for kind in ("defenses", "models", "attacks")]
 assert said.count("the plug-in 'broken' (not_there of theirs) cannot be imported") == 1, said
 print(json.dumps(sorted(row["name"] for rows in listed for row in rows if row["name"].startswith("my-"))))

@@ -11,7 +11,8 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.terminal import FilePath
 
-_TRAIN = "train --clients 4 --participation 0.5 --rounds 1 --local-epochs 1 --tracking-uri none"
+_SHORT = "train --clients 4 --participation 0.5 --rounds 1 --local-epochs 1"
+_TRAIN = f"{_SHORT} --tracking-uri none"
 KINDS = {
     "method": ("fedpriv.methods", f"{_TRAIN} --method"),
     "objective": ("fedpriv.objectives", f"{_TRAIN} --objective"),
@@ -20,6 +21,7 @@ KINDS = {
     "model": ("fedpriv.models", f"{_TRAIN} --model"),
     "dataset": ("fedpriv.data", f"{_TRAIN} --dataset"),
     "partition": ("fedpriv.partitions", f"{_TRAIN} --partition"),
+    "tracker": ("fedpriv.trackers", f"{_SHORT} --tracking"),
     "attack": ("attacks", "attack --n 1"),
 }
 """Kind -> its entry-point group, and a command to which the plug-in's name is appended."""

@@ -55,6 +55,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
     "compile": ("executor.compile", str, "torch.compile for the net of a group: none, default or reduce-overhead (CUDA graphs)."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),
+    "tracking": ("tracking.name", str, "Where records are copied: mlflow (default), tensorboard, or a plug-in's name."),
     "tracking-uri": ("tracking.uri", str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": ("run_dir", Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),
 }

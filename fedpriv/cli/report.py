@@ -149,7 +149,7 @@ class Reporter:
         if (kept := summary["payloads"])["files"]:
             size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
             rows.append(("sealed payloads kept", size))
-        rows += [("run folder", path), ("MLflow", self._tracking(outcome))]
+        rows += [("run folder", path), ("tracking", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
@@ -184,11 +184,12 @@ class Reporter:
 
     @staticmethod
     def _tracking(outcome: Outcome) -> str:
-        uri = outcome.folder.facts["tracking"]["uri"]
-        if uri == "none":
+        from fedpriv.tracking import tracker_of
+
+        folder = outcome.folder
+        if (tracker := tracker_of(folder.path, folder.facts["tracking"])) is None:
             return "off"
-        note = "" if outcome.tracked else f" (not all sent yet: fedpriv sync {os.path.relpath(outcome.folder.path)})"
-        return f"experiment {outcome.folder.facts['tracking']['experiment']!r} at {uri}{note}"
+        return tracker.place + ("" if outcome.tracked else f" (incomplete: {tracker.later})")
 
 
 def _left_out(federation: Federation) -> str:

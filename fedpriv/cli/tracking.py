@@ -107,7 +107,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
                 away.add(uri)
             continue
         if report.uri is None:
-            outcome = "the run has no tracking; --tracking-uri sends it anyway"
+            outcome = "the run is not tracked by MLflow; --tracking-uri sends it anyway"
         elif report.params or report.points or report.artifacts:
             outcome = f"sent {report.params} params, {report.points} points, {report.artifacts} files"
         else:

@@ -104,7 +104,7 @@ def _settle_store(folder: Path, uri: str | None) -> None:
     wanted = target_uri(folder, uri)
     if uri is not None:
         with run.alone():
-            run.update_facts(tracking=run.facts["tracking"] | {"uri": wanted})
+            run.update_facts(tracking=run.facts["tracking"] | {"name": "mlflow", "uri": wanted})
 
 
 def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:

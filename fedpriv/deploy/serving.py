@@ -22,12 +22,12 @@ from fedpriv.files import load_json, save_json
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder, first_facts
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
-from fedpriv.simulation.run import OnRound, Warn, conduct
+from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
 from fedpriv.simulation.setup import resolve
 from fedpriv.simulation.terms import settle
-from fedpriv.tracking import default_uri
+from fedpriv.tracking import check_tracking
 
 OnStart = Callable[[Agreement, RunFolder], None]
 DECLARED = "declared.json"
@@ -52,17 +52,14 @@ def start(
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
     agreement = _agreement(config, facts)
+    check_tracking(agreement.config.tracking)
     folder = RunFolder.create(agreement.config, runs_dir)
     with folder.alone():
         with folder.writing("the beginning of the run"):
             save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})
-            uri = agreement.config.tracking.uri or default_uri(folder.path.parent)
             held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
-            folder.update_facts(
-                **first_facts(agreement.config, folder, held, uri),
-                deployed={"own_data": facts[0].dealt is None, "code": code_version()},
-                executor="each client on its own machine",
-            )
+            deployed = {"own_data": facts[0].dealt is None, "code": code_version()}
+            note_beginning(folder, agreement.config, held, deployed=deployed, executor="each client on its own machine")
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.wire.coding import Upload
-from fedpriv.wire.expected import Expected
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
 
@@ -78,12 +77,4 @@ class Arrivals:
             raise Refused("it uploads nothing")
         if upload.num_examples not in (None, report.num_examples):
             raise Refused(f"it uploads {upload.num_examples} samples and reports {report.num_examples}")
-        self.uploads[answer.client] = self._expected(answer.client).check(upload)
-
-    def _expected(self, client: int) -> Expected:
-        agreement, most = self.agreement, self.agreement.declared.most_samples
-        forms = agreement.method.forms(self.sent, self.round, most, agreement.unused(client))
-        examples = None if agreement.config.privacy.level == "client" else (1, most)
-        bound = agreement.config.train.max_update_norm
-        expected = Expected(self.round, client, forms, self.sent, examples, dtype=agreement.initial.dtype, max_update_norm=bound)
-        return expected.through(agreement.transforms, agreement.linear)
+        self.uploads[answer.client] = agreement.expected(self.round, answer.client, self.sent).check(upload)

@@ -177,7 +177,7 @@ def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, track
         "partition_hash": partition_hash,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
-        "tracking": {"uri": tracking_uri, "experiment": config.tracking.experiment},
+        "tracking": {"name": config.tracking.name, "uri": tracking_uri, "experiment": config.tracking.experiment},
     }
 
 

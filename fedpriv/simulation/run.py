@@ -25,7 +25,7 @@ from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import Tracker, default_uri
+from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], None]
@@ -57,6 +57,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
     federation = build(config)
+    check_tracking(federation.config.tracking)
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
@@ -97,11 +98,24 @@ def resume(
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition, uri = federation.data.partition, federation.config.tracking.uri or default_uri(folder.path.parent)
+    partition = federation.data.partition
     with folder.writing("the beginning of the run"):
         partition.save(folder.partition_file)
-        facts = first_facts(federation.config, folder, partition.hash(), uri)
-        folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
+        note_beginning(
+            folder, federation.config, partition.hash(), notes=list(federation.prepared.said), executor=str(federation.choice)
+        )
+
+
+def note_beginning(folder: RunFolder, config: RunConfig, data_hash: str, **facts: Any) -> None:
+    """Write into its folder what is known about a run before its first round.
+
+    Args:
+        data_hash: of who holds what.
+        facts: more of them.
+    """
+    tracking = config.tracking
+    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
+    folder.update_facts(**first_facts(config, folder, data_hash, uri), **facts)
 
 
 def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
@@ -136,8 +150,7 @@ def conduct(
     begun = any(folder.checkpoints.glob("round-*.json"))
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
-    tracking = folder.facts["tracking"]
-    tracker = Tracker(folder.path, tracking["uri"], tracking["experiment"], warn, span=partial(profile.beside, "tracking"))
+    tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
     status, summary = "failed", None
     try:
         with folder.writing("run.json"):

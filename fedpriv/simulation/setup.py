@@ -204,6 +204,7 @@ def _device(name: str) -> torch.device:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
         float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} is not available here: {str(error).splitlines()[0]}; try --device cpu") from None
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for pages
+        raise UsageError(f"device {name!r} is not available here: {reason}; try --device cpu") from None
     return device

@@ -1,16 +1,18 @@
-"""Tracking by MLflow. The run folder is the primary record; MLflow holds a copy.
+"""Tracking, by MLflow unless the config names another tracker. The run folder is the primary record; a tracker copies it.
 
-The round loop writes the folder and calls :meth:`Tracker.notify`; tracking only reads the records. Records that were not sent
+The round loop writes the folder and calls :meth:`Background.notify`; tracking only reads the records. Records that were not sent
 (the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address
+from fedpriv.tracking.background import Background
 from fedpriv.tracking.folder import Record, find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
-from fedpriv.tracking.tracker import Tracker
+from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of
 
 __all__ = [
+    "Background",
     "ForeignStore",
     "Record",
     "ServerAway",
@@ -18,6 +20,7 @@ __all__ = [
     "Tracker",
     "TrackingError",
     "artifact_dir",
+    "check_tracking",
     "default_uri",
     "find_run",
     "flatten",
@@ -28,5 +31,6 @@ __all__ = [
     "sqlite_path",
     "sync",
     "target_uri",
+    "tracker_of",
     "whole_address",
 ]

@@ -19,6 +19,7 @@ class _Form(BaseModel):
 
 
 class _Tracking(_Form):
+    name: str = "mlflow"
     uri: str | None
     experiment: str | None
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedpriv.wire.message import Kind, Payload, Refused
 
-LONGEST_HEADER = 2**19
-"""Bytes of names, shapes and facts; a tensor takes about 100."""
+LONGEST_HEADER = 2**18
+"""Bytes of names, shapes and facts; a tensor takes about 100, so there is room for 2,600 (a ResNet-152 has 930)."""
 MOST_EXAMPLES = 2**53
 """Up to here a whole number is also a float64."""
 _MOST = 2**31 - 1  # rounds and clients

@@ -163,6 +163,7 @@ FEDERATIONS = [
     case("--device cuda:99", "device 'cuda:99'", "--device cpu"),
     case("--device meta", "device 'meta'", "--device cpu"),
     case("--device mps", "device 'mps'", "--device cpu"),
+    case("--device hpu", "device 'hpu'", "--device cpu"),
     case("--dataset fashion_mnist", "fashion_mnist", "hub", "--data-dir", "FEDPRIV_DATA"),
     case("--dataset cifar10 --data-dir nowhere", "data folder nowhere does not exist"),
 ]

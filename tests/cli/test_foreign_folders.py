@@ -192,9 +192,9 @@ PAYLOADS = {
                        2, "another name than fedpriv gives"),
     "a strange round": (lambda folder: (folder / "payloads" / "round-1x").mkdir(), 2, "another name than fedpriv gives"),
     "other shapes": (resealed(lambda tensors: {name: one.reshape(-1)[:1].clone() for name, one in tensors.items()}),
-                     1, "not the shape of this run's net"),
+                     1, "does not fit the run"),
     "other names": (resealed(lambda tensors: {f"x.{name}": one for name, one in tensors.items()}),
-                    1, "which this run's net does not have"),
+                    1, "is nothing that"),
     "whole numbers": (resealed(lambda tensors: {name: one.long() for name, one in tensors.items()}), 1, "int64"),
 }  # fmt: skip
 

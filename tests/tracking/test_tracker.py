@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 from fake_runs import append, line, make_run, set_status
 
-from fedpriv.tracking import Tracker, default_uri, read_records, sync
+from fedpriv.config import TrackingConfig
+from fedpriv.errors import UnknownName, UsageError
+from fedpriv.tracking import Background, check_tracking, default_uri, read_records, sync, tracker_of
+
+
+def background(folder: Path, uri: str, warnings: list[str], interval: float = 2.0) -> Background:
+    return Background(tracker_of(folder, {"uri": uri, "experiment": "fedpriv"}), warnings.append, interval=interval)
 
 
 def free_port() -> int:
@@ -53,7 +59,7 @@ def server(store: Path, port: int) -> Iterator[None]:
 def test_a_live_run_is_copied_while_it_runs(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     warnings: list[str] = []
-    tracker = Tracker(folder, default_uri(runs_dir), "fedpriv", warnings.append, interval=0.01)
+    tracker = background(folder, default_uri(runs_dir), warnings, 0.01)
     for number in range(2, 6):
         append(folder, line(number))
         tracker.notify()
@@ -66,7 +72,7 @@ def test_a_live_run_is_copied_while_it_runs(runs_dir: Path) -> None:
 
 def test_off_means_off(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
-    tracker = Tracker(folder, "none", "fedpriv", lambda text: None)
+    tracker = background(folder, "none", [])
     tracker.notify()
     assert tracker.finish()
     assert not (folder / "tracking.json").exists()
@@ -76,7 +82,7 @@ def test_a_broken_folder_does_not_stop_the_run(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     (folder / "config.yaml").write_text("- not\n- a config\n")
     warnings: list[str] = []
-    tracker = Tracker(folder, default_uri(runs_dir), "fedpriv", warnings.append)
+    tracker = background(folder, default_uri(runs_dir), warnings)
     tracker.notify()
     assert not tracker.finish()
     assert len(warnings) == 1 and "must be a mapping" in warnings[0]
@@ -88,7 +94,7 @@ def test_a_slow_server_does_not_hold_up_the_end(runs_dir: Path) -> None:
     with socket.socket() as silent:  # accepts and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        tracker = Tracker(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", "fedpriv", warnings.append)
+        tracker = background(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", warnings)
         tracker.notify()
         assert not tracker.finish(timeout=0.5)
     assert len(warnings) == 1 and f"fedpriv sync {folder}" in warnings[0]
@@ -102,7 +108,7 @@ def test_server_away_then_back(runs_dir: Path) -> None:
     uri = f"http://127.0.0.1:{port}"
     folder = make_run(runs_dir, rounds=20, status="running", uri=uri)
     warnings: list[str] = []
-    tracker = Tracker(folder, uri, "fedpriv", warnings.append, interval=0.01)
+    tracker = background(folder, uri, warnings, 0.01)
     for number in range(21, 24):
         append(folder, line(number))
         tracker.notify()
@@ -126,3 +132,49 @@ def test_server_away_then_back(runs_dir: Path) -> None:
         ]
         assert len(client.get_metric_history(report.mlflow_run_id, "bytes/up")) == 24
         assert "weights" in {item.path for item in client.list_artifacts(report.mlflow_run_id)}
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def test_tensorboard_gets_the_records_without_mlflow(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=3, status="running")
+    for rounds in ((4, 5), (6,)):  # the second process resumes the run
+        warnings: list[str] = []
+        tracker = tracker_of(folder, {"name": "tensorboard", "uri": "none", "experiment": "fedpriv"})
+        copies = Background(tracker, warnings.append, interval=0.01)
+        for number in rounds:
+            append(folder, line(number))
+            copies.notify()
+        assert copies.finish() and not warnings
+    wanted = [(record["round"], record["metrics"]["train_loss"]) for record in read_records(folder) if record["round"]]
+    assert scalars(folder, "train_loss") == [(number, pytest.approx(value)) for number, value in wanted]
+    assert not (folder / "tracking.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({"name": "tensorbord"}, UnknownName, "did you mean 'tensorboard'"),
+        (
+            {"name": "tensorboard", "uri": "http://host:5000"},
+            UsageError,
+            "uri does nothing with the tracker 'tensorboard'",
+        ),
+        ({"name": "tensorboard", "experiment": "mine"}, UsageError, "tracking.experiment does nothing"),
+    ],
+)
+def test_a_tracker_that_cannot_be_right(config: dict[str, str], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        check_tracking(TrackingConfig.model_validate(config))
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.tracking.to_tensorboard.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'fedpriv\[tensorboard\]'"):
+        check_tracking(TrackingConfig(name="tensorboard"))

@@ -20,6 +20,7 @@ from attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.victim import Victim, cut
+from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
@@ -28,8 +29,9 @@ from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, rebuild
-from fedpriv.wire import STATISTIC, Sealed, tensor_of
+from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.coding import decoded, is_model
+from fedpriv.wire.message import Refused
 
 
 @dataclass(frozen=True)
@@ -125,30 +127,18 @@ class Evidence:
 
         Raises:
             UsageError: it was not kept.
-            Damaged: its file is damaged, or does not fit the run's net.
+            Damaged: its file is damaged, or is not what the server of this run would have accepted.
         """
+        download, sealed = self.store.download(round), self.store.upload(round, client)
+        agreement, received = self.federation.agreement, {} if download is None else download.tensors()
         try:
-            download = self.store.download(round)
-            received = {} if download is None else download.tensors()
-            sealed = self.store.upload(round, client)
-            found = self.read(round, client, sealed, received, sealed.num_examples)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise Damaged(f"{self._told(round, client)} cannot be read: {type(error).__name__}") from None
-        if not (found.num_examples is None or (type(found.num_examples) is int and found.num_examples > 0)):
-            raise Damaged(f"{self._told(round, client)} says that it stands for {found.num_examples!r} samples")
-        space = self.federation.resident.space
-        for name, tensor in (*received.items(), *found.uploaded.items()):
-            about = tensor_of(name)
-            if is_model(name) and about not in space:
-                raise Damaged(f"{self._told(round, client)} holds {name!r}, which this run's net does not have")
-            if about in space and tuple(tensor.shape) != tuple(space[about].shape):
-                raise Damaged(f"{self._told(round, client)}: {name!r} has not the shape of this run's net")
-            if is_model(name) and not tensor.is_floating_point():
-                raise Damaged(f"{self._told(round, client)}: {name!r} holds {tensor.dtype}, and no weights")
-        return found
-
-    def _told(self, round: int, client: int) -> str:
-        return f"{self.folder.path}: the message of client {client} in round {round}"
+            if download is not None:
+                check_download(agreement, round, download)
+            agreement.expected(round, client, received).check(sealed)
+        except Refused as reason:
+            whose = f"the message of client {client} in round {round}"
+            raise Damaged(f"{self.folder.path}: {whose} does not fit the run: {reason}") from None
+        return self.read(round, client, sealed, received, sealed.num_examples)
 
     def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
         """An upload as the server decodes it, with what it knows of the upload's transforms."""
