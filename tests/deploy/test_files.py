@@ -19,9 +19,6 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedpriv.deploy.flower import certificates, machines, needed
 from fedpriv.deploy.flower.home import Home, make, read_client
 from fedpriv.errors import FedprivError, UsageError
-from tests.simulation.conftest import fedpriv
-
-__all__ = ["fedpriv"]
 
 
 @pytest.fixture(scope="module")

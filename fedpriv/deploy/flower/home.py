@@ -99,10 +99,10 @@ def read_client(path: Path) -> ClientFile:
             raise UsageError(
                 f"{path}: {name} {paths[name]} does not exist; `fedpriv deploy init` made it on the server's machine"
             )
-    where, name = found.data.dir, found.data.name
-    if name is not None and (base / name).exists():
-        name = str(base / name)
-    data = found.data.model_copy(update={"dir": where and base / where.expanduser(), "name": name})
+    where, source = found.data.dir, found.data.name
+    if source is not None and (base / source).exists():
+        source = str(base / source)
+    data = found.data.model_copy(update={"dir": where and base / where.expanduser(), "name": source})
     return found.model_copy(update={**paths, "data": data})
 
 
