@@ -127,7 +127,7 @@ def client(file: Path) -> None:
     require_flower()
     from fedpriv.deploy.flower import machines
 
-    with machines.client(file) as keeper:
+    with machines.client(file, click.get_current_context().meta.get("fedpriv.plugins", ())) as keeper:
         say(f"client of {file}; it writes {keeper.log}", err=True)
         keeper.watch()
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 POLL = 0.2
 """Seconds between questions for replies."""
-JOIN = 120.0
-"""Seconds in which a node that is not connected may come back before a message to it is given up."""
+JOIN, JOIN_AGAIN = 120.0, 5.0
+"""Seconds in which a node that is not connected may come back before a message to it is given up; if it was away before too."""
 MOST_ENDS = 3
 """Times that a resident process may end over one frame, such as for want of memory."""
 
@@ -66,21 +66,25 @@ class FlowerGrid:
 
     def __init__(self, grid: Grid, clients: int) -> None:
         self._grid, self._clients = grid, clients
+        self._absent = set[int]()
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         """As :meth:`fedpriv.deploy.far_clients.Grid.exchange`."""
         until = time.monotonic() + seconds
         waiting, sent = dict(frames), dict[str, int]()
-        joined_by = time.monotonic() + min(JOIN, seconds)
+        began = time.monotonic()
         while (waiting or sent) and time.monotonic() < until:
             nodes = self._nodes() if waiting else {}
             if here := sorted(waiting.keys() & nodes.keys()):
                 left = until - time.monotonic()
                 messages = [_message(waiting.pop(client), nodes[client], left, round) for client in here]
                 sent |= dict(zip(self._grid.push_messages(messages), here, strict=True))
-            if waiting and time.monotonic() > joined_by:
-                yield from ((client, "its node is not connected") for client in waiting)
-                waiting = {}
+            for client in list(waiting):
+                if time.monotonic() > began + min(seconds, JOIN_AGAIN if client in self._absent else JOIN):
+                    self._absent.add(client)
+                    del waiting[client]
+                    yield client, "its node is not connected"
+            self._absent -= set(sent.values())
             for reply in self._grid.pull_messages(list(sent)) if sent else ():
                 client = sent.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:

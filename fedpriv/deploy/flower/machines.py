@@ -11,7 +11,7 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,11 +68,11 @@ def server(home: Home) -> Iterator[Keeper]:
 
 
 @contextmanager
-def client(path: Path, check: bool = True) -> Iterator[Keeper]:
+def client(path: Path, plugins: Sequence[Path] = ()) -> Iterator[Keeper]:
     """A block in which a client's processes run: one that stays with data and net, its node, and the node's apps.
 
     Args:
-        check: first ask the server whether its certificate and this machine's clock are right.
+        plugins: files that register what runs may name.
 
     Raises:
         UsageError: its file, the server's certificate or a clock is not right.
@@ -81,8 +81,7 @@ def client(path: Path, check: bool = True) -> Iterator[Keeper]:
     from fedpriv.deploy.flower.certificates import write_secret
 
     settings = read_client(path)
-    if check:
-        check_server(settings)
+    check_server(settings)
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     port = settings.port or free_port()
@@ -93,7 +92,8 @@ def client(path: Path, check: bool = True) -> Iterator[Keeper]:
         address, secret = private / "turns", private / "secret"
         write_secret(secret, secrets.token_bytes(32))
         with Keeper(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as keeper:
-            keeper.start(f"client {settings.client}", "from fedpriv.deploy.flower.machines import stay; stay()", path, address)
+            stays = "from fedpriv.deploy.flower.machines import stay; stay()"
+            keeper.start(f"client {settings.client}", stays, path.absolute(), address, *plugins)
             keeper.start(
                 "its SuperNode", f"from fedpriv.deploy.flower.node import run_node; run_node({settings.poll})",
                 "--root-certificates", settings.certificate, "--superlink", settings.server,
@@ -111,13 +111,15 @@ def client(path: Path, check: bool = True) -> Iterator[Keeper]:
 
 
 def stay() -> None:
-    """The client's process that stays: ``sys.argv[1:]`` are its file and the address of its socket."""
+    """The client's process that stays: ``sys.argv[1:]`` are its file, the address of its socket, and files of plug-ins."""
     import sys
 
     from fedpriv.deploy.resident import serve
     from fedpriv.deploy.site import Site, Source
+    from fedpriv.plugins import load_plugins
 
     settings = read_client(Path(sys.argv[1]))
+    load_plugins([Path(file) for file in sys.argv[3:]])
     source = Source(settings.data.name, settings.data.dir, settings.data.share)
     serve(Site(settings.client, source, settings.folder, settings.device), Path(sys.argv[2]))
 
