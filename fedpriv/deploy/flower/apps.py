@@ -22,6 +22,8 @@ POLL = 0.2
 """Seconds between questions for replies."""
 JOIN, JOIN_AGAIN = 120.0, 5.0
 """Seconds in which a node that is not connected may come back before a message to it is given up; if it was away before too."""
+_ERRORS = {3: "it has not answered in time", 5: "its node is gone"}
+"""Flower's most frequent errors in words."""
 MOST_ENDS = 3
 """Times that a resident process may end over one frame, such as for want of memory."""
 
@@ -130,7 +132,7 @@ def _answer(reply: Message) -> Frame | str:
     from fedpriv.wire.message import Refused
 
     if reply.has_error():
-        return f"Flower's error {reply.error.code}"
+        return _ERRORS.get(reply.error.code, f"Flower's error {reply.error.code}")
     try:
         return Frame.of(*_unpacked(reply))
     except (Broken, Refused) as reason:

@@ -118,10 +118,13 @@ def stay() -> None:
     from fedpriv.deploy.site import Site, Source
     from fedpriv.plugins import load_plugins
 
-    settings = read_client(Path(sys.argv[1]))
-    load_plugins([Path(file) for file in sys.argv[3:]])
-    source = Source(settings.data.name, settings.data.dir, settings.data.share)
-    serve(Site(settings.client, source, settings.folder, settings.device), Path(sys.argv[2]))
+    try:
+        settings = read_client(Path(sys.argv[1]))
+        load_plugins([Path(file) for file in sys.argv[3:]])
+        source = Source(settings.data.name, settings.data.dir, settings.data.share)
+        serve(Site(settings.client, source, settings.folder, settings.device), Path(sys.argv[2]))
+    except FedprivError as error:
+        sys.exit(f"fedpriv: {error}")
 
 
 def check_server(settings: ClientFile) -> None:
