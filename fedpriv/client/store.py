@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedpriv.errors import FedprivError
-from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors, write_atomically
 from fedpriv.wire.report import Charge
 
 CACHE = 32 * 2**20
@@ -77,6 +77,23 @@ class ClientStore:
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path not in needed and not (path.name.startswith("spent-") and path.suffix == ".json"):
                 self._drop(path)
+
+    def export(self, client: int, round: int | None) -> dict[str, bytes]:
+        """The files of a client, by name, for a store elsewhere: its state after a round, if it kept one, and what it spent."""
+        paths = [self._ledger_file(client), *([] if round is None else [self._state_file(client, round)])]
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Store what another store exported."""
+        for name, data in files.items():
+            with self._writing("a client's private state"):
+                write_atomically(self.folder / name, data)
+            self._forget(self.folder / name)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for path in list(self.folder.iterdir()):
+            self._drop(path)
 
     # --- sample-level DP ---------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def rounds_to_keep(config: RunConfig) -> Collection[int]:
 class PayloadKeeper:
     """A tap that writes into the run folder what ``wire.keep_payloads`` says.
 
-    By default a round's first uploads and reports are kept, in the order in which they crossed. A round that is run again after a
+    By default the uploads and reports of the first clients asked in a round are kept. A round that is run again after a
     kill writes the same files with the same bytes.
     """
 

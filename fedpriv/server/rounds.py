@@ -192,6 +192,7 @@ class Server:
         """Ask the clients of a round, and check what they answer as it comes."""
         arrivals = Arrivals(self.agreement, round, chosen, sent)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
+        accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
         for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
             messages.append(("report", answer.report))
@@ -209,7 +210,9 @@ class Server:
                 self.ledger.spend(str(report.client), rate, steps)
             if report.diverged:
                 on_divergence(self.config, self.warn, report.client, round)
-            for direction, sealed in messages:
+            accepted[answer.client] = messages
+        for client in chosen:  # not as they came, or the kept ones would depend on who is quickest
+            for direction, sealed in accepted.get(client, ()):
                 self._keep(direction, sealed)
         return arrivals
 

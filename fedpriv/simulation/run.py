@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.config import RunConfig
+from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.errors import UsageError
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
+from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
@@ -58,6 +59,7 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
     """
     federation = build(config)
     check_tracking(federation.config.tracking)
+    reach(federation.config.executor)
     folder = RunFolder.create(federation.config, runs_dir)
     with folder.alone():
         _describe(federation, folder)
@@ -65,13 +67,19 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
 
 
 def resume(
-    path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False, workers: int | None = None
+    path: Path,
+    on_start: OnStart,
+    on_round: OnRound,
+    warn: Warn,
+    profiled: bool = False,
+    executor: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
     Args:
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
-        workers: processes, on which no number depends; ``None``: as many as the run began with.
+        executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as the run
+            began.
 
     Raises:
         UsageError: no run there, another process is running it, or its config or its data were changed.
@@ -84,8 +92,10 @@ def resume(
         raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
     with folder.alone():
         config = folder.config()
-        if workers is not None:
-            config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
+        if any(value is not None for value in executor.values()):
+            changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
+            changed |= {key: value for key, value in executor.items() if value is not None}
+            config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
         federation = build(config)
         now = federation.data.partition.hash()
         then = folder.facts.get("partition_hash", now)

@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.M
     assert rounds_recorded(cut)[-1] < 3
     forked: list[Workers] = []
     monkeypatch.setattr(executors, "Workers", lambda *given: forked.append(Workers(*given)) or forked[-1])
-    run.resume(cut, *SILENT, workers=2)
+    run.resume(cut, *SILENT, executor={"workers": 2})
     assert forked and computed(whole) == computed(cut)
 
 

@@ -78,7 +78,8 @@ class Evidence:
         if not rounds:
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
-        self.config = self.folder.config()
+        config = self.folder.config()
+        self.config = config.model_copy(update={"executor": config.executor.here()})
         self._victims: dict[frozenset[str], Victim] = {}
 
     @cached_property
