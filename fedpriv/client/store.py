@@ -103,6 +103,14 @@ class ClientStore:
         stored = load_json(path) if path.exists() else {}
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
 
+    def check_spent(self, client: int, steps: int) -> None:
+        """Raise :class:`Damaged` where less is booked than these steps of DP-SGD, which a server knows of."""
+        if sum(number for charges in self.spent(client).values() for _, number in charges) < steps:
+            path = self._ledger_file(client)
+            raise Damaged(
+                f"{path} is damaged: it does not have all that client {client} spent" if path.exists() else f"{path} is missing"
+            )
+
     def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
         """Book what a turn spends; a repeated turn is the same draw and spends nothing more."""
         with self._writing(f"what client {client} spent"):

@@ -22,6 +22,7 @@ from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation.executors.sequential import Executor, LocalExecutor, Warn
 from fedpriv.simulation.executors.spread import MOST_DEATHS, Spread, Task, TaskResult, Worker, result_of
+from fedpriv.simulation.reopening import hashes
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.wire import Sealed
 
@@ -81,8 +82,7 @@ class RayWorkers(Spread):
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _worker(self) -> _RemoteWorker:
-        config, partition = self.federation.config, self.federation.data.partition.hash()
-        actor = self._actor.remote(config, partition, self._broadcast)
+        actor = self._actor.remote(self.federation.config, hashes(self.federation), self._broadcast)
         return _RemoteWorker(self._ray, actor, self._message, self.store)
 
     def _message(self, sealed: Sealed | None) -> Any:
@@ -189,8 +189,8 @@ class _RemoteWorker(Worker):
 class _Actor:
     """A worker, where it runs. It keeps its clients' states in a folder of its own only while they train."""
 
-    def __init__(self, config: RunConfig, partition: str, broadcast: Sealed | None) -> None:
-        self._config, self._partition, self._broadcast = config, partition, broadcast
+    def __init__(self, config: RunConfig, data: Mapping[str, str], broadcast: Sealed | None) -> None:
+        self._config, self._data, self._broadcast = config, data, broadcast
         self._warnings: list[str] = []
 
     def start(self) -> tuple[str, str | None]:
@@ -203,8 +203,8 @@ class _Actor:
             federation = build(self._config)
         except FedprivError as error:
             return name, str(error)
-        if (here := federation.data.partition.hash()) != self._partition:
-            return name, f"it has other data than the server (partition {here[:12]}, there {self._partition[:12]})"
+        if hashes(federation) != self._data:
+            return name, "it has other data than the process that started the run"
         self._folder = TemporaryDirectory(prefix="fedpriv-")
         self._store = ClientStore(Path(self._folder.name), memory=0)
         self._executor: Executor = in_this_process(federation, self._store, self._warnings.append)
