@@ -69,7 +69,7 @@ def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.Monkey
     from fedpriv.simulation import run
 
     with monkeypatch.context() as broken:
-        broken.setattr(run, "_write_results", lambda simulation: 1 / 0)
+        broken.setattr(run, "write_results", lambda *simulation: 1 / 0)
         assert fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", "one").exit_code == 1
     result = fedpriv("resume", "one", "--json")
     assert last_line(result).keys() >= KEYS
