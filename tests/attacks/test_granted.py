@@ -13,6 +13,7 @@ from attacks.core.reconstruction import Inapplicable
 from attacks.core.registry import image_attack, image_attacks
 from attacks.lab.controls import Setting
 from attacks.lab.images import default_images
+from tests.marks import slow_but
 
 QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}
 SIDE = 8
@@ -30,7 +31,7 @@ def of(name: str, setting: Setting) -> Observation:
 
 
 @pytest.mark.parametrize("name", image_attacks())
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", slow_but(["hidden"], SETTINGS))
 def test_no_attack_needs_a_value_that_it_is_not_granted(name: str, setting: str) -> None:
     observation = of(name, SETTINGS[setting])
     assert all(bool(tensor.isnan().all()) for tensor in observation.net.state_dict().values())

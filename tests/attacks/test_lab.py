@@ -216,6 +216,7 @@ def test_controls_are_of_what_is_attacked() -> None:
         assert not any(name.startswith("top.") for one in seen for name in one.shared)
 
 
+@pytest.mark.slow
 def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     images, labels = default_images(2, side=8)
     seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)

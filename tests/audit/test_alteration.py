@@ -64,7 +64,7 @@ def defended(
     ("defences", "lr"),
     [
         pytest.param([{"name": "clip", "norm": 0.01}], 0.0, marks=pytest.mark.slow),
-        ([{"name": "clip", "norm": 0.01}], 0.1),
+        pytest.param([{"name": "clip", "norm": 0.01}], 0.1, marks=pytest.mark.slow),
         pytest.param([{"name": "gaussian", "variance": 1e-4}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "laplace", "variance": 1e-4}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "prune", "fraction": 0.2}], 0.0, marks=pytest.mark.slow),

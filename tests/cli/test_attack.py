@@ -137,6 +137,7 @@ def test_an_attack_that_does_not_apply_says_why(fedpriv: Fedpriv) -> None:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> None:
     from PIL import Image
 

@@ -31,6 +31,7 @@ LEARNS = {
     "model.name": "mlp2",
     "train.rounds": 6,
     "train.participation": 1.0,
+    "train.batch_size": 10,
     "train.lr": 0.1,
     "data.partition.name": "iid",
     "model.projection": 16,

@@ -104,6 +104,7 @@ def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -
     assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_small_numbers_of_a_config_are_kept(tmp_path: Path) -> None:
     runs = {"noisy": {"method": {"name": "fedavg"}, "wire": {"transforms": [{"name": "gaussian", "variance": 8.4e-7}]}}}
     experiment = read(write_yaml(tmp_path, base=TINY, runs=runs))

@@ -17,6 +17,7 @@ from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import Upload
+from tests.marks import FEW, slow_but
 
 Simulate = Callable[..., Simulation]
 
@@ -150,7 +151,7 @@ def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
+@pytest.mark.parametrize("name", slow_but(FEW, sorted(methods())))
 def test_permuting_the_uploads_changes_nothing(simulate: Simulate, name: str) -> None:
     simulation, uploads = simulate(name, play=False), list[Sealed]()
     simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)

@@ -63,15 +63,15 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
     ("method", "slow"),
     [
         ({}, {"pull": 0.5, "push": 1.0}),
-        ({"history": "round"}, {"pull": 0.5, "push": 1.0, "history": "round"}),
-        ({"history": "step"}, {"pull": 0.5, "push": 1.0, "history": "step"}),
-        ({"history": "none"}, {"pull": 0.5, "push": 0.0}),
-        ({"order": "simultaneous"}, {"pull": 0.5, "push": 1.0, "simultaneous": True}),
-        ({"anchor": "frozen"}, {"pull": 0.5, "push": 1.0, "frozen_anchor": True}),
-        ({"local_init": "persistent"}, {"pull": 0.5, "push": 1.0, "persistent": True}),
-        ({"loss_grouping": "eq11", "mu": 0.4}, {"pull": 0.5, "push": 0.4}),
-        ({"loss_grouping": "eq5"}, {"pull": 0.5, "push": 0.5}),
-        ({"pull": False}, {"pull": 0.0, "push": 1.0}),
+        pytest.param({"history": "round"}, {"pull": 0.5, "push": 1.0, "history": "round"}, marks=pytest.mark.slow),
+        pytest.param({"history": "step"}, {"pull": 0.5, "push": 1.0, "history": "step"}, marks=pytest.mark.slow),
+        pytest.param({"history": "none"}, {"pull": 0.5, "push": 0.0}, marks=pytest.mark.slow),
+        pytest.param({"order": "simultaneous"}, {"pull": 0.5, "push": 1.0, "simultaneous": True}, marks=pytest.mark.slow),
+        pytest.param({"anchor": "frozen"}, {"pull": 0.5, "push": 1.0, "frozen_anchor": True}, marks=pytest.mark.slow),
+        pytest.param({"local_init": "persistent"}, {"pull": 0.5, "push": 1.0, "persistent": True}, marks=pytest.mark.slow),
+        pytest.param({"loss_grouping": "eq11", "mu": 0.4}, {"pull": 0.5, "push": 0.4}, marks=pytest.mark.slow),
+        pytest.param({"loss_grouping": "eq5"}, {"pull": 0.5, "push": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"pull": False}, {"pull": 0.0, "push": 1.0}, marks=pytest.mark.slow),
     ],
     ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items()) or "default",
 )
@@ -264,6 +264,7 @@ def test_a_batch_of_one_is_left_out(simulate: Simulate) -> None:
     assert torch.equal(simulation.federation.method.keep(lonely)[PREVIOUS], lonely.start)
 
 
+@pytest.mark.slow
 def test_fine_tuning_and_layered_methods_take_the_objective(simulate: Simulate) -> None:
     for method in ("fedavg-ft", "fedper", "fedrep"):
         simulation = simulate(method, **SHORT, objective="siamese", **{"train.rounds": 2})
