@@ -21,6 +21,12 @@ def derive(seed: int, *labels: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def derive_secretly(secret: bytes, seed: int, *labels: int | str) -> int:
+    """As :func:`derive`, but known to none who lacks the secret (at most 64 bytes)."""
+    text = repr((seed, *labels)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=secret).digest(), "big") >> 1
+
+
 def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Generator:
     """A fresh torch generator for one purpose, e.g. ``generator(seed, round, client, "shuffle")``."""
     import torch

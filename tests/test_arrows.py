@@ -20,6 +20,7 @@ LAYERS = (
     "cli",
     "experiments",
     "audit",
+    "deploy",
     "simulation",
     "plots",
     "tracking",

@@ -28,9 +28,9 @@ def python_of(name: str, number: int = 0) -> str:
 
 def commands() -> list[str]:
     """Every ``fedpriv ...`` that stands on an indented line of its own, without the comment."""
-    documents = [ROOT / name for name in ("README.md", "experiments/README.md", "mlflow/README.md")]
+    documents = [ROOT / name for name in ("README.md", "experiments/README.md", "mlflow/README.md", "docs/two-machines.md")]
     lines = [line for document in documents for line in document.read_text().splitlines()]
-    shown = [line for line in lines if re.match(r"    (.*uv run )?fedpriv ", line)]
+    shown = [line for line in lines if re.match(r"    (.*uv run (--extra \w+ )?)?fedpriv ", line)]
     return sorted({re.sub(r"\s+#.*", "", line).partition("fedpriv ")[2] for line in shown})
 
 

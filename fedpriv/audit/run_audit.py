@@ -276,7 +276,8 @@ def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> 
     """The ledger's statement beside the attack's lower bound, where the run has differential privacy."""
     if statement is None:
         return None
-    sentences = [statement["adjacency"], statement["holds_if"], *(f"not covered: {one}" for one in statement["not_covered"])]
+    known = [statement["adjacency"], statement["holds_if"], statement.get("randomness")]  # the last not in older runs
+    sentences = [*filter(None, known), *(f"not covered: {one}" for one in statement["not_covered"])]
     if lower is not None:
         sentences.append(lower["about"])
     comparable = lower is not None and statement["level"] == "sample"

@@ -25,6 +25,7 @@ for _module in (
     "data",
     "tracking",
     "probe",
+    "deploy",
     "experiment",
     "attack",
     "audit",

@@ -178,6 +178,7 @@ class Reporter:
             ),
             ("  neighbours", f"{statement['adjacency']}; epsilon {replaced}"),
             ("  holds if", statement["holds_if"]),
+            ("  randomness", statement["randomness"]),
             ("  not covered", "; ".join(statement["not_covered"])),
         ]
 

@@ -20,7 +20,7 @@ from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.interfaces import Private
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
-from fedpriv.seeding import generator
+from fedpriv.seeding import derive_secretly, generator
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
 from fedpriv.wire.coding import is_model
@@ -56,12 +56,14 @@ class Received:
         tensors: what was sent, by name.
         initial: ``(p,)`` the model before the first round.
         start: ``(p,)`` the model that a turn begins with, but for what the client keeps.
+        message: as it came; ``None``: the method does not communicate.
     """
 
     round: int
     tensors: Mapping[str, Tensor]
     initial: Tensor
     start: Tensor
+    message: Sealed | None = None
 
 
 def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor) -> Received:
@@ -82,7 +84,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
         except Refused as reason:
             raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
     tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
-    return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()))
+    return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()), download)
 
 
 def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
@@ -114,12 +116,21 @@ class Client:
     Args:
         store: where it keeps its private state; ``None``: nowhere.
         augment: what is drawn anew of each sample in each epoch.
+        secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
+            simulation.
     """
 
     def __init__(
-        self, number: int, agreement: Agreement, data: OwnData, store: ClientStore | None = None, augment: Augment | None = None
+        self,
+        number: int,
+        agreement: Agreement,
+        data: OwnData,
+        store: ClientStore | None = None,
+        augment: Augment | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
+        self.secret = secret
 
     def private(self, last: int | None, initial: Tensor) -> Private:
         """What it kept from its turn in round ``last``; ``None``: what it has before its first turn.
@@ -150,6 +161,7 @@ class Client:
             data = self.data.train()
         turn = self._turn(model, data, received, kept, last is None)
         charges: list[Charge] = []
+        turn.noise_seed = self.noise_seed(received)
         if self.agreement.config.privacy.level == "sample":
             turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
         try:
@@ -191,6 +203,17 @@ class Client:
             for inputs, labels in self.data.chunks(split, AT_ONCE)
         ]
         return share(torch.cat(hits), self.data.weights(split)), diverged
+
+    def noise_seed(self, received: Received) -> int:
+        """What the noise of a turn is drawn from.
+
+        With a secret it differs for every download. So answers to two messages never have the same noise, which their difference
+        would be without; a repeated message gets the same answer.
+        """
+        seed = self.agreement.config.seed
+        if self.secret is None:
+            return seed
+        return derive_secretly(self.secret, seed, received.message.digest if received.message else "")
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private) -> bool:
         """Train as the method does before a test; ``False``: it diverged."""
@@ -234,7 +257,7 @@ class Client:
             payload = replace(payload, num_examples=None)  # every client weighs the same
 
         def context(index: int) -> TransformContext:
-            draws = generator(agreement.config.seed, received.round, self.number, "transform", index)
+            draws = generator(self.noise_seed(received), received.round, self.number, "transform", index)
             return TransformContext(received.tensors, agreement.layers, draws, agreement.linear, reported.__setitem__)
 
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]

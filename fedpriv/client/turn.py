@@ -73,6 +73,8 @@ class Turn:
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
+        self.noise_seed = config.seed
+        """What DP's noise and its choice of samples are drawn from."""
         self._purpose = purpose
         self._phases = 0
         self._phase: Phase | None = None
@@ -136,13 +138,15 @@ class Turn:
         phase = replace(phase, trains=phase.trains & self.model.roles)
         self._phase, self._companion = phase, None
         before = self.steps
-        labels = (self.config.seed, self.round, self.client, self._purpose, self._phases)
-        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
+        here = (self.round, self.client, self._purpose, self._phases)
+        labels, hidden = (self.config.seed, *here), (self.noise_seed, *here)
+        order = generator(*(labels if self.spend is None else hidden), "shuffle")
+        draws = (order, generator(*labels, "augment") if self._augment else None)
         with global_rng(*labels, "dropout"):
             if self.spend is None:
                 self._train(phase, loss, rule or PLAIN, *draws)
             else:
-                self._train_privately(phase, loss, rule or PLAIN, *draws, generator(*labels, "dp noise"))
+                self._train_privately(phase, loss, rule or PLAIN, *draws, generator(*hidden, "dp noise"))
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:

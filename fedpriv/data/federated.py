@@ -67,6 +67,11 @@ class FederatedData:
         """Number of training samples n_i."""
         return len(self._indices["train"][client])
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Client -> number of training samples, of those that hold some."""
+        return {client: self.size(client) for client in self.nonempty}
+
     def indices(self, which: Which, client: int) -> Tensor:
         """The client's samples, as positions in the pool of that split (``validation`` is part of the training pool)."""
         return self._indices[which][client]

@@ -63,6 +63,10 @@ class Partition:
         shared = zip(first[copies > 1], copies[copies > 1], strict=True)
         return sorted(alone | {tuple(owner[start : start + count].tolist()) for start, count in shared})
 
+    def distinct(self) -> int:
+        """How many different training samples all clients hold together."""
+        return len(np.unique(_flat(self.train)))
+
     def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
         """``(n, C)``: number of images of each class per client in ``split``; ``labels`` are those of the indexed split."""
         return class_counts(getattr(self, split), labels, classes)

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 
 WORDS = 2000
 """Largest size of its vocabulary: the most frequent words of the training texts."""
+_SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+
+
+def made_up_texts(words: int) -> list[str]:
+    """Texts with which its vocabulary has so many tokens."""
+    return [f"word{number}" for number in range(words - len(_SPECIAL))]
 
 
 def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertConfig]:
@@ -17,15 +23,14 @@ def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertCon
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import BertConfig, PreTrainedTokenizerFast
 
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     words.normalizer = normalizers.BertNormalizer()
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordLevelTrainer(vocab_size=WORDS, special_tokens=list(special.values()), show_progress=False)
+    trainer = trainers.WordLevelTrainer(vocab_size=WORDS, special_tokens=list(_SPECIAL.values()), show_progress=False)
     words.train_from_iterator(texts, trainer)
     ends = [(token, words.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **_SPECIAL)  # type: ignore[no-untyped-call]
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

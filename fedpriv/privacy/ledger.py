@@ -16,7 +16,7 @@ statement gives a separate epsilon for it (``epsilon_replace_one``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,9 +60,18 @@ _NEVER_COVERED = (
     "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
     "the mean and deviation that images are normalised by, where they are measured on the training images",
-    "the run's seed: the noise is drawn from it, so it must stay secret (a deployment would use fresh randomness)",
     "floating-point noise (Mironov 2012)",
 )
+
+Randomness = Literal["seed", "secrets"]
+"""What noise is drawn from: the run's seed, or secrets of the clients."""
+_RANDOMNESS: dict[Randomness, str] = {
+    "seed": "noise and draws come from the run's seed, which is public (it is in the config): a simulation measures what epsilon "
+    "costs, and protects nobody from an observer who knows the seed",
+    "secrets": "noise and draws of samples come from the run's seed mixed with a secret of each client, 32 bytes from the "
+    "operating system that never leave its disk; the generator is a Mersenne Twister with a seed of 63 bits, not a cryptographic "
+    "one",
+}
 
 
 class Ledger:
@@ -129,7 +138,7 @@ class Ledger:
                 most[client] = max(most[client], spent)
         return [float(one) for one in most]
 
-    def statement(self, clients: int, participation: float) -> dict[str, Any]:
+    def statement(self, clients: int, participation: float, randomness: Randomness = "seed") -> dict[str, Any]:
         """The run's privacy statement: the guarantee, against which observers, its conditions, and what it does not cover."""
         privacy, histories = self.privacy, self.histories()
         by_prv, history = dearest(histories, privacy.delta, "prv")
@@ -146,6 +155,7 @@ class Ledger:
             "target_epsilon": privacy.target_epsilon,
             "adjacency": _ADJACENCY[privacy.level],
             "holds_if": _NEEDS[privacy.level].format(rate=participation),
+            "randomness": _RANDOMNESS[randomness],
             "not_covered": [*_UNCOVERED[privacy.level], *_NEVER_COVERED],
             "epsilon_per_client": self.per_client(clients),
         }

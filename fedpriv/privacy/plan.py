@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.aggregation.mean import Mean
 from fedpriv.config import PrivacyConfig, RunConfig
-from fedpriv.data.partition import Partition
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
@@ -19,19 +18,29 @@ from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
 from fedpriv.wire import STATISTIC, Sealed, Transform
 
 
+class Shares(Protocol):
+    """Who holds the same training sample."""
+
+    def holders(self) -> Sequence[Sequence[int]]:
+        """The distinct sets of clients that hold a sample in common; a client that holds it twice occurs twice."""
+
+    def distinct(self) -> int:
+        """How many different samples all clients hold together."""
+
+
 def check(
     config: RunConfig,
     method: Method,
     server: ServerState,
     net: nn.Module,
     transforms: Sequence[Transform],
-    partition: Partition,
+    shares: Shares,
 ) -> None:
     """Check that the ledger's epsilon would be valid for the run.
 
     Args:
         server: the method's initial state; its tables are those for which clients upload statistics.
-        partition: determines the number of protected units, over which delta must be below one: the clients, or the distinct
+        shares: determines the number of protected units, over which delta must be below one: the clients, or the distinct
             training samples of all clients together. One over a single client's samples would not suffice, since publishing a
             random sample of the federation would then satisfy the definition.
 
@@ -66,14 +75,14 @@ def check(
             f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
             """with --defense 'mask:names=["statistic.*"]', or use fedrep"""
         )
-    if level == "sample" and (twice := next((held for held in partition.holders() if len(set(held)) < len(held)), None)):
+    if level == "sample" and (twice := next((held for held in shares.holders() if len(set(held)) < len(held)), None)):
         raise UsageError(
             f"privacy.level sample: partition {config.data.partition.name} deals client {max(twice, key=twice.count)} a sample "
             "several times, which would then count as several samples; use a partition that does not"
         )
     protected, what = config.data.clients, "clients"
     if level == "sample":
-        protected, what = len(np.unique(np.concatenate(partition.train))), "training samples"
+        protected, what = shares.distinct(), "training samples"
     if config.privacy.delta >= 1 / protected:
         raise UsageError(
             f"privacy.delta {config.privacy.delta:g} for {protected} {what}: publishing one of them at random would satisfy it; "

@@ -15,7 +15,7 @@ from fedpriv.config import RunConfig, lookup
 from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
-from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
+from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.seeding import generator
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
@@ -40,6 +40,7 @@ class Server:
         warn: called with warnings of one line.
         holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
         profile: times the categories of work.
+        randomness: what the clients draw noise from.
 
     Attributes:
         server: its state.
@@ -55,9 +56,10 @@ class Server:
         warn: Callable[[str], None],
         holders: Sequence[Sequence[int]] | None = None,
         profile: Spans = UNTIMED,
+        randomness: Randomness = "seed",
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
-        self.warn, self.profile = warn, profile
+        self.warn, self.profile, self.randomness = warn, profile, randomness
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
@@ -189,7 +191,7 @@ class Server:
 
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
-        return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0)
+        return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0, self.randomness)
 
     def _broadcast(self, server: ServerState) -> Sealed | None:
         """Round 0, as every client gets it."""

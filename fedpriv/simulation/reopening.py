@@ -22,12 +22,18 @@ def reopened(folder: RunFolder, config: RunConfig | None = None) -> Federation:
         config: with other values where no number depends on them; ``None``: as stored.
 
     Raises:
-        UsageError: its config or its data have changed. A run of an earlier version says nothing of what its samples are.
+        UsageError: its clients' data are on their own machines; or its config or its data have changed. A run of an earlier
+            version says nothing of what its samples are.
         Damaged: its folder does not say any more what they were.
     """
     facts = folder.facts
     if not facts:
         raise Damaged(f"{folder.path / 'run.json'} is missing")
+    if facts.get("deployed", {}).get("own_data"):
+        raise UsageError(
+            f"{folder.path}: not scored: its clients' data are on their own machines, and the server has no originals to compare "
+            "with; what crossed is in its folder payloads/"
+        )
     federation = build(config or folder.config())
     for name, now in hashes(federation).items():
         if (then := facts.get(name, now)) != now:
@@ -37,7 +43,9 @@ def reopened(folder: RunFolder, config: RunConfig | None = None) -> Federation:
 
 
 def damaged_partition(folder: RunFolder) -> str | None:
-    """Why the stored partition is not that of the run, in a line; ``None``: it is."""
+    """Why the stored partition is not that of the run, in a line; ``None``: it is, or the run's clients are on other machines."""
+    if "deployed" in folder.facts:
+        return None
     try:
         found = Partition.load(folder.partition_file).hash()
     except FedprivError as error:

@@ -9,25 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from types import FrameType, MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fedpriv import plots
 from fedpriv.config import ExecutorConfig, RunConfig, parse
-from fedpriv.defenses.noise import SNR
 from fedpriv.errors import UsageError
-from fedpriv.evaluation.probe_during_run import PROBE
-from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
-from fedpriv.files import save_json, save_tensors
-from fedpriv.plots.confusion import confusion_report, draw_confusion
-from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
+from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
@@ -92,6 +88,8 @@ def resume(
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
+    if "deployed" in folder.facts:
+        raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
     with folder.alone(), folder.in_memory():
         config = folder.config()
         if any(value is not None for value in executor.values()):
@@ -111,12 +109,22 @@ def resume(
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    tracking = federation.config.tracking
-    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
     _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
-        facts = first_facts(federation.config, folder, hashes(federation), uri)
-        folder.update_facts(**facts, notes=list(federation.prepared.said), executor=str(federation.choice))
+        said, executor = list(federation.prepared.said), str(federation.choice)
+        note_beginning(folder, federation.config, hashes(federation), notes=said, executor=executor)
+
+
+def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, str], **facts: Any) -> None:
+    """Write into its folder what is known about a run before its first round.
+
+    Args:
+        hashes: of its data, by the name of the fact.
+        facts: more of them.
+    """
+    tracking = config.tracking
+    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
+    folder.update_facts(**first_facts(config, folder, hashes, uri), **facts)
 
 
 def _save_partition(federation: Federation, folder: RunFolder) -> None:
@@ -133,41 +141,69 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
     simulation = Simulation(federation, folder, warn, profile)
+
+    def results() -> dict[str, Any]:
+        with_names = partial(_confusion, simulation)
+        return write_results(simulation, federation.prepared.said, with_names)
+
+    summary, tracked = conduct(simulation, lambda: on_start(federation, folder), on_round, results)
+    report = _write_profile(profile, simulation, warn)
+    return Outcome(folder, summary, tracked, simulation.progress.round, report)
+
+
+def conduct(
+    server: Server, on_start: Callable[[], None], on_round: OnRound, results: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, Any] | None, bool]:
+    """Run a server's rounds from their beginning or the last checkpoint, to their end or to Ctrl-C, and note in its folder how it
+    stands.
+
+    Args:
+        on_start: called before the first round that is run now; ``on_round``: with each round's record.
+        results: writes those of a finished run, and returns its summary.
+
+    Returns:
+        The summary (``None``: interrupted), and whether all of it is in the tracking store.
+    """
+    folder, profile, warn = server.folder, server.profile, server.warn
     begun = _begun(folder)
     if begun:
-        simulation.restore()  # refuses a changed config before anything is noted in the folder
+        server.restore()  # refuses a changed config before anything is noted in the folder
     tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
-    status, summary, report = "failed", None, None
+    status, summary = "failed", None
     try:
         with folder.writing("run.json"):
             folder.update_facts(status="running")
-        with _finish_round_on_interrupt(simulation, warn):
+        with _finish_round_on_interrupt(server, warn):
             if not begun:
-                simulation.start()
-            on_start(federation, folder)
+                server.start()
+            on_start()
             tracker.notify()
-            for record in simulation.rounds():
+            for record in server.rounds():
                 on_round(record)
                 with profile("tracking"):
                     tracker.notify()
         profile.begin(END)
-        if simulation.progress.round == federation.config.train.rounds:
-            summary = _write_results(simulation)
+        if server.progress.round == server.config.train.rounds:
+            summary = results()
         status = "interrupted" if summary is None else "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
         profile.begin(END)
-        simulation.executor.close()
+        server.clients.close()
         try:
             folder.update_facts(status=status)
         except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
             warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):
             tracked = tracker.finish()
-        report = _write_profile(profile, simulation, warn)
-    return Outcome(folder, summary, tracked, simulation.progress.round, report)
+    return summary, tracked
+
+
+def _confusion(simulation: Simulation) -> tuple[NDArray[np.int64], Sequence[str]]:
+    """That of the server's model on the server's test set, and the names of the classes."""
+    return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
 
 
 def _profile(federation: Federation) -> Profile:
@@ -186,16 +222,16 @@ def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[s
 
 
 @contextmanager
-def _finish_round_on_interrupt(simulation: Simulation, warn: Warn) -> Iterator[None]:
+def _finish_round_on_interrupt(server: Server, warn: Warn) -> Iterator[None]:
     """The first Ctrl-C lets the round end; the second stops at once (the last checkpoint is whole either way)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if simulation.stop_requested:
+        if server.stop_requested:
             raise KeyboardInterrupt
-        simulation.stop_requested = True
+        server.stop_requested = True
         warn("stopping after this round (Ctrl-C again: at once)")
 
     before = signal.signal(signal.SIGINT, handle)
@@ -203,72 +239,3 @@ def _finish_round_on_interrupt(simulation: Simulation, warn: Warn) -> Iterator[N
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _write_results(simulation: Simulation) -> dict[str, Any]:
-    federation, folder, progress = simulation.federation, simulation.folder, simulation.progress
-    config, records, method = federation.config, folder.records(), federation.method
-    last = method.averaged_rounds
-    protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
-    per_client = mean_per_client(records, last)
-    kept = PayloadStore(folder.payloads)
-    with folder.writing("the results"):
-        if method.shared_names:
-            folder.weights.mkdir(exist_ok=True)
-            save_tensors(
-                folder.weights / "server.safetensors",
-                federation.resident.space.unpack(simulation.server.row, method.shared_names),
-            )
-        folder.plots.mkdir(exist_ok=True)
-        plots.learning_curve(records, folder.plots / "learning_curve.png")
-        if per_client:
-            plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
-        if "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
-            confusion, classes = simulation.scorer.confusion(simulation.server), federation.dataset.classes
-            save_json(folder.confusion_file, confusion_report(confusion, classes, progress.round))
-            draw_confusion(confusion, classes, folder.plots / "confusion.png")
-        summary = {
-            "run_id": folder.facts["run_id"],
-            "method": config.called,
-            "dataset": config.data.name,
-            "seed": config.seed,
-            "rounds": progress.round,
-            "accuracy": protocols["last_rounds_client_mean"],
-            "accuracy_per_client": per_client,
-            **_probed(records),
-            "averaged_rounds": last,
-            "tested_from": method.tested_from,
-            "bytes_up": progress.total_bytes_up,
-            "bytes_down": progress.total_bytes_down,
-            "seconds": round(progress.seconds, 3),
-            "run_dir": str(folder.path),
-            "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
-            "protocols": protocols,
-            **_signal_to_noise(records),
-            **({"privacy": simulation.statement()} if simulation.is_private else {}),
-            **({"notes": list(federation.prepared.said)} if federation.prepared.said else {}),
-            "split": config.eval.split,
-            "turns": sum(record["metrics"].get("participants", 0) for record in records),
-            "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
-            "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
-            "clients_never_trained": len(set(federation.data.nonempty) - simulation.trained_clients()),
-        }
-        folder.write_summary(summary)
-    return summary
-
-
-def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``probe``: share of the labels -> accuracy after the last round, where the run was probed."""
-    last = records[-1]["metrics"]
-    found = {name.removeprefix(PROBE): value for name, value in last.items() if name.startswith(PROBE)}
-    return {"probe": found} if found else {}
-
-
-def _signal_to_noise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``snr_db``: layer -> mean over the rounds in dB, where noise was added to the uploads."""
-    layers: dict[str, list[float]] = {}
-    for record in records:
-        for name, value in record["metrics"].items():
-            if name.startswith(SNR):
-                layers.setdefault(name.removeprefix(SNR), []).append(value)
-    return {"snr_db": {layer: fmean(values) for layer, values in layers.items()}} if layers else {}

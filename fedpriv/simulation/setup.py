@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,33 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpriv.agreement import Agreement, Declared, agree
+from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.client.turn import schedule
 from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
 from fedpriv.data.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
-from fedpriv.data.partition import make_partition
+from fedpriv.data.partition import Partition, make_partition
 from fedpriv.data.sources import load_dataset
 from fedpriv.defenses import build_transforms
-from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import check_probe
 from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
-from fedpriv.privacy.accountant import Plan
-from fedpriv.privacy.plan import check, with_noise
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
-from fedpriv.wire import Transform
+from fedpriv.simulation.terms import settle
+
+Deal = Callable[[Dataset, RunConfig], Partition]
 
 
 @dataclass
@@ -77,6 +75,22 @@ class Federation:
         return Client(number, self.agreement, ClientData(self.data, number), store, self.augment)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The data that a config names, as inputs of its nets.
+
+    Attributes:
+        config: with nothing left open but the noise of a private run.
+        device: where the data lie.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    prepared: Prepared
+    data: FederatedData
+    device: torch.device
+
+
 def build(config: RunConfig) -> Federation:
     """Load, partition and initialise; the returned config has every suggestion filled in.
 
@@ -84,23 +98,8 @@ def build(config: RunConfig) -> Federation:
         UsageError: a name or a value that cannot be right, before anything is written.
     """
     load_plugins(config.plugins, of="the config")
-    config = with_options(config)
-    device = _device(config.device)
-    transforms = build_transforms(config.wire.transforms)
-    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
-    where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
-    config = config.model_copy(update={"data": config.data.model_copy(update=where)})
-    config = resolve(config, dataset.default_model, dataset.suggests)
-    partition = make_partition(
-        dataset.train_labels.numpy(),
-        dataset.test_labels.numpy(),
-        len(dataset.classes),
-        config.data,
-        config.data.partition.seed or 0,
-    )
-    prepared = prepare(config, dataset, device)
-    config = prepared.config
-    data = FederatedData(dataset, partition, device, prepared.train, prepared.test, _lacks(config))
+    loaded = load(config)
+    config, data, prepared = loaded.config, loaded.data, loaded.prepared
     schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
     scheduled = {client for clients in schedule for client in clients}
     if strangers := sorted(scheduled - set(data.nonempty)):
@@ -108,52 +107,49 @@ def build(config: RunConfig) -> Federation:
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
-    sizes = list(map(data.size, data.nonempty))
-    declared = Declared(len(dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), _lacks(config))
-    agreement, net = agree(config, prepared.build, declared, transforms, device)
-    resident = Resident(net, agreement.space, device)
-    _ = agreement.sent_names  # refuses a mask that cannot be right
-    if config.privacy.level != "none":
-        server = agreement.method.start(agreement.initial.clone())
-        check(config, agreement.method, server, net, transforms, partition)
-        privacy = with_noise(config.privacy, plans(agreement, data, range(1, config.train.rounds + 1)))
-        config = agreement.config = config.model_copy(update={"privacy": privacy})
-        if privacy.level == "client":
-            agreement.transforms = _clipped(transforms, privacy.clip)
+    sizes = list(data.sizes.values())
+    declared = Declared(
+        len(loaded.dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config)
+    )
+    agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device)
+    resident = Resident(net, agreement.space, loaded.device)
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
+    dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
     choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes)
-    agreement.config = config.model_copy(update={"executor": choice.config})
+    agreement.config = agreement.config.model_copy(update={"executor": choice.config})
     return Federation(agreement, prepared, dataset, data, resident, augment, choice)
 
 
-def plans(agreement: Agreement, data: FederatedData, rounds: Iterable[int], clients: Iterable[int] | None = None) -> list[Plan]:
-    """What each sample (level ``client``: each client) will be charged in some rounds, in (sampling rate, steps): a list of
-    several where several clients hold it.
+def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
+    """Load the data set of a config and deal it.
 
     Args:
-        clients: only the samples that one of them holds; ``None``: all.
+        deal: who holds what, of a data set; ``None``: as the config's partition says.
+
+    Raises:
+        UsageError: a name or a value that cannot be right.
     """
-    config = agreement.config
-    if config.privacy.level == "client":
-        return [((config.train.participation or 0.0, len(list(rounds))),)]
-    epochs = dict.fromkeys(data.nonempty, 0)
-    for round in rounds:
-        a_turn = sum(phase.epochs for phase in agreement.method.phases(round))
-        for client in participants(agreement, round):
-            epochs[client] += a_turn
-    schedules = {client: schedule(data.size(client), config.train.batch_size) for client in epochs}
-    spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()}
-    asked = set(data.nonempty if clients is None else clients)
-    return [tuple(spends[client] for client in held) for held in data.partition.holders() if not asked.isdisjoint(held)]
+    config = with_options(config)
+    device = _device(config.device)
+    build_transforms(config.wire.transforms)  # refuses one that cannot be right, before data are read
+    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
+    where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
+    config = config.model_copy(update={"data": config.data.model_copy(update=where)})
+    config = resolve(config, dataset.default_model, dataset.suggests)
+    partition = (deal or dealt)(dataset, config)
+    prepared = prepare(config, dataset, device)
+    config = prepared.config
+    data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
+    return Loaded(config, dataset, prepared, data, device)
 
 
-def _clipped(transforms: Sequence[Transform], bound: float) -> list[Transform]:
-    """With the clients' clipping before whatever noises or shortens; masks first, so that what is sent is what is bounded."""
-    first = next((i for i, one in enumerate(transforms) if getattr(one, "stage", Stage.CLIP) > Stage.CLIP), len(transforms))
-    return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]
+def dealt(dataset: Dataset, config: RunConfig) -> Partition:
+    """A data set as the config's partition deals it to the clients."""
+    labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    return make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0)
 
 
 def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
@@ -177,7 +173,7 @@ def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str
     )
 
 
-def _lacks(config: RunConfig) -> dict[int, Modality]:
+def lacking_modalities(config: RunConfig) -> dict[int, Modality]:
     """The modality that each client of pairs lacks: the shares that the config says, drawn by the partition's seed."""
     data, drawn = config.data, generator(config.data.partition.seed or 0, "modalities")
     order = torch.randperm(data.clients, generator=drawn).tolist()

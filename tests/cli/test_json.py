@@ -51,6 +51,7 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     assert "round 2/2" in result.stderr and "accuracy per client" in result.stderr
 
 
+@pytest.mark.slow
 def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpriv) -> None:
     """Progress on standard error; the summary, whole, on standard output, however narrow that is."""
     deep = empty_folder / ("deep" * 20) / "run[1]" / "run[bold]"
@@ -68,7 +69,7 @@ def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.Monkey
     from fedpriv.simulation import run
 
     with monkeypatch.context() as broken:
-        broken.setattr(run, "_write_results", lambda simulation: 1 / 0)
+        broken.setattr(run, "write_results", lambda *simulation: 1 / 0)
         assert fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", "one").exit_code == 1
     result = fedpriv("resume", "one", "--json")
     assert last_line(result).keys() >= KEYS

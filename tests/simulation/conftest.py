@@ -26,7 +26,7 @@ def quick_plots() -> Iterator[None]:
         numbers_and_path[-1].write_bytes(b"png" * 2000)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.run.draw_confusion"):
+        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
             patch.setattr(f"fedpriv.{name}", draw)
         yield
 

@@ -161,7 +161,7 @@ def limit_file_size(where: str, number: int, room: int) -> None:
         return real(*args)
 
     owners: dict[str, Any] = {"commit": Checkpoints, "append": RunFolder, "results": run}
-    _instead(owners[where], "_write_results" if where == "results" else where, number, limited)
+    _instead(owners[where], "write_results" if where == "results" else where, number, limited)
 
 
 def become_nobody() -> None:

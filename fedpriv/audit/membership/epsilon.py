@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
 from attacks.inference.membership import Array, Mask
 from fedpriv.privacy.accountant import dearest, history_of
-from fedpriv.simulation.setup import Federation, plans
+from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.terms import plans
 
 _ABOUT = {
     "none": "The run has no differential privacy. If it had, its sample-level epsilon could not be below `lower`.",
@@ -64,7 +65,7 @@ def epsilon_bounds(
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":
             return None
-        planned = plans(federation.agreement, federation.data, range(first, final + 1), clients)
+        planned = plans(federation.agreement, federation.data.sizes, federation.data.partition, range(first, final + 1), clients)
         return dearest((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return EpsilonBounds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fedpriv.config import RunConfig
@@ -10,7 +12,7 @@ from fedpriv.data.pools import Images
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
-from fedpriv.models.registry import build_model
+from fedpriv.models.registry import Shape, build_model
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
@@ -45,8 +47,15 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     if data.image_only or data.text_only:
         raise UsageError(f"data.image_only and data.text_only are for image-text pairs, and {dataset.name} holds images alone")
 
-    def build() -> Net:
-        return build_model(model.name or "", dataset.input_shape, len(dataset.classes), *upper(model))
-
+    build = image_net(config, dataset.input_shape, len(dataset.classes))
     train, test = (Images(images, dataset.mean, dataset.std, device) for images in (dataset.train_images, dataset.test_images))
     return Prepared(config, train, test, build)
+
+
+def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[], Net]:
+    """A factory of the nets of a run on images."""
+
+    def build() -> Net:
+        return build_model(config.model.name or "", input_shape, classes, *upper(config.model))
+
+    return build

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -12,11 +14,11 @@ from fedpriv.errors import UsageError
 from fedpriv.models.backbones import Backbone, find_backbone
 from fedpriv.models.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.net import Net
-from fedpriv.models.registry import assemble
+from fedpriv.models.registry import Shape, assemble
 from fedpriv.seeding import global_rng
 from fedpriv.simulation.inputs.cached_features import image_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
-from fedpriv.simulation.inputs.texts import tokenised
+from fedpriv.simulation.inputs.texts import Tokens, tokenised
 
 PAIR_MODEL = "fusion"
 
@@ -29,10 +31,27 @@ def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     Raises:
         UsageError: an option does not fit pairs, or an encoder is not available.
     """
+    tokens = tokenised(config, dataset)
+    config, build, backbone = pair_net(config, tokens, dataset.input_shape, len(dataset.classes))
+    frozen = config.model.tune != "full"
+    images = _images(config, dataset, device, backbone if frozen else None)
+    texts = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
+    train, test = (Paired(pool, Ready(ids, device)) for pool, ids in zip(images, texts, strict=True))
+    return Prepared(config, train, test, build, tokens.encoder, tokens.said)
+
+
+def pair_net(
+    config: RunConfig, tokens: Tokens, input_shape: Shape, classes: int
+) -> tuple[RunConfig, Callable[[], Net], Backbone]:
+    """The config with what follows from the encoders, a factory of the run's nets, and the image encoder; the pairs themselves do
+    not matter.
+
+    Raises:
+        UsageError: an option does not fit pairs, or an encoder is not available.
+    """
     if config.model.adapter is not None:
         raise UsageError("model.adapter is for texts only; for pairs, each modality has a trained layer on its features")
-    backbone = find_backbone(config.model.backbone, dataset.input_shape, config.model.pretrained)
-    tokens, classes = tokenised(config, dataset), len(dataset.classes)
+    backbone = find_backbone(config.model.backbone, input_shape, config.model.pretrained)
     stored = tokens.encoder.source is not None and config.model.pretrained
     tune = config.model.tune or ("head" if stored else "full")
     if tune != "full" and config.data.augment not in (None, "none"):
@@ -46,12 +65,9 @@ def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> 
         image = backbone.build() if tune == "full" else nn.Identity()
         text = nn.Identity() if tune == "head" else tokens.build(config, tune)
         fusion = Fusion(Branch(image, backbone.width), Branch(text, tokens.width))
-        return assemble(fusion, 2 * WIDTH, dataset.input_shape, classes, *upper(config.model))
+        return assemble(fusion, 2 * WIDTH, input_shape, classes, *upper(config.model))
 
-    images = _images(config, dataset, device, None if tune == "full" else backbone)
-    texts = tokens.features(config, device) if tune == "head" else (tokens.train, tokens.test)
-    train, test = (Paired(pool, Ready(ids, device)) for pool, ids in zip(images, texts, strict=True))
-    return Prepared(config, train, test, build, tokens.encoder, tokens.said)
+    return config, build, backbone
 
 
 def _images(config: RunConfig, dataset: Dataset, device: torch.device, backbone: Backbone | None) -> list[Pool]:

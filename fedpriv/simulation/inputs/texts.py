@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,15 @@ def tokenised(config: RunConfig, dataset: Dataset) -> Tokens:
     """Find the encoder and tokenise, once for the whole run."""
     assert dataset.texts is not None
     encoder = find_encoder(config.model.encoder, dataset.texts[0], config.model.pooling)
-    longest = min(config.data.max_tokens or USUAL_TOKENS, encoder.length)
+    longest = longest_of(config, encoder)
     (train, cut), (test, cut_too) = (tokenise(texts, encoder.tokenizer, longest) for texts in dataset.texts)
     said = [f"{cut:,} training and {cut_too:,} test texts were cut to {longest} tokens"] if cut or cut_too else []
     return Tokens(encoder, train, test, longest, said)
+
+
+def longest_of(config: RunConfig, encoder: Encoder) -> int:
+    """Maximum number of tokens of a text."""
+    return min(config.data.max_tokens or USUAL_TOKENS, encoder.length)
 
 
 def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
@@ -90,7 +95,18 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
             raise UsageError(f"{option} is for image-text pairs, and {dataset.name} holds texts alone")
     if config.data.augment not in (None, "none"):
         raise UsageError(f"data.augment {config.data.augment} is for images, and {dataset.name} holds texts")
-    tokens, classes = tokenised(config, dataset), len(dataset.classes)
+    tokens = tokenised(config, dataset)
+    config, build = text_net(config, tokens, len(dataset.classes))
+    train, test = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
+    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, tokens.said)
+
+
+def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig, Callable[[], Net]]:
+    """The config with what follows from the encoder, and a factory of the run's nets; the texts themselves do not matter.
+
+    Raises:
+        UsageError: an option does not fit the encoder.
+    """
     tune = config.model.tune or ("full" if tokens.encoder.source is None else "head")
     if tune == "head":
         config = _on_frozen_features(config, tokens.width)
@@ -105,8 +121,7 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
             return assemble(adapter, width, (tokens.width,), classes, *upper(model))
         return assemble(tokens.build(config, tune), tokens.width, (tokens.longest,), classes, *upper(model))
 
-    train, test = tokens.features(config, device) if tune == "head" else (tokens.train, tokens.test)
-    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, tokens.said)
+    return config, build
 
 
 def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:

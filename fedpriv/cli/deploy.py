@@ -1,0 +1,283 @@
+"""``fedpriv deploy``: a run whose clients are on other machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.cli.options import config_from, config_options
+from fedpriv.cli.terminal import FilePath, SafeGroup, say
+
+_DIR = click.argument("folder", metavar="DIR", type=FilePath())
+
+
+@main.group("deploy", cls=SafeGroup)
+def deploy() -> None:
+    """Clients on other machines, by Flower (extra `deploy`).
+
+    \b
+    Example: fedpriv deploy demo --clients 3 --method mpfedcon
+    """
+
+
+@command(deploy, "demo")
+@click.option("--clients", type=click.IntRange(min=1), default=3, show_default=True, help="Number of clients.")
+@click.option("--method", default="mpfedcon", show_default=True, help="A name of `fedpriv methods`.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of rounds.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config key; repeatable.")
+@click.option("--dir", "folder", type=FilePath(), help="New folder for all files. Default: a temporary one, removed at the end.")
+def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], folder: Path | None) -> dict[str, Any]:
+    """A deployment on this machine, with TLS and keys, and whether it equals a simulation bit for bit.
+
+    \b
+    Example: fedpriv deploy demo --clients 3 --method mpfedcon
+    """
+    import tempfile
+
+    from fedpriv.deploy.flower.needed import require_flower
+    from fedpriv.errors import UsageError
+
+    require_flower()
+    from fedpriv.deploy.flower.demo import demo as play
+
+    usual = ("executor.name=sequential", "tracking.uri=none", "train.participation=1")
+    given = (*usual, f"data.clients={clients}", f"train.rounds={rounds}", *assignments)
+    config = config_from(None, given, {"method": method})
+    if config.data.clients != clients:
+        raise UsageError("--set data.clients: --clients sets it")
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; --dir names a new folder")
+    with tempfile.TemporaryDirectory(prefix="fedpriv-demo-") as temporary:
+        found = play(config, folder or Path(temporary), lambda text: say(text, err=True), _show_round).found
+    out = console()
+    if folder is None:
+        found.pop("run_dir")
+    for name, value in found.items():
+        out.print(f"{name:<16} {value}", soft_wrap=True)
+    if not found["equal"]:
+        say("fedpriv: the deployed run and the simulation differ", err=True)
+        if click.get_current_context().meta.get("fedpriv.json"):
+            import json
+
+            click.echo(json.dumps(found))
+        sys.exit(1)
+    return found
+
+
+@command(deploy, "init")
+@_DIR
+@click.option("--clients", type=click.IntRange(min=1), required=True, help="Number of clients.")
+@click.option("--host", required=True, help="Name or address under which clients reach the server.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port at which they reach it.")
+@click.option("--listen", default="127.0.0.1", show_default=True, help="Address that it listens on; by default behind a proxy.")
+def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[str, Any]:
+    """Write the files of a deployment: authority, certificate, keys, server.yaml, client-N.yaml, systemd units, proxy.
+
+    \b
+    Example: fedpriv deploy init DIR --clients 3 --host server.example.org
+    """
+    from fedpriv.deploy.flower.home import make
+
+    home = make(folder, clients, host, port, listen)
+    out = console()
+    out.print(f"server: fedpriv deploy server {folder}", soft_wrap=True)
+    out.print(
+        f"client: copy {folder}/client-N.yaml and {folder}/client-N/, then fedpriv deploy client client-N.yaml", soft_wrap=True
+    )
+    out.print(f"then:   fedpriv deploy run {folder} --method fedavg", soft_wrap=True)
+    return {"dir": str(home.path), "clients": clients, "host": host, "port": port}
+
+
+@command(deploy, "server")
+@_DIR
+def server(folder: Path) -> None:
+    """Run the server of a deployment, until Ctrl-C.
+
+    \b
+    Example: fedpriv deploy server DIR
+    """
+    from fedpriv.deploy.flower.needed import require_flower
+
+    require_flower()
+    from fedpriv.deploy.flower import machines
+    from fedpriv.deploy.flower.home import Home
+
+    home = Home.open(folder)
+    with machines.server(home) as keeper:
+        settings = home.settings()
+        say(f"server on {settings.listen}:{settings.port}; it writes {home.log}", err=True)
+        keeper.watch()
+
+
+@command(deploy, "client")
+@click.argument("file", metavar="FILE", type=FilePath())
+def client(file: Path) -> None:
+    """Run a client of a deployment on its own data, until Ctrl-C.
+
+    \b
+    Example: fedpriv deploy client client-2.yaml
+    """
+    from fedpriv.deploy.flower.needed import require_flower
+
+    require_flower()
+    from fedpriv.deploy.flower import machines
+
+    with machines.client(file, click.get_current_context().meta.get("fedpriv.plugins", ())) as keeper:
+        say(f"client of {file}; it writes {keeper.log}", err=True)
+        keeper.watch()
+
+
+@command(deploy, "run")
+@_DIR
+@click.option("--detach", is_flag=True, help="Return once the run is started; `fedpriv deploy status` shows it.")
+@config_options()
+def run(
+    folder: Path, detach: bool, config_file: Path | None, assignments: tuple[str, ...], **flags: Any
+) -> dict[str, Any] | None:
+    """Start a run with the clients of a deployment, and show its rounds.
+
+    Its folder is in DIR/runs. Ctrl-C ends the showing, not the run: that does `fedpriv deploy stop`.
+
+    \b
+    Example: fedpriv deploy run DIR --config run.yaml
+    """
+    from fedpriv.deploy.flower.needed import require_flower
+    from fedpriv.errors import UsageError
+
+    require_flower()
+    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.requests import Request
+    from fedpriv.server.run_folder import default_name
+
+    home = Home.open(folder)
+    settings = home.settings()
+    config = config_from(config_file, assignments, flags)
+    if config.data.clients != settings.clients:
+        if "clients" in config.data.model_fields_set:
+            raise UsageError(f"data.clients {config.data.clients}: the deployment has {settings.clients} (server.yaml)")
+        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
+    run_dir = (config.run_dir or home.runs / default_name(config)).absolute()
+    request = Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within)
+    return _conduct(home, request, detach)
+
+
+@command(deploy, "resume")
+@click.argument("run_dir", metavar="RUN", type=FilePath())
+@click.option("--detach", is_flag=True, help="Return once the run is started; `fedpriv deploy status` shows it.")
+def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
+    """Go on with a run that was stopped or killed, from its last checkpoint.
+
+    RUN is its folder, in the deployment's folder `runs`.
+
+    \b
+    Example: fedpriv deploy resume DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
+    """
+    from fedpriv.deploy.flower.needed import require_flower
+
+    require_flower()
+    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.requests import Request
+    from fedpriv.server.run_folder import RunFolder
+
+    folder = RunFolder.open(run_dir)
+    home = Home.open(folder.path.parent.parent)
+    settings = home.settings()
+    request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
+    return _conduct(home, request, detach)
+
+
+@command(deploy, "status")
+@_DIR
+def status(folder: Path) -> dict[str, Any]:
+    """The clients of a deployment and its runs.
+
+    \b
+    Example: fedpriv deploy status DIR
+    """
+    from fedpriv.deploy.flower.needed import require_flower
+
+    require_flower()
+    from fedpriv.deploy.flower.home import Home
+    from fedpriv.server.run_folder import RunFolder
+
+    home, out = Home.open(folder), console()
+    nodes = [{"name": node.name, "status": node.status} for node in _link(home).nodes()]
+    runs = []
+    for path in sorted(home.runs.iterdir()):
+        if (path / "config.yaml").exists():
+            kept = RunFolder.open(path)
+            records = kept.records()
+            done = records[-1]["round"] if records else 0
+            runs.append({"run": path.name, "status": kept.facts.get("status"), "rounds": done, "of": kept.config().train.rounds})
+    for node in nodes:
+        out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
+    for one in runs:
+        out.print(f"{one['run']}  {one['status']}, round {one['rounds']} of {one['of']}", soft_wrap=True)
+    return {"clients": nodes, "runs": runs}
+
+
+@command(deploy, "stop")
+@click.argument("run_dir", metavar="RUN", type=FilePath())
+def stop(run_dir: Path) -> None:
+    """Stop a run after the round that it is in; `fedpriv deploy resume` goes on with it.
+
+    \b
+    Example: fedpriv deploy stop DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
+    """
+    from fedpriv.deploy.serving import STOP
+    from fedpriv.errors import UsageError
+    from fedpriv.server.run_folder import RunFolder
+
+    folder = RunFolder.open(run_dir)
+    if (now := folder.facts.get("status")) != "running":
+        raise UsageError(f"{run_dir} is {now}, not running")
+    (folder.path / STOP).touch()
+    say(f"{run_dir} stops after its round", err=True)
+
+
+def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
+    """Have a request played, and show the rounds of its run."""
+    import os
+
+    from fedpriv.server.run_folder import RunFolder
+
+    link, run_dir = _link(home), request.run_dir
+    link.start(request.path)
+    shown = os.path.relpath(run_dir)
+    if detach:
+        console().print(f"started: {shown}", soft_wrap=True)
+        return {"run_dir": str(run_dir)}
+    finished = request.follow(lambda: None, _show_round)
+    if not finished:
+        console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
+        sys.exit(130)
+    summary = RunFolder.open(run_dir).summary()
+    accuracy = summary and summary["accuracy"]
+    console().print(f"run folder  {shown}" + ("" if accuracy is None else f"\naccuracy    {accuracy:.3f}"), soft_wrap=True)
+    return summary
+
+
+def _link(home: Any) -> Any:
+    from fedpriv.deploy.flower.control import SuperLink
+    from fedpriv.errors import FedprivError
+
+    settings = home.settings()
+    listen = "127.0.0.1" if settings.listen in ("0.0.0.0", "::") else settings.listen
+    link = SuperLink(f"{listen}:{settings.port}", home.authority)
+    if not link.answers():
+        raise FedprivError(f"no server answers on {listen}:{settings.port}; `fedpriv deploy server {home.path}` starts it")
+    return link
+
+
+def _show_round(record: dict[str, Any]) -> None:
+    metrics = record["metrics"]
+    parts = [f"round {record['round']}"]
+    parts += [f"{name} {metrics[key]:.3f}" for name, key in (("accuracy", "accuracy"), ("loss", "train_loss")) if key in metrics]
+    parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped") if metrics.get(key)]
+    parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
+    say("  ".join(parts), err=True)

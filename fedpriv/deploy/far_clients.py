@@ -1,0 +1,215 @@
+"""The clients of a run, as a server reaches them on other machines: one frame to each, and whatever comes back in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedpriv.agreement import Agreement
+from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.handshake import Facts
+from fedpriv.deploy.site import UNKNOWN_RUN
+from fedpriv.evaluation.protocols import client_summary
+from fedpriv.methods.base import ServerState
+from fedpriv.server.clients import Clients, Instruction
+from fedpriv.wire import ByteMeter, Payload, Sealed, seal
+from fedpriv.wire.message import Refused
+from fedpriv.wire.report import Answer, Report
+
+Warn = Callable[[str], None]
+
+
+class Grid(Protocol):
+    """Carries frames to clients by number, and their answers back."""
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        """Give each client its frame.
+
+        Args:
+            seconds: when to stop waiting.
+            round: for logs.
+
+        Yields:
+            (client, its answer, or in a line why there is none); a client without either is not there at the end.
+        """
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Something that a client is to do; ``facts`` say what, ``message`` belongs to it."""
+
+    facts: Mapping[str, Any]
+    message: Sealed | None = None
+
+
+class FarClients(Clients):
+    """Clients of other machines.
+
+    What needs no answer of its own (the terms, the initial model, states that may go) waits for the next frame to its client, and
+    is sent again with each until one was answered.
+
+    Args:
+        run: the run's name, under which clients keep what is theirs.
+        terms: what every client has to agree to, for one that has lost it.
+        seconds: how long an answer may take.
+        warn: called with warnings of one line.
+    """
+
+    def __init__(
+        self, grid: Grid, run: str, terms: Mapping[str, Any], numbers: Sequence[int], seconds: float, warn: Warn
+    ) -> None:
+        self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
+        self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
+        self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
+        self._missing = 0
+
+    def welcome(self, broadcast: Sealed) -> None:
+        self._welcome = [_Task({"do": "welcome"}, broadcast)]
+        for tasks in self._waiting.values():
+            tasks += self._welcome
+
+    def train(self, instruction: Instruction) -> Iterator[Answer]:
+        return self._ask("train", instruction)
+
+    def test(self, instruction: Instruction) -> Iterator[Answer]:
+        return self._ask("test", instruction)
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        return None  # a client whose state is gone says so when it is to go on from it
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        for client, round in states:
+            self._waiting[client].append(_Task({"do": "forget", "rounds": [round]}))
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        kept: dict[int, list[int]] = {number: [] for number in self._waiting}
+        for client, round in states:
+            kept[client].append(round)
+        for client, rounds in kept.items():
+            self._waiting[client].append(_Task({"do": "keep_only", "rounds": sorted(rounds)}))
+
+    def measured(self) -> Mapping[str, float]:
+        missing, self._missing = self._missing, 0
+        return {"missing": missing} if missing else {}
+
+    def close(self) -> None:
+        self.grid.close()
+
+    def agree(self) -> dict[int, dict[str, Any]]:
+        """Have every client take the terms; what each answers, by client. One that does not is missing."""
+        found = {}
+        for client, frame in self._exchange({client: [self._terms] for client in self._waiting}, 0):
+            if (said := _entries(frame)) and isinstance(said[-1], dict):
+                found[client] = said[-1]
+        return found
+
+    def _ask(self, what: str, instruction: Instruction) -> Iterator[Answer]:
+        letters = {}
+        for client in instruction.clients:
+            facts = {"do": what, "round": instruction.round, "last": instruction.last.get(client)}
+            letters[client] = [*self._waiting[client], _Task(facts, instruction.message)]
+        answered = 0
+        for client, frame in self._exchange(letters, instruction.round):
+            try:
+                answer = _answer(client, frame)
+            except Refused as reason:
+                self.warn(f"round {instruction.round}: what client {client} sent is no answer: {reason}")
+                continue
+            answered += 1
+            yield answer
+        self._missing += len(letters) - answered
+
+    def _exchange(self, letters: Mapping[int, Sequence[_Task]], round: int) -> Iterator[tuple[int, Frame]]:
+        """Send tasks to each client, and yield the frames of those that did them all."""
+        frames = {}
+        for client, tasks in letters.items():
+            letter = Letter()
+            for task in tasks:
+                letter.say(task.facts, message=task.message)
+            frames[client] = letter.frame(run=self.run)
+        silent = dict.fromkeys(frames, True)
+        for client, frame in self.grid.exchange(frames, self.seconds, round):
+            if not silent.pop(client, False):
+                self.warn(f"round {round}: client {client} answers although it was not asked, or has answered before")
+                continue
+            why = frame if isinstance(frame, str) else frame.head.get("error")
+            if why is not None:
+                self.warn(f"round {round}: client {client} gives no answer: {why}")
+                if str(why).startswith(UNKNOWN_RUN):
+                    self._waiting[client] = [self._terms, *self._welcome]
+                continue
+            assert isinstance(frame, Frame)
+            self._waiting[client] = []
+            yield client, frame
+        for client in silent:
+            self.warn(f"round {round}: client {client} has not answered within {self.seconds:g} s")
+
+
+@dataclass
+class FarScorer:
+    """Scores a server's state by the clients' tests alone: the server has no data.
+
+    Attributes:
+        facts: what the clients declared, in order.
+    """
+
+    agreement: Agreement
+    clients: FarClients
+    facts: Sequence[Facts]
+    meter: ByteMeter = field(default_factory=ByteMeter)
+
+    def score(
+        self, server: ServerState, last: Mapping[int, int], round: int
+    ) -> tuple[dict[str, float], list[float | None] | None]:
+        """Metrics of the pass, with the bytes of its messages, and each client's accuracy (``None``: no test samples, or no
+        answer); no list: the method learns without labels."""
+        method = self.agreement.method
+        if not method.objective.labels:
+            return {}, None
+        names = method.shared_names
+        message = seal(Payload(self.agreement.space.unpack(server.row, names), round)) if names else None
+        accuracies: list[float | None] = [None] * len(self.facts)
+        tested = [one.client for one in self.facts if one.test]
+        if message is not None:
+            for _ in tested:
+                self.meter("down", message)
+        states = {client: last[client] for client in tested if client in last}
+        for answer in self.clients.test(Instruction(round, tested, message, states)):
+            self.meter("report", answer.report)
+            try:
+                accuracies[answer.client] = _accuracy(answer, round)
+            except Refused as reason:
+                self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {reason}")
+        up, down = self.meter.read()
+        metrics = {"bytes_up_tests": float(up), "bytes_down_tests": float(down)}
+        if all(accuracy is None for accuracy in accuracies):
+            return metrics, accuracies
+        return {**client_summary(accuracies, [one.test for one in self.facts]), **metrics}, accuracies
+
+
+def _entries(frame: Frame) -> list[Any]:
+    said = frame.head.get("said")
+    return said if isinstance(said, list) else []
+
+
+def _answer(client: int, frame: Frame) -> Answer:
+    said = _entries(frame)
+    if not said or not isinstance(said[-1], dict):
+        raise Refused("it says nothing")
+    upload, report = (frame.sealed(said[-1].get(name)) for name in ("upload", "report"))
+    if report is None:
+        raise Refused("it has no report")
+    return Answer(client, upload, report)
+
+
+def _accuracy(answer: Answer, round: int) -> float | None:
+    report = Report.of(answer.report)
+    if (report.round, report.client) != (round, answer.client):
+        raise Refused(f"it is of client {report.client} in round {report.round}")
+    if report.accuracy is not None and not 0 <= report.accuracy <= 1:
+        raise Refused(f"an accuracy of {report.accuracy:g}")
+    return report.accuracy

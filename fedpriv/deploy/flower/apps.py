@@ -1,0 +1,139 @@
+"""Flower's two apps. That of a node hands its message to the client's resident process; that of the server plays a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedpriv.deploy.stream import Broken, ask
+from fedpriv.errors import FedprivError
+
+if TYPE_CHECKING:
+    from fedpriv.deploy.frames import Frame
+
+POLL = 0.2
+"""Seconds between questions for replies."""
+JOIN, JOIN_AGAIN = 120.0, 5.0
+"""Seconds in which a node that is not connected may come back before a message to it is given up; if it was away before too."""
+_ERRORS = {3: "it has not answered in time", 5: "its node is gone"}
+"""Flower's most frequent errors in words."""
+MOST_ENDS = 3
+"""Times that a resident process may end over one frame, such as for want of memory."""
+
+
+def relay(message: Message, context: Context) -> Message:
+    """Give a frame to the resident process, and its answer back. No error holds a path, as it crosses."""
+    try:
+        head, parts = _asked(Path(str(context.node_config["socket"])), *_unpacked(message), message.metadata.ttl)
+    except (OSError, EOFError, Broken) as error:
+        head, parts = json.dumps({"error": f"its process does not answer ({type(error).__name__})"}).encode(), []
+    return Message(_packed(head, parts), reply_to=message)
+
+
+def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tuple[bytes, list[bytes]]:
+    """Ask the resident process; where it ended, ask that which takes its place: a repeated turn gives the same bytes."""
+    until, ended = time.monotonic() + seconds, 0
+    while True:
+        try:
+            return ask(address, head, parts, max(1.0, until - time.monotonic()))
+        except (ConnectionError, FileNotFoundError, EOFError) as error:
+            ended += isinstance(error, ConnectionResetError | EOFError)
+            if ended == MOST_ENDS or time.monotonic() > until:
+                raise
+        time.sleep(POLL)
+
+
+def play(grid: Grid, context: Context) -> None:
+    """Play the run that a file names, and note there how it ended."""
+    from fedpriv.deploy.flower.requests import Request
+
+    Request(Path(str(context.run_config["request"]))).play(lambda clients: FlowerGrid(grid, clients))
+
+
+client_app = ClientApp()
+client_app.query()(relay)
+server_app = ServerApp()
+server_app.main()(play)
+
+
+class FlowerGrid:
+    """Carries frames by Flower's messages. A client's node is the one whose key was registered as ``client-N``."""
+
+    def __init__(self, grid: Grid, clients: int) -> None:
+        self._grid, self._clients = grid, clients
+        self._absent = set[int]()
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        """As :meth:`fedpriv.deploy.far_clients.Grid.exchange`."""
+        until = time.monotonic() + seconds
+        waiting, sent = dict(frames), dict[str, int]()
+        began = time.monotonic()
+        while (waiting or sent) and time.monotonic() < until:
+            nodes = self._nodes() if waiting else {}
+            if here := sorted(waiting.keys() & nodes.keys()):
+                left = until - time.monotonic()
+                messages = [_message(waiting.pop(client), nodes[client], left, round) for client in here]
+                sent |= dict(zip(self._grid.push_messages(messages), here, strict=True))
+            for client in list(waiting):
+                if time.monotonic() > began + min(seconds, JOIN_AGAIN if client in self._absent else JOIN):
+                    self._absent.add(client)
+                    del waiting[client]
+                    yield client, "its node is not connected"
+            self._absent -= set(sent.values())
+            for reply in self._grid.pull_messages(list(sent)) if sent else ():
+                answering = sent.pop(reply.metadata.reply_to_message_id, None)
+                if answering is not None:
+                    yield answering, _answer(reply)
+            if waiting or sent:
+                time.sleep(POLL)
+
+    def close(self) -> None:
+        """Flower closes its own."""
+
+    def _nodes(self) -> dict[int, int]:
+        """Client -> its node, of those connected now."""
+        found: dict[int, int] = {}
+        for node in self._grid.get_nodes():
+            prefix, _, number = node.name.partition("-")
+            if prefix == "client" and number.isdecimal() and int(number) < self._clients:
+                if int(number) in found:
+                    raise FedprivError(f"two nodes are registered as {node.name}; unregister one of them")
+                found[int(number)] = node.node_id
+        return found
+
+
+def _message(frame: Frame, node: int, seconds: float, round: int) -> Message:
+    return Message(_packed(frame.head_bytes, frame.parts), node, "query", ttl=seconds, group_id=str(round))
+
+
+def _packed(head: bytes, parts: Any) -> RecordDict:
+    """Large bytes as arrays: Flower stores an array once for all receivers, and sends it in pieces."""
+    arrays = {f"{place:04d}": Array("uint8", (len(part),), "fedpriv.sealed", part) for place, part in enumerate(parts)}
+    return RecordDict({"head": ConfigRecord({"head": head}), "parts": ArrayRecord(arrays)})
+
+
+def _unpacked(message: Message) -> tuple[bytes, list[bytes]]:
+    try:
+        head, parts = message.content["head"]["head"], message.content["parts"]
+        return bytes(head), [parts[name].data for name in sorted(parts)]
+    except (KeyError, TypeError, AttributeError):
+        raise Broken("a message that holds no frame") from None
+
+
+def _answer(reply: Message) -> Frame | str:
+    from fedpriv.deploy.frames import Frame
+    from fedpriv.wire.message import Refused
+
+    if reply.has_error():
+        return _ERRORS.get(reply.error.code, f"Flower's error {reply.error.code}")
+    try:
+        return Frame.of(*_unpacked(reply))
+    except (Broken, Refused) as reason:
+        return str(reason)

@@ -1,0 +1,115 @@
+"""The keys of a deployment: a small authority, the server's certificate, and a key pair for each client."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedpriv.errors import UsageError
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+"""How long certificates hold."""
+_CURVE = ec.SECP384R1()
+
+
+def make_authority(certificate: Path, key: Path) -> None:
+    """An authority for this deployment alone."""
+    made = ec.generate_private_key(_CURVE)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpriv authority")])
+    builder = _begun(name, name, made.public_key(), AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    write_secret(key, _pem(made))
+    certificate.write_bytes(builder.sign(made, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
+
+
+def make_server_certificate(authority: Path, authority_key: Path, hosts: Sequence[str], certificate: Path, key: Path) -> None:
+    """A certificate of an authority for a server that is reached under some names or addresses."""
+    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    signing = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    if not isinstance(signing, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"{authority_key} is not a key that fedpriv made")
+    made = ec.generate_private_key(_CURVE)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpriv server")])
+    builder = _begun(name, issuer.subject, made.public_key(), SERVER_DAYS)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    write_secret(key, _pem(made))
+    certificate.write_bytes(builder.sign(signing, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
+
+
+def make_client_key(key: Path) -> None:
+    """A client's key pair; the public one is beside it, with the ending ``.pub``."""
+    made = ec.generate_private_key(_CURVE)
+    openssh = serialization.PrivateFormat.OpenSSH
+    write_secret(key, made.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    public = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    key.with_name(key.name + ".pub").write_bytes(public + b"\n")
+
+
+def check_server_certificate(certificate: Path, host: str) -> None:
+    """Check that a server's certificate holds today, and for a host.
+
+    Raises:
+        UsageError: it has expired, is not valid yet, or names another host.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise UsageError(f"{certificate} is no certificate that can be read: {error}") from None
+    now = datetime.datetime.now(datetime.UTC)
+    if now > found.not_valid_after_utc:
+        raise UsageError(
+            f"the certificate {certificate} expired on {found.not_valid_after_utc:%Y-%m-%d}; `deploy init` makes a new one"
+        )
+    if now < found.not_valid_before_utc:
+        since = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M}"
+        raise UsageError(f"the certificate {certificate} is valid from {since} UTC on; is this machine's clock right?")
+    known = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+    if host not in known:
+        raise UsageError(f"the certificate {certificate} is for {', '.join(sorted(known))}, not for {host}")
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only this user may read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
+
+
+def _begun(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    begun = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
+    begun = begun.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+    return begun.not_valid_after(now + datetime.timedelta(days=days))
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=signs_certificates, crl_sign=signs_certificates, encipher_only=False,
+        decipher_only=False,
+    )  # fmt: skip
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())

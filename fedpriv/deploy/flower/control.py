@@ -1,0 +1,129 @@
+"""What an operator asks a SuperLink: register nodes, start and stop runs, and who is there."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedpriv.errors import FedprivError
+
+_PYPROJECT = b"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedpriv-app"
+version = "1.0.0"
+description = "Plays a run of the fedpriv that is installed"
+license = {file = "LICENSE"}
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedpriv"
+
+[tool.flwr.app.components]
+serverapp = "fedpriv_app.server:app"
+clientapp = "fedpriv_app.client:app"
+
+[tool.flwr.app.config]
+request = ""
+"""
+_APP = {
+    "pyproject.toml": _PYPROJECT,
+    "LICENSE": b"Apache-2.0\n",
+    "README.md": b"Plays a run of the fedpriv that is installed.\n",
+    "fedpriv_app/__init__.py": b'"""Plays a run of the fedpriv that is installed."""\n',
+    "fedpriv_app/server.py": b"from fedpriv.deploy.flower.apps import server_app as app\n\n__all__ = ['app']\n",
+    "fedpriv_app/client.py": b"from fedpriv.deploy.flower.apps import client_app as app\n\n__all__ = ['app']\n",
+}
+"""The app as Flower wants it: all of it is in fedpriv."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is registered, and how it stands (``online``, ``offline``, ``registered``)."""
+
+    number: int
+    name: str
+    status: str
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """The SuperLink at ``host:port``, reached over TLS.
+
+    Attributes:
+        certificate: file of the authority that its certificate is from.
+    """
+
+    address: str
+    certificate: Path
+
+    def answers(self) -> bool:
+        """Whether it answers at present; waits a moment where it does not."""
+        try:
+            self.nodes()
+        except (OSError, httpx.HTTPError):
+            time.sleep(0.2)
+            return False
+        return True
+
+    def register(self, public_key: Path, name: str) -> None:
+        """Admit the holder of a key as a node of that name, unless one has it already."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+        if name in {node.name for node in self.nodes()}:
+            return
+        key: Any = load_ssh_public_key(public_key.read_bytes())
+        with self._client() as client:
+            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
+
+    def nodes(self) -> list[Node]:
+        """Those that are registered."""
+        with self._client() as client:
+            found = client.ListNodes(ListNodesRequest()).nodes_info
+        return [Node(one.node_id, one.name, one.status) for one in found if one.status != "unregistered"]
+
+    def start(self, request: Path) -> int:
+        """Start the run of a request (:mod:`fedpriv.deploy.flower.requests`); Flower's number of it."""
+        bundle, _facts = build_fab_from_files(_APP)
+        fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+        with self._client() as client:
+            answer = client.StartRun(
+                StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"request": str(request)}))
+            )
+        if not answer.HasField("run_id"):
+            raise FedprivError(f"the server at {self.address} did not start the run {answer.note or ''}")
+        return int(answer.run_id)
+
+    def stop(self, run: int) -> None:
+        """Stop a run at once."""
+        with self._client() as client:
+            client.StopRun(StopRunRequest(run_id=run))
+
+    @contextmanager
+    def _client(self) -> Iterator[ControlHttpClient]:
+        client = ControlHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=False,
+            root_certificates=self.certificate.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        try:
+            yield client
+        finally:
+            client.close()

@@ -1,0 +1,123 @@
+"""A whole deployment on this machine, with TLS and node authentication, and whether it computes what a simulation does."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.config import RunConfig
+from fedpriv.deploy.flower import machines
+from fedpriv.deploy.flower.home import Home, make
+from fedpriv.deploy.flower.keeper import Keeper
+from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.deploy.flower.requests import Request
+from fedpriv.errors import FedprivError
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation import run
+
+if TYPE_CHECKING:
+    from fedpriv.deploy.flower.control import SuperLink
+
+JOIN = 180.0
+"""Seconds in which all clients must have joined."""
+ANSWER = 300.0
+
+
+@dataclass(frozen=True)
+class Demo:
+    """How it went: the deployed run's folder, that of the simulation, and what to print."""
+
+    folder: Path
+    simulated: Path
+    found: dict[str, Any]
+
+
+def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]) -> Demo:
+    """Set up a deployment of ``config.data.clients`` clients in a new folder, play the config on it, and in a simulation.
+
+    Args:
+        say: called with what happens, in a line each; ``on_round``: with each round's record.
+
+    Raises:
+        FedprivError: something does not start, or the run failed.
+    """
+    clients, began = config.data.clients, time.monotonic()
+    port = machines.free_port()
+    home = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
+    for number in range(clients):
+        file = home.client_file(number)
+        file.write_text(file.read_text().replace("  share: own", "  share: dealt"))
+    say(f"server on port {port}, certificates and keys in {home.path}")
+    with all_here(home) as (link, look, _):
+        say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
+        request = Request.write(home.requests, home.runs / "demo", config, clients, ANSWER)
+        link.start(request.path)
+        request.follow(look, on_round)
+        seconds = time.monotonic() - began
+    say("the same run in a simulation")
+    simulated = folder / "simulated"
+    run.start(config.model_copy(update={"run_dir": simulated}), folder, lambda *of: None, lambda record: None, lambda text: None)
+    deployed = home.runs / "demo"
+    summary = RunFolder.open(deployed).summary() or {}
+    found = {
+        "equal": _equal(home, deployed, simulated),
+        "weights_sha256": hashlib.sha256(_last_state(deployed)).hexdigest(),
+        "rounds": summary["rounds"],
+        "seconds": round(seconds, 1),
+        "seconds_a_round": round(summary["seconds"] / summary["rounds"], 2),
+        "bytes_up": summary["bytes_up"],
+        "bytes_down": summary["bytes_down"],
+        "accuracy": summary["accuracy"],
+        "run_dir": str(deployed),
+    }
+    return Demo(deployed, simulated, found)
+
+
+@contextmanager
+def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[Keeper]]]:
+    """A block in which the server and all clients of a deployment run on this machine, and the clients have joined.
+
+    Yields:
+        The server as its operator reaches it, a function that starts again what has ended, and the keepers: the server's, and
+        each client's.
+
+    Raises:
+        FedprivError: something does not start.
+    """
+    require_flower()
+    from fedpriv.deploy.flower.control import SuperLink
+
+    settings = home.settings()
+    link = SuperLink(f"127.0.0.1:{settings.port}", home.authority)
+    with ExitStack() as stack:
+        keepers = [stack.enter_context(machines.server(home))]
+        keepers += [stack.enter_context(machines.client(home.client_file(number))) for number in range(settings.clients)]
+
+        def look() -> None:
+            for keeper in keepers:
+                keeper.look()
+
+        until = time.monotonic() + JOIN
+        while (here := sum(node.status == "online" for node in link.nodes())) < settings.clients:
+            look()
+            if time.monotonic() > until:
+                raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; state/log.txt of one says why")
+            time.sleep(0.5)
+        yield link, look, keepers
+
+
+def _equal(home: Home, run_dir: Path, simulated: Path) -> bool:
+    """Whether the server's last state, all accuracies and all private states agree to the bit."""
+    accuracies = [[record["per_client"] for record in RunFolder.open(one).records()] for one in (run_dir, simulated)]
+    kept = {path.name: path.read_bytes() for path in home.path.glob("client-*/state/runs/*/states/client-*")}
+    private = all(kept.get(path.name) == path.read_bytes() for path in simulated.glob("clients/client-*"))
+    return _last_state(run_dir) == _last_state(simulated) and accuracies[0] == accuracies[1] and private
+
+
+def _last_state(run_dir: Path) -> bytes:
+    return max((run_dir / "checkpoints").glob("server-*.safetensors")).read_bytes()

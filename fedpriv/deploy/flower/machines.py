@@ -1,0 +1,175 @@
+"""The processes of a server's machine and of a client's machine."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import secrets
+import shutil
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.deploy.flower.home import ClientFile, Home, read_client
+from fedpriv.deploy.flower.keeper import Keeper
+from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.errors import FedprivError, UsageError
+
+CLOCKS = 300.0
+"""Seconds by which the clocks of a client and its server may differ."""
+START = 120.0
+"""Seconds in which a server must answer."""
+POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+
+
+@contextmanager
+def server(home: Home) -> Iterator[Keeper]:
+    """A block in which the server's processes run, and its clients' keys are registered.
+
+    Raises:
+        UsageError: its port is taken, or its certificate does not hold.
+        FedprivError: it does not answer.
+    """
+    require_flower()
+    from fedpriv.deploy.flower.certificates import check_server_certificate
+    from fedpriv.deploy.flower.control import SuperLink
+
+    settings = home.settings()
+    check_server_certificate(home.certificate, settings.host)
+    _check_free(settings.listen, settings.port, home.server_file)
+    address = f"{_reachable(settings.listen)}:{settings.port}"
+    with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
+        keeper.start(
+            "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
+            "--ssl-ca-certfile", home.authority, "--ssl-certfile", home.certificate, "--ssl-keyfile", home.key,
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--host", settings.listen,
+            "--port", settings.port, "--database", home.database, "--isolation", "process",
+            "--superexec-auth-secret-file", home.secret,
+        )  # fmt: skip
+        link = SuperLink(address, home.authority)
+        until = time.monotonic() + START
+        while not link.answers():
+            keeper.look()
+            if time.monotonic() > until:
+                raise FedprivError(f"the server does not answer within {START:g} s; {home.log} says why")
+        for number in range(settings.clients):
+            link.register(home.public_key(number), f"client-{number}")
+        keeper.start(
+            "the SuperExec", "from flwr.supercore.cli import flower_superexec; flower_superexec()",
+            "--root-certificates", home.authority, "--runtime-api-address", address,
+            "--superexec-auth-secret-file", home.secret,
+        )  # fmt: skip
+        yield keeper
+
+
+@contextmanager
+def client(path: Path, plugins: Sequence[Path] = ()) -> Iterator[Keeper]:
+    """A block in which a client's processes run: one that stays with data and net, its node, and the node's apps.
+
+    Args:
+        plugins: files that register what runs may name.
+
+    Raises:
+        UsageError: its file, the server's certificate or a clock is not right.
+    """
+    require_flower()
+    from fedpriv.deploy.flower.certificates import write_secret
+
+    settings = read_client(path)
+    check_server(settings)
+    folder = settings.folder
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    port = settings.port or free_port()
+    if settings.port is not None:
+        _check_free("127.0.0.1", port, path)
+    private = Path(tempfile.mkdtemp(prefix="fedpriv-"))  # mode 700, and short, as addresses of sockets must be
+    try:
+        address, secret = private / "turns", private / "secret"
+        write_secret(secret, secrets.token_bytes(32))
+        with Keeper(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as keeper:
+            stays = "from fedpriv.deploy.flower.machines import stay; stay()"
+            keeper.start(f"client {settings.client}", stays, path.absolute(), address, *plugins)
+            keeper.start(
+                "its SuperNode", f"from fedpriv.deploy.flower.node import run_node; run_node({settings.poll})",
+                "--root-certificates", settings.certificate, "--superlink", settings.server,
+                "--auth-supernode-private-key", settings.key, "--host", "127.0.0.1", "--port", port,
+                "--isolation", "process", "--superexec-auth-secret-file", secret,
+                "--node-config", f"socket={json.dumps(str(address))}",
+            )  # fmt: skip
+            apps = "import pathlib, sys; from fedpriv.deploy.flower.node import run_tasks"
+            keeper.start(
+                "its SuperExec", f"{apps}; run_tasks(sys.argv[1], pathlib.Path(sys.argv[2]))", f"127.0.0.1:{port}", secret
+            )
+            yield keeper
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def stay() -> None:
+    """The client's process that stays: ``sys.argv[1:]`` are its file, the address of its socket, and files of plug-ins."""
+    import sys
+
+    from fedpriv.deploy.resident import serve
+    from fedpriv.deploy.site import Site, Source
+    from fedpriv.plugins import load_plugins
+
+    try:
+        settings = read_client(Path(sys.argv[1]))
+        load_plugins([Path(file) for file in sys.argv[3:]])
+        source = Source(settings.data.name, settings.data.dir, settings.data.share)
+        serve(Site(settings.client, source, settings.folder, settings.device), Path(sys.argv[2]))
+    except FedprivError as error:
+        sys.exit(f"fedpriv: {error}")
+
+
+def check_server(settings: ClientFile) -> None:
+    """Ask the server for the time.
+
+    Raises:
+        UsageError: its certificate does not hold here, or the clocks differ.
+        FedprivError: it cannot be reached.
+    """
+    context = ssl.create_default_context(cafile=str(settings.certificate))
+    host, _, port = settings.server.rpartition(":")
+    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=20, context=context)
+    try:
+        connection.request("GET", "/v1/fleet/")
+        date = connection.getresponse().getheader("Date")
+    except ssl.SSLCertVerificationError as error:
+        raise UsageError(f"the certificate of {settings.server} does not hold: {error.verify_message}") from None
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise FedprivError(f"the server {settings.server} cannot be reached: {why}") from None
+    finally:
+        connection.close()
+    there = email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
+    if abs(behind := there - time.time()) > CLOCKS:
+        raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
+
+
+def free_port() -> int:
+    """A port of this machine that is free at present."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _check_free(host: str, port: int, where: Path) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"{where}: port {port} on {host} cannot be used: {error.strerror}; another port, or end its user"
+            ) from None
+
+
+def _reachable(listen: str) -> str:
+    """The address by which this machine reaches itself."""
+    return "127.0.0.1" if listen in ("0.0.0.0", "::") else f"[{listen}]" if ":" in listen else listen

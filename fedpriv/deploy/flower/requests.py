@@ -1,0 +1,101 @@
+"""A run that an operator asks for: a file that the server's app reads, and one in which it notes how the run ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import RunConfig, parse
+from fedpriv.deploy.far_clients import Grid
+from fedpriv.deploy.serving import resume, start
+from fedpriv.errors import FedprivError
+from fedpriv.files import load_json, save_json
+from fedpriv.server.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Request:
+    """The file of a request; how its run ended is noted beside it."""
+
+    path: Path
+
+    @classmethod
+    def write(cls, folder: Path, run_dir: Path, config: RunConfig | None, clients: int, seconds: float) -> Request:
+        """A new request for a run.
+
+        Args:
+            config: ``None``: to resume the run in that folder.
+            seconds: how long a client's answer may take.
+        """
+        path = folder / f"{run_dir.name}-{time.time_ns()}.json"
+        said = None if config is None else config.model_copy(update={"run_dir": run_dir}).model_dump(mode="json")
+        save_json(path, {"run_dir": str(run_dir), "config": said, "clients": clients, "seconds": seconds})
+        return cls(path)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of its run."""
+        return Path(load_json(self.path)["run_dir"])
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """How its run ended: ``error`` and ``exit_code``, or ``finished``; ``None``: not yet."""
+        return load_json(self._note) if self._note.exists() else None
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_suffix(".ended")
+
+    def play(self, grid_of: Callable[[int], Grid]) -> None:
+        """Play its run with a grid of so many clients, and note how it ended.
+
+        Raises:
+            Exception: the run failed; that is noted too.
+        """
+        said = load_json(self.path)
+        grid, run_dir, seconds = grid_of(said["clients"]), Path(said["run_dir"]), said["seconds"]
+        log: tuple[Any, ...] = (lambda *of: None, lambda record: None, lambda text: print(f"fedpriv: {text}", file=sys.stderr))
+        try:
+            if said["config"] is None:
+                summary = resume(run_dir, grid, seconds, *log)
+            else:
+                config = parse(RunConfig, said["config"], "the request's config")
+                summary = start(config, run_dir.parent, grid, seconds, *log)
+        except BaseException as error:
+            what = str(error) if isinstance(error, FedprivError) else f"{type(error).__name__}: {error}"
+            save_json(self._note, {"error": what, "exit_code": getattr(error, "exit_code", 1)})
+            raise
+        save_json(self._note, {"finished": summary is not None})
+
+    def follow(self, alive: Callable[[], None], on_round: Callable[[dict[str, Any]], None]) -> bool:
+        """Wait for the run's end, with the record of every round on the way; ``False``: it was stopped.
+
+        Args:
+            alive: called now and then; raises where the run cannot go on.
+
+        Raises:
+            FedprivError: the run failed; the reason.
+        """
+        shown = -1
+        while True:
+            ended = self.ended
+            for record in self._records():
+                if record["round"] > shown:
+                    shown = record["round"]
+                    on_round(record)
+            if ended is not None:
+                if "error" in ended:
+                    failed = FedprivError(ended["error"])
+                    failed.exit_code = int(ended.get("exit_code") or 1)
+                    raise failed
+                return bool(ended["finished"])
+            alive()
+            time.sleep(0.2)
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        if (self.run_dir / "config.yaml").exists():
+            yield from RunFolder.open(self.run_dir).records()

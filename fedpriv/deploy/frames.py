@@ -1,0 +1,72 @@
+"""What crosses between a server and one of its clients: a head of JSON, and sealed messages as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpriv.wire import Sealed, unseal
+from fedpriv.wire.message import Refused
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One letter, with as many sealed messages as its head says."""
+
+    head: Mapping[str, Any]
+    parts: tuple[bytes, ...] = ()
+
+    @property
+    def head_bytes(self) -> bytes:
+        """The head as it crosses."""
+        return json.dumps(self.head).encode()
+
+    @classmethod
+    def of(cls, head: bytes, parts: Sequence[bytes]) -> Frame:
+        """The frame of a head as it crossed, and its parts.
+
+        Raises:
+            Refused: the head is no mapping of JSON.
+        """
+        try:
+            found = json.loads(head)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise Refused("a frame whose head is no mapping of JSON")
+        return cls(found, tuple(parts))
+
+    def sealed(self, place: Any) -> Sealed | None:
+        """The message at a place among its parts; ``None``: the place is none.
+
+        Raises:
+            Refused: there is none, or it is no sealed message.
+        """
+        if place is None:
+            return None
+        if not isinstance(place, int) or not 0 <= place < len(self.parts):
+            raise Refused(f"a frame of {len(self.parts)} messages names message {place}")
+        return unseal(self.parts[place])
+
+
+@dataclass
+class Letter:
+    """A frame that is being written: what it asks or answers, in order, with the messages that belong to it."""
+
+    said: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+
+    def say(self, facts: Mapping[str, Any], **messages: Sealed | None) -> None:
+        """Add an entry; each message is named by its place among the parts."""
+        places: dict[str, int] = {}
+        for name, message in messages.items():
+            if message is not None:
+                places[name] = len(self.parts)
+                self.parts.append(message.data)
+        self.said.append({**facts, **places})
+
+    def frame(self, **head: Any) -> Frame:
+        """All of it."""
+        return Frame({**head, "said": self.said}, tuple(self.parts))

@@ -1,0 +1,165 @@
+"""A whole run at the server: what clients declare, the agreement, the rounds, the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpriv.agreement import Agreement
+from fedpriv.config import RunConfig
+from fedpriv.defenses import build_transforms
+from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
+from fedpriv.deploy.frames import Letter
+from fedpriv.deploy.handshake import Apart, Facts, check, code_version, declared, told_to_clients
+from fedpriv.deploy.site import digest_of
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.evaluation.probe_during_run import PROBE
+from fedpriv.files import load_json, save_json
+from fedpriv.methods.build import with_options
+from fedpriv.plugins import load_plugins
+from fedpriv.server.rounds import Server
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.results import write_results
+from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
+from fedpriv.simulation.setup import resolve
+from fedpriv.simulation.terms import settle
+from fedpriv.tracking import check_tracking
+
+OnStart = Callable[[Agreement, RunFolder], None]
+DECLARED = "declared.json"
+"""In a run's folder: what each client declared before the first round."""
+
+
+def start(
+    config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn
+) -> dict[str, Any] | None:
+    """Start a run with the clients of a grid, and run it to its end; its summary (``None``: it was stopped).
+
+    Args:
+        seconds: how long an answer of a client may take.
+
+    Raises:
+        UsageError: before anything is written, where config and clients do not fit.
+        FedprivError: clients do not answer, or the run failed.
+    """
+    load_plugins(config.plugins, of="the config")
+    config = with_options(config)
+    _check_possible(config)
+    build_transforms(config.wire.transforms)
+    facts = _declared_by_clients(config, grid, seconds)
+    agreement = _agreement(config, facts)
+    check_tracking(agreement.config.tracking)
+    with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
+        with folder.writing("the beginning of the run"):
+            save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})
+            held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
+            deployed = {"own_data": facts[0].dealt is None, "code": code_version()}
+            note_beginning(
+                folder, agreement.config, {"partition_hash": held}, deployed=deployed, executor="each client on its own machine"
+            )
+        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn) -> dict[str, Any] | None:
+    """Go on with a run that was stopped or killed; arguments and errors as for :func:`start`."""
+    folder = RunFolder.open(path)
+    if folder.summary() is not None and folder.facts.get("status") == "finished":
+        raise UsageError(f"{path} is finished; nothing to resume")
+    if not (folder.path / DECLARED).exists():
+        raise UsageError(f"{path} is not a run with clients on other machines; `fedpriv resume` continues it")
+    with folder.alone(), folder.in_memory():
+        told = load_json(folder.path / DECLARED)["clients"]
+        facts = [Facts.of(one, client) for client, one in enumerate(told)]
+        agreement = _agreement(folder.config(), facts)
+        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
+    """Have every client describe its data, and check that they fit together."""
+    letter = Letter()
+    letter.say({"do": "describe", "config": _public(config)})
+    frames = {client: letter.frame(run="handshake") for client in range(config.data.clients)}
+    found: dict[int, Facts] = {}
+    for client, answer in grid.exchange(frames, seconds, 0):
+        why = answer if isinstance(answer, str) else answer.head.get("error")
+        if why is not None or isinstance(answer, str):
+            raise FedprivError(f"client {client} cannot take part: {why}")
+        said = answer.head.get("said")
+        found[client] = Facts.of(said[0] if isinstance(said, list) and said else None, client)
+        if found[client].client != client:
+            raise UsageError(f"client {found[client].client} answers in place of client {client}; two nodes have one number")
+    if absent := sorted(set(frames) - set(found)):
+        raise FedprivError(f"client {absent[0]} has not answered within {seconds:g} s ({len(absent)} of {len(frames)} missing)")
+    facts = [found[client] for client in sorted(found)]
+    check(facts, time.time())
+    return facts
+
+
+def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
+    """What the clients will build too, from the config and what they declared."""
+    first = facts[0]
+    config = resolve(config, first.usual_model, first.suggests)
+    config, build = first.form.net(config, len(first.classes))
+    sizes = {one.client: one.train for one in facts if one.train}
+    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
+    if strangers := sorted({client for clients in schedule for client in clients} - set(sizes)):
+        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
+    return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]
+
+
+def _run(
+    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], seconds: float, on_start: OnStart,
+    on_round: OnRound, warn: Warn,
+) -> dict[str, Any] | None:  # fmt: skip
+    terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
+    clients = FarClients(grid, folder.path.name, terms, [one.client for one in facts], seconds, warn)
+    if not any(folder.checkpoints.glob("round-*.json")):
+        _check_agreed(agreement, clients.agree(), facts)
+    scorer = FarScorer(agreement, clients, facts)
+    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets")
+    stop = folder.path / STOP
+    stop.unlink(missing_ok=True)
+
+    def after(record: dict[str, Any]) -> None:
+        on_round(record)
+        server.stop_requested = server.stop_requested or stop.exists()
+
+    summary, _ = conduct(server, lambda: on_start(agreement, folder), after, lambda: write_results(server))
+    return summary
+
+
+STOP = "stop-requested"
+"""A file in a run's folder that ends the run after its round."""
+
+
+def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], facts: Sequence[Facts]) -> None:
+    """Every client has the same config and the same initial model as the server."""
+    expected = {"config": agreement.config.fingerprint(), "initial": digest_of(agreement.initial)}
+    for one in facts:
+        answer = answers.get(one.client)
+        if answer is None:
+            raise FedprivError(f"client {one.client} did not agree to the run")
+        for what, said in (("config", "config"), ("initial", "initial model")):
+            if answer.get(what) != expected[what]:
+                here, there = expected[what][:12], str(answer.get(what))[:12]
+                raise UsageError(
+                    f"the {said} of client {one.client} is {there}, the server's is {here}; the same versions are needed"
+                )
+
+
+def _check_possible(config: RunConfig) -> None:
+    if config.eval.probe != "none":
+        raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
+    if config.privacy.level == "client":
+        raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
+
+
+def _public(config: RunConfig) -> dict[str, Any]:
+    """The config as clients get it: without what is the server's own."""
+    own: dict[str, Any] = {"plugins": (), "run_dir": None, "tracking": type(config.tracking)(uri="none")}
+    data = config.data.model_copy(update={"dir": None})
+    return config.model_copy(update={**own, "data": data}).model_dump(mode="json")

@@ -1,0 +1,316 @@
+"""The client's end: its data, its private states and its secret stay on its disk; it answers frames with frames."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedpriv.agreement import Declared
+from fedpriv.client.client import Client, Received, receive
+from fedpriv.client.resident import Resident
+from fedpriv.client.store import ClientStore
+from fedpriv.config import RunConfig, parse
+from fedpriv.data.augment import augmentation
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.federated import ClientData
+from fedpriv.data.partition import Partition, make_partition
+from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.outside.names import printable, shortened
+from fedpriv.simulation.inputs.unseen import SampleForm
+from fedpriv.simulation.setup import Loaded, dealt, load
+from fedpriv.simulation.terms import settle
+from fedpriv.wire import Sealed, unseal
+from fedpriv.wire.message import Refused
+
+_RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
+UNKNOWN_RUN = "unknown run"
+"""How a client begins its answer where it has not the terms of the run; the server then sends them again."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a client's samples come from.
+
+    Attributes:
+        name: as ``--dataset`` takes it; ``None``: as the run's config says.
+        dir: as ``--data-dir``.
+        share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
+    """
+
+    name: str | None = None
+    dir: Path | None = None
+    share: str = "own"
+
+    def __post_init__(self) -> None:
+        if self.share not in ("own", "dealt"):
+            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
+
+
+class Site:
+    """One client on its own machine.
+
+    Args:
+        folder: of its secret, and for each run of its terms and private states; made with mode 700.
+        device: where it trains; ``None``: as the run's config says.
+    """
+
+    def __init__(self, number: int, source: Source, folder: Path, device: str | None = None) -> None:
+        self.number, self.source, self.folder, self.device = number, source, folder, device
+        self._open: _Run | None = None
+        self._loaded: tuple[str, Loaded] | None = None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def answer(self, frame: Frame) -> Frame:
+        """What it answers; an error becomes one line, without paths."""
+        letter = Letter()
+        try:
+            asked, run = frame.head.get("said"), frame.head.get("run")
+            if not isinstance(asked, list) or not isinstance(run, str) or not _RUN.fullmatch(run):
+                raise Refused("a frame that asks for nothing in no run")
+            for one in asked:
+                if not isinstance(one, dict) or (act := self._acts.get(one.get("do"))) is None:
+                    raise Refused("a frame that asks for what no client does")
+                act(self, run, one, frame, letter)
+        except (FedprivError, Refused) as error:
+            return letter.frame(error=_pathless(str(error)))
+        except Exception as error:
+            return letter.frame(error=_pathless(f"{type(error).__name__}: {error}"))
+        return letter.frame()
+
+    # --- what a server may ask -----------------------------------------------------------------------------------------
+
+    def _describe(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Say of its data what the server must know."""
+        loaded = self._load(_config(asked))
+        dataset, data = loaded.dataset, loaded.data
+        facts = Facts(
+            self.number,
+            code_version(),
+            time.time(),
+            SampleForm.of(dataset, loaded.prepared.encoder),
+            dataset.classes,
+            data.size(self.number),
+            len(data.indices(loaded.config.eval.split, self.number)),
+            dataset.default_model,
+            data.lacking(self.number),
+            dict(dataset.suggests),
+            data.partition.hash() if self.source.share == "dealt" else None,
+        )
+        letter.say(facts.told())
+
+    def _agree(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Take the terms of a run: they do not change any more."""
+        folder = self._folder(run)
+        terms = {"config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
+        if (folder / "terms.json").exists():
+            known = load_json(folder / "terms.json")
+            if known != terms:
+                raise FedprivError(f"the terms of run {run} differ from those that this client has agreed to")
+        opened = self._opened(run, terms)
+        if not (folder / "terms.json").exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            save_json(folder / "terms.json", terms)
+        letter.say({"initial": opened.initial_digest, "config": opened.agreement_fingerprint})
+
+    def _welcome(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Keep the initial model."""
+        opened, message = self._of(run), frame.sealed(asked.get("message"))
+        if message is None:
+            raise Refused("a welcome without a model")
+        opened.take_broadcast(message)
+        write_atomically(self._folder(run) / "broadcast.safetensors", message.data)
+        letter.say({})
+
+    def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Take a turn."""
+        opened, round, last = self._of(run), _number(asked, "round"), asked.get("last")
+        message = frame.sealed(asked.get("message"))
+        opened.check_repeated(round, message)
+        answer = opened.client.train(opened.model, opened.received(round, message), _last(last, round))
+        letter.say({}, upload=answer.upload, report=answer.report)
+
+    def _test(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Score the server's model on its own test samples."""
+        opened, round = self._of(run), _number(asked, "round")
+        message = frame.sealed(asked.get("message"))
+        answer = opened.client.test(opened.model, opened.received(round, message), _last(asked.get("last"), round + 1))
+        letter.say({}, report=answer.report)
+
+    def _forget(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Remove states that the server will not name again."""
+        self._of(run).store.forget((self.number, round) for round in _rounds(asked))
+        letter.say({})
+
+    def _keep_only(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Remove all states but some."""
+        self._of(run).store.keep_only([(self.number, round) for round in _rounds(asked)])
+        letter.say({})
+
+    _acts: Mapping[Any, Callable[[Site, str, Mapping[str, Any], Frame, Letter], None]] = {
+        "describe": _describe,
+        "agree": _agree,
+        "welcome": _welcome,
+        "train": _train,
+        "test": _test,
+        "forget": _forget,
+        "keep_only": _keep_only,
+    }
+
+    # ---------------------------------------------------------------------------------------------------------------------
+
+    def _of(self, run: str) -> _Run:
+        """The run, from the disk where this process does not know it yet."""
+        if self._open is not None and self._open.name == run:
+            return self._open
+        folder = self._folder(run)
+        if not (folder / "terms.json").exists():
+            raise Refused(f"{UNKNOWN_RUN} {run}")
+        opened = self._opened(run, load_json(folder / "terms.json"))
+        if (kept := folder / "broadcast.safetensors").exists():
+            opened.take_broadcast(unseal(kept.read_bytes()))
+        return opened
+
+    def _opened(self, run: str, terms: Mapping[str, Any]) -> _Run:
+        if self._open is None or self._open.name != run:
+            if terms.get("code") != code_version():
+                raise UsageError(
+                    f"this client runs fedpriv {code_version()}, the server {terms.get('code')}; install the same on both"
+                )
+            config = _config(terms)
+            declared = told_by_server(terms.get("declared"))
+            loaded = self._load(config)
+            here = _with_source(loaded.config, config.data.name, config.data.dir)
+            if here.fingerprint() != config.fingerprint():
+                raise UsageError(f"the config differs: {differing(config, here)}")
+            self._open = _Run(
+                run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
+            )
+        return self._open
+
+    def _load(self, config: RunConfig) -> Loaded:
+        """Its data, prepared for a config; those of the last one are kept."""
+        wanted = _with_source(config, self.source.name or config.data.name, self.source.dir).model_copy(
+            update={"plugins": (), "run_dir": None, "device": self.device or config.device}
+        )
+        if wanted.data.clients <= self.number:
+            raise UsageError(f"the run has {wanted.data.clients} clients (data.clients), and this is client {self.number}")
+        if self._loaded is None or self._loaded[0] != wanted.to_yaml():
+            deal = dealt if self.source.share == "dealt" else self._all_mine
+            self._loaded = wanted.to_yaml(), load(wanted, deal)
+        return self._loaded[1]
+
+    def _all_mine(self, dataset: Dataset, config: RunConfig) -> Partition:
+        """Every sample is this client's, and other clients' samples are elsewhere."""
+        labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+        options = config.data.partition.model_copy(update={"name": "iid", "test": "disjoint"})
+        alone = config.data.model_copy(update={"clients": 1, "partition": options})
+        mine = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
+
+        def at_my_place(held: Sequence[Any]) -> list[Any]:
+            return [held[0] if client == self.number else np.zeros(0, np.int64) for client in range(config.data.clients)]
+
+        return Partition(at_my_place(mine.train), at_my_place(mine.validation), at_my_place(mine.test), None, mine.test_split)
+
+    def _folder(self, run: str) -> Path:
+        return self.folder / "runs" / run
+
+    def _secret(self, run: str) -> bytes:
+        """Of a run: that of the client, mixed with the run's name, so that no two runs draw the same noise."""
+        path = self.folder / "secret"
+        if not path.exists():
+            write_atomically(path, secrets.token_bytes(32))
+            path.chmod(0o600)
+        secret = path.read_bytes()
+        if len(secret) != 32:
+            raise FedprivError(f"the secret of client {self.number} is damaged: it has {len(secret)} bytes, not 32")
+        return hashlib.blake2b(run.encode(), digest_size=32, key=secret).digest()
+
+
+class _Run:
+    """A run at one of its clients."""
+
+    def __init__(
+        self, name: str, number: int, config: RunConfig, declared: Declared, loaded: Loaded, store: ClientStore, secret: bytes
+    ) -> None:
+        self.name, self.store, self._number = name, store, number
+        sizes = {number: size} if (size := loaded.data.size(number)) else {}
+        agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
+        augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
+        self.agreement, self.initial = agreement, agreement.initial
+        self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
+        self.model = Resident(net, agreement.space, loaded.device)
+        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        torch.set_num_threads(config.threads)
+
+    def take_broadcast(self, message: Sealed) -> None:
+        """Start from the model that every client is sent."""
+        self.initial = receive(self.agreement, 0, message, self.agreement.initial).start
+
+    def received(self, round: int, message: Sealed | None) -> Received:
+        """A download as the client reads it."""
+        return receive(self.agreement, round, message, self.initial)
+
+    def check_repeated(self, round: int, message: Sealed | None) -> None:
+        """Refuse a second message for a round under sample-level DP: its turn would spend, and the ledger counts rounds.
+
+        Raises:
+            FedprivError: the round was played with another message.
+        """
+        if self.agreement.config.privacy.level != "sample":
+            return
+        path = self.store.folder.parent / "asked.json"
+        asked, digest = load_json(path) if path.exists() else {}, message.digest if message else ""
+        if asked.setdefault(str(round), digest) != digest:
+            raise FedprivError(f"client {self._number} has played round {round} with another message, and spends once a round")
+        save_json(path, asked)
+
+
+def digest_of(row: torch.Tensor) -> str:
+    """SHA-256 (hex) of a row of numbers ``(p,)``."""
+    return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()
+
+
+def _with_source(config: RunConfig, name: str, folder: Path | None) -> RunConfig:
+    return config.model_copy(update={"data": config.data.model_copy(update={"name": name, "dir": folder})})
+
+
+def _config(asked: Mapping[str, Any]) -> RunConfig:
+    return parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
+
+
+def _number(asked: Mapping[str, Any], name: str) -> int:
+    found = asked.get(name)
+    if type(found) is not int or found < 0:
+        raise Refused(f"a frame without its {name}")
+    return found
+
+
+def _last(last: Any, before: int) -> int | None:
+    if last is not None and (type(last) is not int or not 0 <= last < before):
+        raise Refused(f"a frame that names a state of round {last!r}")
+    return last
+
+
+def _rounds(asked: Mapping[str, Any]) -> list[int]:
+    found = asked.get("rounds")
+    if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
+        raise Refused("a frame that names no rounds")
+    return found
+
+
+def _pathless(text: str) -> str:
+    """An error as the server may read it: one line, without paths of this machine."""
+    line = " ".join(text.split())
+    return shortened(printable(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", line)), 300, 100)

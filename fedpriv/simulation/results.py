@@ -1,0 +1,97 @@
+"""The results of a finished run, in its folder: weights, plots, summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv import plots
+from fedpriv.defenses.noise import SNR
+from fedpriv.evaluation.probe_during_run import PROBE
+from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
+from fedpriv.files import save_json, save_tensors
+from fedpriv.plots.confusion import confusion_report, draw_confusion
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.rounds import Server
+
+Confusion = Callable[[], tuple[NDArray[np.int64], Sequence[str]]]
+
+
+def write_results(server: Server, notes: Sequence[str] = (), confusion: Confusion | None = None) -> dict[str, Any]:
+    """Write the final weights, the plots and the summary into the run's folder, and return the summary.
+
+    Args:
+        notes: what the user should know of the data, a line each.
+        confusion: the confusion matrix ``(C, C)`` of the server's model on its own test set, and the classes' names; called where
+            the run was scored on one.
+    """
+    agreement, folder, progress = server.agreement, server.folder, server.progress
+    config, records, method = agreement.config, folder.records(), agreement.method
+    last = method.averaged_rounds
+    protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
+    per_client = mean_per_client(records, last)
+    kept = PayloadStore(folder.payloads)
+    with folder.writing("the results"):
+        if method.shared_names:
+            folder.weights.mkdir(exist_ok=True)
+            save_tensors(
+                folder.weights / "server.safetensors",
+                agreement.space.unpack(server.server.row, method.shared_names),
+            )
+        folder.plots.mkdir(exist_ok=True)
+        plots.learning_curve(records, folder.plots / "learning_curve.png")
+        if per_client:
+            plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
+        if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
+            counts, classes = confusion()
+            save_json(folder.confusion_file, confusion_report(counts, classes, progress.round))
+            draw_confusion(counts, classes, folder.plots / "confusion.png")
+        summary = {
+            "run_id": folder.facts["run_id"],
+            "method": config.called,
+            "dataset": config.data.name,
+            "seed": config.seed,
+            "rounds": progress.round,
+            "accuracy": protocols["last_rounds_client_mean"],
+            "accuracy_per_client": per_client,
+            **_probed(records),
+            "averaged_rounds": last,
+            "tested_from": method.tested_from,
+            "bytes_up": progress.total_bytes_up,
+            "bytes_down": progress.total_bytes_down,
+            "seconds": round(progress.seconds, 3),
+            "run_dir": str(folder.path),
+            "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
+            "protocols": protocols,
+            **_signal_to_noise(records),
+            **({"privacy": server.statement()} if server.is_private else {}),
+            **({"notes": list(notes)} if notes else {}),
+            "split": config.eval.split,
+            "turns": sum(record["metrics"].get("participants", 0) for record in records),
+            "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
+            "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
+            "clients_never_trained": len(set(agreement.trainable) - server.trained_clients()),
+        }
+        folder.write_summary(summary)
+    return summary
+
+
+def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``probe``: share of the labels -> accuracy after the last round, where the run was probed."""
+    last = records[-1]["metrics"]
+    found = {name.removeprefix(PROBE): value for name, value in last.items() if name.startswith(PROBE)}
+    return {"probe": found} if found else {}
+
+
+def _signal_to_noise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``snr_db``: layer -> mean over the rounds in dB, where noise was added to the uploads."""
+    layers: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith(SNR):
+                layers.setdefault(name.removeprefix(SNR), []).append(value)
+    return {"snr_db": {layer: fmean(values) for layer, values in layers.items()}} if layers else {}

@@ -1,0 +1,67 @@
+"""Runs whose server and clients share nothing but frames of bytes, in one process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import RunConfig
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.serving import resume, start
+from fedpriv.deploy.site import Site, Source
+from tests.simulation.small import config
+
+ALL_KEPT = {"wire.keep_payloads": "all"}
+
+
+def sites(folder: Path, of: RunConfig, share: str = "dealt") -> dict[int, Site]:
+    """A client for each number, in folders of their own."""
+    name, where = of.data.name, of.data.dir
+    return {n: Site(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
+
+
+def play_apart(folder: Path, method: str, warnings: list[str] | None = None, grid: Any = None, **overrides: Any) -> Path:
+    """A whole run; the clients' folders are beside the run's."""
+    chosen = config(method, **overrides, run_dir=str(folder))
+    said = [] if warnings is None else warnings
+    grid = grid or Loopback(sites(folder.parent / f"{folder.name}-clients", chosen))
+    start(chosen, folder.parent, grid, 60, lambda *of: None, lambda record: None, said.append)
+    return folder
+
+
+def go_on(folder: Path, grid: Any, warnings: list[str] | None = None) -> None:
+    """Resume it."""
+    said = [] if warnings is None else warnings
+    resume(folder, grid, 60, lambda *of: None, lambda record: None, said.append)
+
+
+def hashes(folder: Path, *patterns: str) -> dict[str, str]:
+    """Of the files that match, by their names."""
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def at_the_clients(folder: Path) -> dict[str, str]:
+    """The private states that clients apart keep, as a simulation names them."""
+    found = sorted(folder.glob("client-*/runs/*/states/client-*"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """What a simulation and a deployment both measure."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    measured = ("participants", "train_loss", "accuracy", "bytes_up", "total_bytes_up", "total_bytes_down")
+    return [{**line["per_client"], **{name: line["metrics"].get(name) for name in measured}} for line in lines]
+
+
+def agree(apart: Path, whole: Path) -> None:
+    """Both ended with the same bits: checkpoints, messages, private states, weights, accuracies."""
+    state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
+    assert hashes(apart, *state) == hashes(whole, *state)
+    assert len(hashes(whole, *state)) > 1
+    private = {name.removeprefix("clients/"): digest for name, digest in hashes(whole, "clients/client-*").items()}
+    kept = at_the_clients(apart.parent / f"{apart.name}-clients")  # and states that the server will say are not needed any more
+    assert {name: kept.get(name) for name in private} == private
+    assert records(apart) == records(whole)

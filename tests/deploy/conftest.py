@@ -1,0 +1,7 @@
+"""Runs in a simulation and the same ones with clients apart, and what is compared of them."""
+
+from __future__ import annotations
+
+from tests.simulation.conftest import fedpriv, quick_plots, reference
+
+__all__ = ["fedpriv", "quick_plots", "reference"]

@@ -1,0 +1,278 @@
+"""Clients that are silent, late, broken or strange: the round goes on without them, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.deploy.far_clients import FarClients
+from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.serving import STOP
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.server.run_folder import RunFolder
+from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
+from tests.simulation.small import config, play
+
+FOUR = {"data.clients": 4, "data.limit": 200, "model.projection": 8, "train.participation": 1.0, "executor.name": "sequential"}
+SETTINGS = {**FOUR, **ALL_KEPT, "train.rounds": 3}
+
+
+class Faulty(Loopback):
+    """A loopback that spoils what a client answers to a turn or a test of a round."""
+
+    def __init__(self, folder: Path, spoil: Any, settings: dict[str, Any] = SETTINGS, method: str = "mpfedcon") -> None:
+        super().__init__(sites(folder, config(method, **settings)))
+        self.spoil = spoil
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        for client, answer in super().exchange(frames, seconds, round):
+            asked = frames[client].head["said"][-1]["do"]
+            yield from ((client, one) for one in self.spoil(asked, round, client, answer))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [record["metrics"] for record in RunFolder.open(folder).records()]
+
+
+SPOILED: dict[str, Any] = {
+    "silent": lambda answer: [],
+    "an error": lambda answer: ["its node is not connected"],
+    "garbage": lambda answer: [replace(answer, parts=(b"garbage", b"too"))],
+    "no report": lambda answer: [Frame({"said": [{}]})],
+    "no places": lambda answer: [Frame({"said": [{"upload": 7, "report": -1}]})],
+    "nothing": lambda answer: [Frame({})],
+    "cut": lambda answer: [replace(answer, parts=tuple(part[:-1] for part in answer.parts))],
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> None:
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        return SPOILED[how](answer) if (asked, round, client) == ("train", 2, 1) else [answer]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Faulty(tmp_path / "c", spoil), **SETTINGS)
+    assert [one.get("missing") for one in metrics(folder)] == [None, None, 1, None]
+    assert any("round 2" in text and "client 1" in text for text in warnings)
+    assert not list((folder / "payloads" / "round-0002").glob("client-0001*"))
+    assert len(list((folder / "payloads" / "round-0003").glob("client-*"))) == 4
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    grid = Faulty(tmp_path / "twice-clients", lambda asked, round, client, answer: [answer, answer])
+    agree(play_apart(tmp_path / "twice", "mpfedcon", warnings, grid, **SETTINGS), play_whole(tmp_path))
+    assert any("has answered before" in text for text in warnings)
+
+
+def test_an_answer_under_another_number_is_refused(tmp_path: Path) -> None:
+    kept: dict[int, Any] = {}
+
+    def exchanged(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if asked != "train" or round != 2:
+            return [answer]
+        kept[client] = answer
+        return [kept[0]] if client == 1 else [answer]
+
+    folder = play_apart(tmp_path / "run", "mpfedcon", grid=Faulty(tmp_path / "c", exchanged), **SETTINGS)
+    assert [one.get("refused") for one in metrics(folder)] == [None, None, 1, None]
+
+
+def test_an_old_round_is_refused(tmp_path: Path) -> None:
+    old: list[Any] = []
+
+    def replay(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if (asked, client) != ("train", 3):
+            return [answer]
+        old.append(answer)
+        return [old[0]]
+
+    folder = play_apart(tmp_path / "run", "mpfedcon", grid=Faulty(tmp_path / "c", replay), **SETTINGS)
+    assert [one.get("refused") for one in metrics(folder)] == [None, None, 1, 1]
+
+
+def play_whole(tmp_path: Path, method: str = "mpfedcon") -> Path:
+    play(tmp_path / "whole", method, **SETTINGS)
+    return tmp_path / "whole"
+
+
+class Killed(Exception):
+    """Ends the server from the outside."""
+
+
+@pytest.mark.parametrize("method", ["mpfedcon", "scaffold"])
+def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> None:
+    """Clients that had their turn take it again, from the state before it; all of them are other processes by then."""
+
+    def die(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if (asked, round, client) == ("train", 2, 2):
+            raise Killed
+        return [answer]
+
+    here = tmp_path / "run-clients"
+    with pytest.raises(Killed):
+        play_apart(tmp_path / "run", method, grid=Faulty(here, die, method=method), **SETTINGS)
+    go_on(tmp_path / "run", Loopback(sites(here, config(method, **SETTINGS))))
+    agree(tmp_path / "run", play_whole(tmp_path, method))
+
+
+def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -> None:
+    here, settings = tmp_path / "run-clients", config("scaffold", **SETTINGS)
+
+    class Restarting(Loopback):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            self.sites = sites(here, settings)
+            yield from super().exchange(frames, seconds, round)
+
+    agree(play_apart(tmp_path / "run", "scaffold", grid=Restarting({}), **SETTINGS), play_whole(tmp_path, "scaffold"))
+
+
+def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) -> None:
+    import shutil
+
+    def lose(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if (asked, round, client) == ("test", 1, 0):
+            shutil.rmtree(tmp_path / "c" / "client-0" / "runs")
+            grid.sites = {**grid.sites, 0: sites(tmp_path / "c", config("fedavg", **SETTINGS))[0]}
+        return [answer]
+
+    grid = Faulty(tmp_path / "c", lose, method="fedavg")
+    folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+    assert metrics(folder)[2]["missing"] == 1 and "missing" not in metrics(folder)[3]
+
+
+def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
+    def stop(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if asked == "train" and round == 1:
+            (tmp_path / "run" / STOP).touch()
+        return [answer]
+
+    here = tmp_path / "run-clients"
+    play_apart(tmp_path / "run", "mpfedcon", grid=Faulty(here, stop), **SETTINGS)
+    assert RunFolder.open(tmp_path / "run").facts["status"] == "interrupted"
+    go_on(tmp_path / "run", Loopback(sites(here, config("mpfedcon", **SETTINGS))))
+    agree(tmp_path / "run", play_whole(tmp_path))
+
+
+def test_errors_cross_without_paths(tmp_path: Path) -> None:
+    site = sites(tmp_path / "secret-place", config("fedavg", **SETTINGS))[0]
+    letter = Letter()
+    letter.say({"do": "train", "round": 1, "last": None})
+    told = site.answer(letter.frame(run="strange")).head["error"]
+    assert told.startswith("unknown run") and "secret-place" not in told
+    wrong = {"data": {"name": "/etc/passwd-like.csv"}}
+    letter = Letter()
+    letter.say({"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong})
+    missing = sites(tmp_path / "other", config("fedavg", **SETTINGS))[0]
+    object.__setattr__(missing.source, "name", str(tmp_path / "secret-place" / "x.csv"))
+    told = missing.answer(letter.frame(run="one")).head["error"]
+    assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
+
+
+def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> None:
+    private = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
+    seen: dict[str, Frame] = {}
+
+    class Watching(Loopback):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            if frames[0].head["said"][-1]["do"] == "train":
+                seen["train"] = frames[0]
+            yield from super().exchange(frames, seconds, round)
+
+    grid = Watching(sites(tmp_path / "c", config("fedavg", **private)))
+    folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **private)
+    summary = RunFolder.open(folder).summary()
+    assert summary is not None and "secret of each client" in summary["privacy"]["randomness"]
+    first, again = (grid.sites[0].answer(seen["train"]) for _ in range(2))
+    assert first.parts == again.parts, "a repeated turn gives the same bytes"
+    at = seen["train"].head["said"][-1]["message"]
+    from fedpriv.wire import Payload, seal, unseal
+
+    message = unseal(seen["train"].parts[at])
+    other = seal(Payload({name: tensor + 1 for name, tensor in message.tensors().items()}, message.round))
+    parts = tuple(other.data if place == at else part for place, part in enumerate(seen["train"].parts))
+    assert "another message" in grid.sites[0].answer(replace(seen["train"], parts=parts)).head["error"]
+
+
+def test_noise_comes_from_a_secret_of_the_client(tmp_path: Path) -> None:
+    noisy = {**SETTINGS, "train.rounds": 1, "wire.transforms": [{"name": "gaussian", "variance": 1e-4}]}
+    first, second = (play_apart(tmp_path / name, "fedavg", **noisy) for name in ("a", "b"))
+    play(tmp_path / "whole", "fedavg", **noisy)
+    ups = [hashes(folder, "payloads/round-0001/client-*") for folder in (first, second, tmp_path / "whole")]
+    assert len(ups[0]) == 4
+    assert not {*ups[0].values()} & {*ups[1].values()} and not {*ups[0].values()} & {*ups[2].values()}
+    assert (tmp_path / "a-clients" / "client-0" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_terms_do_not_change(tmp_path: Path) -> None:
+    here = sites(tmp_path / "c", config("fedavg", **SETTINGS))
+    play_apart(tmp_path / "run", "fedavg", grid=Loopback(here), **SETTINGS)
+    terms = json.loads((tmp_path / "c" / "client-0" / "runs" / "run" / "terms.json").read_text())
+    warnings: list[str] = []
+    changed = {**terms, "config": {**terms["config"], "seed": 7}}
+    clients = FarClients(Loopback(here), "run", changed, [0], 10, warnings.append)
+    assert not clients.agree() and "differ from those" in warnings[0]
+
+
+# --- the handshake -----------------------------------------------------------------------------------------------------
+
+
+class Telling(Loopback):
+    """A loopback in which a client declares something else."""
+
+    def __init__(self, folder: Path, client: int, facts: dict[str, Any]) -> None:
+        super().__init__(sites(folder, config("fedavg", **SETTINGS)))
+        self.client, self.facts = client, facts
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        for client, answer in super().exchange(frames, seconds, round):
+            if client == self.client and isinstance(answer, Frame) and "code" in answer.head["said"][0]:
+                answer = Frame({"said": [{**answer.head["said"][0], **self.facts}]})
+            yield client, answer
+
+
+DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
+    "code": ({"code": "0.0.9+abc"}, r"client 2 runs fedpriv 0\.0\.9\+abc, this server 0\.1\.0\+"),
+    "clock": ({"time": 0.0}, r"the clock of client 2 is -\d+ s from the server's"),
+    "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
+    "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
+    "number": ({"client": 1}, r"client 1 answers in place of client 2"),
+    "samples": ({"train": -3}, r"client 2 declares -3 samples"),
+    "nonsense": ({"train": "many"}, r"what client 2 declares: train = 'many'"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERS)
+def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp_path: Path, what: str) -> None:
+    facts, told = DIFFERS[what]
+    with pytest.raises(UsageError, match=told):
+        play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_client_that_is_not_there_is_named(tmp_path: Path) -> None:
+    grid = Faulty(tmp_path / "c", lambda asked, round, client, answer: [] if client == 3 else [answer])
+    with pytest.raises(FedprivError, match=r"client 3 has not answered within 60 s \(1 of 4 missing\)"):
+        play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+
+
+def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
+    grid = Loopback(sites(tmp_path / "c", config("fedavg", **SETTINGS)))
+    object.__setattr__(grid.sites[1].source, "name", str(tmp_path / "nothing"))
+    with pytest.raises(FedprivError, match=r"client 1 cannot take part: .*a file"):
+        play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [({"eval.probe": "linear"}, "which the server has not"), ({"privacy.level": "client", "privacy.noise": 1.0}, "use sample")],
+)
+def test_what_a_deployment_cannot_do_is_refused(tmp_path: Path, key: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        play_apart(tmp_path / "run", "fedavg", **SETTINGS, **key)

@@ -1,0 +1,173 @@
+"""What ``fedpriv deploy init`` writes, and what is said of files, certificates and ports that are not right."""
+
+from __future__ import annotations
+
+import email.utils
+import http.server
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedpriv.deploy.flower import certificates, machines, needed
+from fedpriv.deploy.flower.home import Home, make, read_client
+from fedpriv.errors import FedprivError, UsageError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A deployment of two clients; not to be written into."""
+    return make(tmp_path_factory.mktemp("made") / "d", 2, "server.example.org")
+
+
+def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 3, "--host", "server.example.org")
+    assert ended.exit_code == 0, ended.output
+    home = Home.open(tmp_path / "d")
+    assert (home.settings().clients, home.settings().host, home.settings().port) == (3, "server.example.org", 8400)
+    certificates.check_server_certificate(home.certificate, "server.example.org")
+    for number in range(3):
+        read = read_client(home.client_file(number))
+        assert (read.client, read.server, read.data.share) == (number, "server.example.org:8443", "own")
+        private, public = (
+            load_ssh_private_key(read.key.read_bytes(), None),
+            load_ssh_public_key(home.public_key(number).read_bytes()),
+        )
+        assert private.public_key() == public and read.certificate.read_bytes() == home.authority.read_bytes()
+    secret = [home.authority_key, home.key, home.secret, *(home.path / f"client-{n}" / "key" for n in range(3))]
+    assert {file.stat().st_mode & 0o777 for file in secret} == {0o600}
+    assert home.path.stat().st_mode & 0o777 == 0o700
+    assert len(list((home.path / "systemd").iterdir())) == 4
+    proxy = (home.path / "nginx.conf").read_text()
+    assert "location /v1/fleet/" in proxy and "return 403" in proxy and "listen 8443" in proxy and "127.0.0.1:8400" in proxy
+
+
+def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> None:
+    ended = fedpriv("deploy", "init", made.path, "--clients", 1, "--host", "other.example.org")
+    assert ended.exit_code == 2 and "holds a deployment already" in ended.output
+
+
+@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b"])
+def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
+    ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
+    assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
+
+
+def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no server\.yaml"):
+        Home.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "told"),
+    [
+        ("client: 0", "client: many", "client = 'many'"),
+        ("share: own", "share: all", "data.share"),
+        ("server: server.example.org:8443", "server: server.example.org", "expected host:port"),
+        ("key: client-0/key", "key: client-0/no-key", "does not exist"),
+        ("poll: 1", "pol: 1", "did you mean 'poll'"),
+    ],
+)
+def test_a_client_file_that_is_not_right(made: Home, line: str, instead: str, told: str) -> None:
+    file = made.path / f"other-{abs(hash(instead))}.yaml"
+    file.write_text(made.client_file(0).read_text().replace(line, instead))
+    with pytest.raises(UsageError, match=told):
+        read_client(file)
+
+
+def test_data_beside_the_file_are_found(made: Home) -> None:
+    (made.path / "photos").mkdir()
+    file = made.path / "with-photos.yaml"
+    file.write_text(made.client_file(1).read_text().replace("  name: null", "  name: photos"))
+    assert read_client(file).data.name == str(made.path / "photos")
+
+
+def test_a_certificate_that_does_not_hold(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"is for .*server\.example\.org, not for other\.example\.org"):
+        certificates.check_server_certificate(made.certificate, "other.example.org")
+    monkeypatch.setattr(certificates, "SERVER_DAYS", -0.02)
+    old = tmp_path / "old.crt"
+    certificates.make_server_certificate(made.authority, made.authority_key, ["localhost"], old, tmp_path / "old.key")
+    with pytest.raises(UsageError, match="expired on"):
+        certificates.check_server_certificate(old, "localhost")
+
+
+def test_a_port_that_is_taken(made: Home) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 cannot be used: Address already in use"):
+            machines._check_free("127.0.0.1", port, made.server_file)
+
+
+@contextmanager
+def answering(certificate: Path, key: Path, date: float) -> Iterator[int]:
+    """An HTTPS server whose clock shows ``date``; its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return email.utils.formatdate(date, usegmt=True)
+
+        def log_message(self, *of: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = read_client(made.client_file(0))
+    with answering(made.certificate, made.key, time.time()) as port:
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with (
+        answering(made.certificate, made.key, time.time() - 3600) as port,
+        pytest.raises(UsageError, match=r"the clocks differ: .* is -3[56]\d\d s from this machine"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    foreign = make(tmp_path / "foreign", 1, "server.example.org")
+    with answering(foreign.certificate, foreign.key, time.time()) as port, pytest.raises(UsageError, match="does not hold"):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    monkeypatch.setattr(certificates, "SERVER_DAYS", -0.02)
+    old, key = tmp_path / "old.crt", tmp_path / "old.key"
+    certificates.make_server_certificate(made.authority, made.authority_key, ["127.0.0.1"], old, key)
+    with answering(old, key, time.time()) as port, pytest.raises(UsageError, match="does not hold: certificate has expired"):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with pytest.raises(FedprivError, match="cannot be reached: Connection refused"):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{machines.free_port()}"}))
+
+
+def test_without_flower_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:
+    def missing(name: str) -> str:
+        raise needed.PackageNotFoundError(name)
+
+    monkeypatch.setattr(needed, "version", missing)
+    for command in (["demo"], ["server", "d"], ["client", "f"], ["run", "d"], ["status", "d"], ["resume", "r"]):
+        ended = fedpriv("deploy", *command)
+        assert ended.exit_code == 2 and "pip install 'fedpriv[deploy]'" in ended.output, command
+
+
+def test_an_untested_flower_is_refused(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:
+    monkeypatch.setattr(needed, "version", lambda name: "1.40.3")
+    ended = fedpriv("deploy", "demo")
+    assert ended.exit_code == 2 and "Flower 1.40.3 was not tested" in ended.output
