@@ -182,7 +182,7 @@ def damages(folder: Path, flips: int, drawn: random.Random) -> Iterator[tuple[st
         if not there:
             continue
         found: list[tuple[str, Change]] = []
-        for path in {there[0], there[-1]}:
+        for path in dict.fromkeys([there[0], there[-1]]):
             name, data = path.relative_to(folder), path.read_bytes()
             for _ in range(flips):
                 at, bit = drawn.randrange(len(data)), drawn.randrange(8)
