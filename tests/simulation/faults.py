@@ -146,7 +146,7 @@ def quick() -> Iterator[None]:
         stack.enter_context(patch.object(setup, "load_dataset", cache(setup.load_dataset)))
         stack.enter_context(patch("fedpriv.server.run_folder.version", cache(version)))
         stack.enter_context(patch("fedpriv.server.run_folder.git_commit", lambda: "0" * 40))
-        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.run.draw_confusion"):
+        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield
 
