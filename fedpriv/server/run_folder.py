@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -209,13 +210,19 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         "seed": config.seed,
         "created_ms": int(time.time() * 1000),
         "status": "running",
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "git_commit": git_commit(),
         **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
         "tracking": {"name": config.tracking.name, "uri": tracking_uri, "experiment": config.tracking.experiment},
     }
+
+
+@cache  # a process may start many runs, and each version is parsed out of its package's metadata
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that numbers depend on."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def git_commit() -> str | None:

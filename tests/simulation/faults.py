@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -144,7 +143,6 @@ def quick() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
         stack.enter_context(patch.object(setup, "load_dataset", cache(setup.load_dataset)))
-        stack.enter_context(patch("fedpriv.server.run_folder.version", cache(version)))
         stack.enter_context(patch("fedpriv.server.run_folder.git_commit", lambda: "0" * 40))
         for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))

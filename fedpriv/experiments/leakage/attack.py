@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.victim import Dealt, mean_of, observations
-from fedpriv.server.run_folder import PACKAGES, git_commit
+from fedpriv.server.run_folder import git_commit, versions
 
 _RULES = dict(zip(LABEL_RULES, (idlg_label, bias_label), strict=True))
 _POINTS = 60
@@ -70,7 +69,7 @@ def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
         "grey": _numbers(mse(grey(dealt.images), dealt.images)),
         "reported": {name: _number(value) for name, value in mean_of(reports).items()},
         "cpu_seconds": 0.0,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "git_commit": git_commit(),
     }  # fmt: skip
     if attack is None:
