@@ -146,8 +146,11 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
         with_names = partial(_confusion, simulation)
         return write_results(simulation, federation.prepared.said, with_names)
 
-    summary, tracked = conduct(simulation, lambda: on_start(federation, folder), on_round, results)
-    report = _write_profile(profile, simulation, warn)
+    report = None
+    try:
+        summary, tracked = conduct(simulation, lambda: on_start(federation, folder), on_round, results)
+    finally:  # of a run that fails, what there is
+        report = _write_profile(profile, simulation, warn)
     return Outcome(folder, summary, tracked, simulation.progress.round, report)
 
 

@@ -61,7 +61,7 @@ def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..
     sabotages = (partial(die_at, "replace", number, after) for number in count(1))
     folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 6})
     assert deaths >= 10
-    assert len(list(folder.glob("payloads/*/*"))) == 1 + 3 * (1 + 2 * 3)
+    assert len(list(folder.glob("payloads/*/*.safetensors"))) == 1 + 3 * (1 + 2 * 3)
     assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
 
 

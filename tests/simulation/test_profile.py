@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from fedpriv.files import load_json
 from fedpriv.simulation import run, scoring
 from fedpriv.simulation.profile import Profile
 from fedpriv.spans import CATEGORIES, END, OTHER, UNTIMED
@@ -204,7 +205,7 @@ def test_a_run_is_the_same_with_it(
     folder = tmp_path / "run"
     outcome = run.start(config(method, **LITTLE, **overrides, run_dir=str(folder)), tmp_path, *SILENT, profiled=True)
     assert computed(folder) == computed(reference(method, **LITTLE, **overrides))
-    report = json.loads((folder / "profile" / "profile.json").read_text())
+    report = load_json(folder / "profile" / "profile.json")
     assert report == outcome.profile
     assert [one["round"] for one in report["rounds"]] == [1, 2]
     for stretch in (report["start"], *report["rounds"], report["end"], report["total"]):
@@ -247,13 +248,13 @@ def test_a_run_that_fails_writes_what_it_has(
         broken.setattr(scoring.AllClientsScorer, "score", fail)
         ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 1 and "no more" in ended.stderr
-    report = json.loads((folder / "profile" / "profile.json").read_text())
+    report = load_json(folder / "profile" / "profile.json")
     assert [one["round"] for one in report["rounds"]] == [1]
     assert report["unfinished"]["round"] == 2 and report["unfinished"]["categories"]["evaluation"] > 0
     assert json.loads((folder / "profile" / "trace.json").read_text())["traceEvents"]
     ended = fedpriv("resume", folder, "--profile")
     assert ended.exit_code == 0 and "Time of 1 round by part" in ended.stdout
-    report = json.loads((folder / "profile" / "profile.json").read_text())
+    report = load_json(folder / "profile" / "profile.json")
     assert [one["round"] for one in report["rounds"]] == [2] and "unfinished" not in report
 
 
@@ -265,7 +266,7 @@ def test_the_table(tmp_path: Path, fedpriv: Fedpriv) -> None:
     assert head.strip() == "Time of 2 rounds by part"
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:11]}
     assert list(rows) == [*CATEGORIES, OTHER, "all"]
-    report = json.loads((folder / "profile" / "profile.json").read_text())
+    report = load_json(folder / "profile" / "profile.json")
     for name, seconds in {**report["total"]["categories"], "all": report["total"]["seconds"]}.items():
         share = seconds / report["total"]["seconds"]
         assert rows[name] == [f"{seconds:.3f}", f"{100 * share:.1f}%", f"{500 * seconds:.1f}"]

@@ -314,7 +314,7 @@ def test_texts_beyond_the_encoders_length_are_cut(tmp_path: Path, file: Path) ->
 def test_a_folder_of_an_encoder_is_found_from_another_folder(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(tmp_path / "encoder")
     monkeypatch.chdir(tmp_path)
-    run = simulation(tmp_path / "run", "fedavg", **texts(file, **{"model.encoder": "./encoder"}))
-    run.start()
+    play(tmp_path / "run", "fedavg", **texts(file, **{"model.encoder": "./encoder"}))
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed at its end
     os.chdir("/")
     assert resume(tmp_path / "run").summary is not None

@@ -1,0 +1,141 @@
+"""Every key of the config with values that make no sense: is each refused in a line or two, before anything is written?
+
+Each key of `fedpriv train` gets each of the values below by `--set`, in place of its default, for a small federation of the
+built-in digits. What is accepted is set up to the point at which a run makes its folder, and not trained.
+
+    refused    exit code 1 or 2, and one or two lines that any terminal can show, of at most 800 letters
+    accepted   set up without an error: the value may be right for its key
+    crashed    another exception, a traceback, a longer message
+    written    refused, but something was left in the folder
+    slow       more than 10 s; counted beside the others
+
+The promise: nothing crashes, nothing is written. Which accepted values should have been refused is for a reader to say:
+`--show` lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from click.testing import CliRunner
+from machine import facts
+from pydantic import BaseModel
+
+from fedpriv.cli import main as fedpriv
+from fedpriv.config import RunConfig
+from fedpriv.errors import FedprivError
+from fedpriv.server.run_folder import RunFolder
+
+VALUES = (
+    *("-1", "0", "1", "2", "7", "0.5", "1.5", "-0.0", "1e-320", "1e-45", "1e39", "1e308", "1e999", ".inf", "-.inf", ".nan"),
+    *("010", "0x10", "1:30", "1_000", "9" * 18, "9" * 5000, "true", "yes", "null", "~", "", "''", '"1"', "1 2"),
+    *("[]", "[1]", "[[]]", "[" * 500, "{}", "{a: 1}", "{name: fedavg}", "x", "x" * 5000, "../..", "/proc/self/mem", "/dev/null"),
+    *('"a\\nb"', "\x1b[2J", "[/red]", "[bold]x", "!!python/object:os.system {}", "&a [*a]", "*a", "'", "é", "\u202e", "nan", "-"),
+)
+SMALL = ["train", "--clients=4", "--participation=1", "--rounds=1", "--local-epochs=1", "--batch-size=50", "--set=data.limit=200"]
+MEMORY = 16 * 2**30
+"""Bytes that may be addressed; a value that needs more ends in MemoryError."""
+SLOW = 10.0
+
+
+class Accepted(FedprivError):
+    """The run would begin now."""
+
+    exit_code = 77
+
+
+def keys(section: type[BaseModel] = RunConfig, path: str = "") -> Iterator[str]:
+    """The dotted names of all values of the config."""
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from keys(inner, f"{path}{name}.")
+        yield f"{path}{name}"
+
+
+@contextmanager
+def nothing_begins() -> Iterator[None]:
+    """Runs stop where they would make their folder."""
+
+    def begin(*given: Any) -> Any:
+        raise Accepted("accepted")
+
+    with mock.patch.object(RunFolder, "begin", begin):
+        yield
+
+
+def outcome(key: str, value: str) -> tuple[str, str]:
+    """What becomes of one value, and what was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        done = CliRunner().invoke(fedpriv, [*SMALL, "--set", f"{key}={value}"])
+        left = os.listdir(folder)
+        os.chdir("/")
+    said = done.stderr.strip()
+    if done.exit_code == Accepted.exit_code:
+        return "accepted", ""
+    clean = isinstance(done.exception, SystemExit) and done.exit_code in (1, 2) and "Traceback" not in said
+    if not (clean and 1 <= len(said.splitlines()) <= 2 and len(said) <= 800 and said.replace("\n", "").isprintable()):
+        return "crashed", f"{type(done.exception).__name__}: {done.exception}: {said[-300:]}"
+    return ("written", str(left)) if left else ("refused", said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="KEY", help="default: all keys; may be repeated")
+    parser.add_argument("--stride", type=int, default=1, help="every how many-th case is tried")
+    parser.add_argument("--show", action="store_true", help="list what was accepted")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    options = parser.parse_args()
+    output = options.json.absolute() if options.json else None
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    cases = [(key, value) for key in options.only or keys() for value in VALUES][:: options.stride]
+    counts: Counter[str] = Counter()
+    wrong, accepted = [], dict[str, list[str]]()
+    with nothing_begins():
+        assert outcome("seed", "1") == ("accepted", "")  # and everything is imported
+        for key, value in cases:
+            start = time.monotonic()
+            found, said = outcome(key, value)
+            counts[found] += 1
+            if found in ("crashed", "written"):
+                wrong.append({"key": key, "value": value[:80], "outcome": found, "said": said})
+                print(f"{found}: {key}={value[:80]!r}: {said}", flush=True)
+            if found == "accepted":
+                accepted.setdefault(key, []).append(value[:40])
+            if time.monotonic() - start > SLOW:
+                counts["slow"] += 1
+                print(f"slow: {key}={value[:80]!r}: {time.monotonic() - start:.1f} s", flush=True)
+    if options.show:
+        for key, values in accepted.items():
+            print(f"accepted: {key}: {' | '.join(values)}")
+    print(f"{len(cases)} cases: {dict(counts)}")
+    if output:
+        about = facts(("fedpriv", "torch", "pydantic", "click"))
+        stored = {
+            "benchmark": "inputs",
+            **about,
+            "cases": len(cases),
+            "outcomes": dict(counts),
+            "wrong": wrong,
+            "accepted": accepted,
+        }
+        output.write_text(json.dumps(stored, indent=1) + "\n")
+    if wrong:
+        sys.exit(f"{len(wrong)} are wrong")
+
+
+if __name__ == "__main__":
+    main()
