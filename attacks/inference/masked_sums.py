@@ -72,7 +72,7 @@ def unmask(
 ) -> list[Unmasked | None]:
     """Try the seeds of these numbers (:func:`seed_of`) on several rounds in one pass; ``None`` where no seed fits.
 
-    All 2**28 take about a minute of one core.
+    All 2**28 take about two minutes of one core.
 
     Args:
         tell: called with the number of seeds that were tried, now and then.
@@ -119,7 +119,7 @@ def first_values(seeds: Words) -> Words:
     y ^= y >> 11
     y ^= (y << 7) & np.uint32(0x9D2C5680)
     y ^= (y << 15) & np.uint32(0xEFC60000)
-    return y ^ (y >> 18)
+    return (y ^ (y >> 18)).astype(np.uint32)
 
 
 def twister_mask(seed: int, size: int) -> Words:
@@ -134,12 +134,10 @@ def _with(seed: int, pair: MaskedPair) -> Unmasked | None:
         both = pair.added[:size] - mask, pair.subtracted[:size] + mask
         if max(one.max() for one in both) > pair.levels:
             return None
-    added, subtracted = (_values(one, pair) for one in both)
-    return Unmasked(seed, (added, subtracted))
+    return Unmasked(seed, (_values(both[0], pair), _values(both[1], pair)))
 
 
 def _values(integers: Words, pair: MaskedPair) -> Array:
     """The values ``(p,)`` of an upload, without the weight."""
     weighted = integers[1:] * (2 * pair.clip / pair.levels) - pair.clip
-    found: Array = weighted * (pair.levels / max(int(integers[0]), 1))
-    return found
+    return np.asarray(weighted * (pair.levels / max(int(integers[0]), 1)), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""``fedpriv attack secagg-masks``: the masks of a secure aggregation, Flower's and this package's, against a search for the seed."""
+"""``fedpriv attack secagg-masks``: a search for the seed of a secure aggregation's masks, Flower's and this package's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     from attacks.core.by_name import nearest
     from attacks.core.options import defaults_of, taken
     from attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
-    from attacks.inference.masked_sums import SecaggMasks, unmask
+    from attacks.inference.masked_sums import SecaggMasks, Words, unmask
     from attacks.lab.controls import Control
     from fedpriv.deploy.secure.masks import mask
 
@@ -43,15 +43,14 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     except TypeError as error:
         raise UsageError(f"{NAME}: {error}") from None
 
-    rounds = {
-        "flower": masked_round(flower_mask, seed=seed),
-        "fedpriv": masked_round(lambda key, size: mask(key, size).astype(np.uint32), seed=seed),
-    }
+    def our_mask(key: bytes, size: int) -> Words:
+        return mask(key, size).astype(np.uint32)
+
+    rounds = {"flower": masked_round(flower_mask, seed=seed), "fedpriv": masked_round(our_mask, seed=seed)}
     numbers = attack.numbers(number_of(flower_seed(rounds["flower"].key)))
     out = wide_console()
-    known = (
-        "" if attack.bits == defaults["bits"] else f"; {defaults['bits'] - attack.bits} further bits of it are given (an oracle)"
-    )
+    given_bits = defaults["bits"] - attack.bits
+    known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
     out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)
     began, told = time.process_time(), 0
     with progress(STEPS) as begin:

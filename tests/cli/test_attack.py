@@ -174,7 +174,7 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
         (["idlg", "--dataset", "digitz"], ("did you mean 'digits'",)),
         (["secagg-masks", "--set", "bits=40"], ("bits must be a whole number from 8 to 28",)),
         (["secagg-masks", "--set", "bit=4"], ("secagg-masks has no option 'bit'", "did you mean 'bits'")),
-        (["secagg-masks", "--n", 3, "--images", "."], ("--images, --n has no effect",)),
+        (["secagg-masks", "--n", 3, "--images", "."], ("--n, --images has no effect",)),
         ([], ("ATTACK",)),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
