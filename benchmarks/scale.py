@@ -8,6 +8,10 @@ images are dealt too (``test: disjoint``).
     fedrep         projector and head stay with the client, stored on disk at its turn: some clients have them
     fedrep-stored  all clients have them already (made up before the first round, 77 kB each)
 
+    registered     nobody trains: what the server itself does in a round (client selection, the table of whose state is of which
+                   round, the checkpoint), with every client in the table. For numbers of clients that no data set here can be
+                   dealt to; only with ``--case registered``, usually with ``--clients 1000000``
+
 Memory: every number of clients in a fresh process, which runs rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
 of 10^6 bytes). Time: a fresh process runs rounds without evaluation of all numbers in turn; CPU time of a round over that of the
 fewest clients in the same turn. Both are flat if the ratio is at most 1.1, of time the median's.
@@ -30,6 +34,7 @@ from trial import begin, find, use_noise
 
 CLIENTS = (100, 1_000, 10_000)
 CASES = ("fedavg", "fedrep", "fedrep-stored")
+REGISTERED = "registered"
 PARTICIPANTS, SAMPLES, WARM = 10, 6, 3
 GROWTH = 1.1
 """Largest ratio of most to fewest clients."""
@@ -86,6 +91,51 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
     }
 
 
+def registered(clients: int, repeats: int) -> dict[str, Any]:
+    """The server's own part of a round with that many clients, in CPU ms, and what it keeps of them, in bytes."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from fedpriv.client.store import ClientStore
+    from fedpriv.config import load_config
+    from fedpriv.server.checkpoint import Checkpoints, Progress
+    from fedpriv.server.sampling import participants
+
+    made: dict[str, list[float]] = {"select": [], "select_dp": [], "commit": [], "restore": []}
+
+    def timed_as(name: str, act: Any) -> Any:
+        start = time.process_time()
+        found = act()
+        made[name].append(1e3 * (time.process_time() - start))
+        return found
+
+    def terms(**privacy: Any) -> Any:
+        values = {"data.clients": clients, "train.participation": PARTICIPANTS / clients, "train.selection": "uniform", **privacy}
+        method = SimpleNamespace(participants=lambda round, chosen, everyone: chosen)
+        return SimpleNamespace(config=load_config(None, values), trainable=range(clients), method=method)
+
+    plain, private = terms(), terms(**{"privacy.level": "client", "privacy.noise": 1.0})
+    with tempfile.TemporaryDirectory() as folder:
+        store = ClientStore(Path(folder) / "clients")
+        server, progress = {"model": torch.zeros(44_426)}, Progress(clients=dict.fromkeys(range(clients), 0))
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", "", store)
+        for number in range(1, repeats + 1):
+            chosen = timed_as("select", lambda number=number: participants(plain, number))
+            assert len(chosen) == PARTICIPANTS
+            if number <= 2:  # each client draws for itself whether it takes part
+                timed_as("select_dp", lambda number=number: participants(private, number))
+            progress.round = number
+            progress.clients.update(dict.fromkeys(chosen, number))
+            timed_as("commit", lambda: checkpoints.commit(progress, server))
+        held = sum(file.stat().st_size for file in checkpoints.folder.iterdir()) // 2 - 4 * 44_426
+        store.damaged = lambda states: None  # type: ignore[method-assign]  # no client has trained, so there are no states
+        found, _, complaints = timed_as("restore", lambda: Checkpoints(checkpoints.folder, "", store).latest())
+        assert found.clients == progress.clients and not complaints
+    row = {name: spread(values, 1) for name, values in made.items()}
+    return {"cpu_ms": row, "table_bytes": held, "table_bytes_a_client": round(held / clients, 2)}
+
+
 def timed(case: str, counts: list[int], repeats: int, data_dir: Path | None) -> dict[str, Any]:
     """CPU time of a case's rounds, in this process: by number of clients, and its ratio to that of the fewest."""
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +167,7 @@ def fill(simulation: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, action="append", help="default: all; may be repeated")
+    parser.add_argument("--case", choices=(*CASES, REGISTERED), action="append", help=f"default: {CASES}; may be repeated")
     parser.add_argument("--clients", type=int, action="append", help=f"default: {CLIENTS}; may be repeated")
     parser.add_argument("--data-dir", type=Path, help="folder that holds fashion_mnist/*.parquet; default: FEDPRIV_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
@@ -129,6 +179,9 @@ def main() -> None:
         data_dir = options.data_dir
         case = options.case[0]
         one = len(counts) == 1
+        if case == REGISTERED:
+            print(json.dumps(registered(counts[0], options.repeats)))
+            return
         print(json.dumps(measured(case, counts[0], data_dir) if one else timed(case, counts, options.repeats, data_dir)))
         return
 
@@ -137,7 +190,11 @@ def main() -> None:
     about = facts(("fedpriv", "torch", "numpy", "safetensors"))
     results: dict[str, Any] = {"benchmark": "scale", **about, "data": data, "participants": PARTICIPANTS, "cases": {}}
     failed = []
-    for case in options.case or CASES:
+    if REGISTERED in (options.case or ()):
+        results["cases"][REGISTERED] = {str(n): in_fresh_process(REGISTERED, [n], options.repeats, None) for n in counts}
+        for clients, row in results["cases"][REGISTERED].items():
+            print(f"{REGISTERED:13} {clients:>7} clients: CPU ms {row['cpu_ms']}, {row['table_bytes_a_client']} bytes a client")
+    for case in (case for case in options.case or CASES if case != REGISTERED):
         memory = {}
         for clients in counts:
             memory[str(clients)] = row = in_fresh_process(case, [clients], options.repeats, data_dir)

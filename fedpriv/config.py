@@ -294,14 +294,35 @@ class ExecutorConfig(_Section):
     group_size: int | None = Field(
         None, ge=1, description="clients that train together; null: half of the participants, at most 10"
     )
-    workers: int = Field(
-        1, ge=1, description="processes that the groups (sequential: the clients) are spread over; no number depends on it"
+    workers: Annotated[int, Field(ge=1)] | Literal["ray"] = Field(
+        1,
+        description="processes that the groups (sequential: the clients) are spread over, or ray: actors of a Ray cluster; "
+        "no number depends on it",
     )
+    ray_address: str | None = Field(None, description="HOST:PORT of the Ray cluster; null: one of this machine alone")
+    ray_workers: int | None = Field(None, ge=1, description="actors of the Ray cluster; null: one for each of its cores")
     compile: Literal["none", "default", "reduce-overhead"] = Field(
         "none",
         description="mode of torch.compile for the net of a group; reduce-overhead: CUDA graphs where shapes are static. "
         "Compiling takes a minute, and has not made rounds faster on a processor",
     )
+
+    @property
+    def spread(self) -> bool:
+        """Whether the clients run in other processes."""
+        return self.workers == "ray" or self.workers > 1
+
+    def here(self) -> ExecutorConfig:
+        """The same without a cluster, which may be gone."""
+        alone = {"workers": 1, "ray_address": None, "ray_workers": None}
+        return self.model_copy(update=alone) if self.workers == "ray" else self
+
+    @model_validator(mode="after")
+    def _ray_has_what_is_for_ray(self) -> ExecutorConfig:
+        for key in ("ray_address", "ray_workers"):
+            if self.workers != "ray" and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for workers: ray")
+        return self
 
 
 class TrackingConfig(_Section):

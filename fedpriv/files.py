@@ -1,4 +1,4 @@
-"""Atomic writes, and tensor files with a checksum."""
+"""Atomic writes; files of tensors and of JSON with a checksum of what they say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import FedprivError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and JSON is read without it
+    from torch import Tensor
+
+_CHECKSUM = "sha256"
+_WITH_NAME = "sha256_with_name"
+"""In a file of tensors: a checksum of its name, too. It is the only fact in the header, where the order of several varies."""
 
 
 class Damaged(FedprivError):
@@ -30,7 +32,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
@@ -41,27 +43,34 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors with a checksum of their bytes in the header."""
+    """Write tensors as safetensors, in whose header is a checksum of them and of the file's name."""
+    import safetensors.torch
+
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(stored, {"sha256": _checksum(stored)}))
+    write_atomically(path, safetensors.torch.save(stored, {_WITH_NAME: _checksum(stored, path.name)}))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated or altered."""
+    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated, altered or another's."""
+    import safetensors.torch
+
     try:
         data = path.read_bytes()  # a memory-mapped read takes twice as long for a few small tensors
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        expected = header.get("__metadata__", {}).get("sha256")
+        facts = header.get("__metadata__", {})
     except (OSError, safetensors.SafetensorError, KeyError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
-    if _checksum(tensors) != expected:
+    name, stated = (path.name, facts[_WITH_NAME]) if _WITH_NAME in facts else ("", facts.get(_CHECKSUM))  # of earlier versions
+    if _checksum(tensors, name) != stated:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     return tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], of: str) -> str:
+    import torch
+
+    digest = hashlib.sha256(of.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         if tensors[name].numel():  # an empty buffer cannot be viewed
@@ -69,13 +78,13 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    write_atomically(path, json.dumps(value, indent=1).encode())
+def save_json(path: Path, values: Mapping[Any, Any]) -> None:
+    """Write a JSON mapping atomically, with a checksum of its values."""
+    write_atomically(path, json.dumps(with_checksum(values), indent=1).encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON mapping; :class:`Damaged` where it is missing, truncated or something else."""
+    """Read a JSON mapping; :class:`Damaged` where it is missing, truncated, altered or something else."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -84,4 +93,26 @@ def load_json(path: Path) -> dict[str, Any]:
         values = None
     if not isinstance(values, dict):
         raise Damaged(f"{path} is damaged: not a JSON mapping")
-    return values
+    return without_checksum(values, path)
+
+
+def with_checksum(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values, and a checksum of them that does not depend on layout or order."""
+    return {**values, _CHECKSUM: _digest(values)}
+
+
+def without_checksum(values: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+    """The inverse of :func:`with_checksum`; :class:`Damaged` where the checksum is of other values.
+
+    Values without a checksum, as earlier versions wrote them, are taken as they are.
+    """
+    stated = values.get(_CHECKSUM)
+    said = {name: value for name, value in values.items() if name != _CHECKSUM}
+    if _CHECKSUM in values and stated != _digest(said):
+        raise Damaged(f"{where} is damaged: its checksum does not match")
+    return said
+
+
+def _digest(values: Mapping[Any, Any]) -> str:
+    as_read = json.loads(json.dumps(values))  # the keys become strings, which sort otherwise than numbers: "10" before "2"
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

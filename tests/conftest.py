@@ -1,11 +1,6 @@
-"""What all tests share: one thread, no hub, and small federations built in memory."""
+"""Small federations, built in memory."""
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from itertools import count
@@ -25,6 +20,7 @@ SMALL = {
     "train.rounds": 3,
     "train.participation": 0.3,
     "train.local_epochs": 1,
+    "train.batch_size": 50,
     "train.lr": 0.05,
     "tracking.uri": "none",
 }

@@ -28,6 +28,7 @@ def test_what_is_stored_of_it() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_has_that_of_the_last_round(tmp_path: Path) -> None:
     folder = play(tmp_path / "run", "fedavg", **{"train.rounds": 2}).folder
     said, metrics = json.loads(folder.confusion_file.read_text()), folder.records()[-1]["metrics"]

@@ -82,6 +82,7 @@ def test_precision_recall_and_f1_by_hand() -> None:
     assert set(global_summary(np.zeros((2, 2), np.int64)).values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_precision_recall_and_f1_are_those_of_torchmetrics() -> None:
     """An oracle of the tests alone: importing it takes longer than a small run."""
     from torchmetrics.functional import classification

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,7 @@ def say(code: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_import_mlflow_from_the_root_finds_the_package() -> None:
     version, file = say("import sys; assert sys.path[0] == ''; import mlflow; print(mlflow.__version__, mlflow.__file__)")
     assert version[0].isdigit()

@@ -84,6 +84,7 @@ def test_a_command_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> 
         assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_an_experiment_that_was_killed_goes_on(tmp_path: Path) -> None:
     file, runs_dir = tmp_path / "paper" / "tiny.yaml", tmp_path / "runs"
     file.parent.mkdir()
@@ -108,6 +109,7 @@ def test_an_experiment_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_the_processes_of_an_audit_end_with_it(tmp_path: Path) -> None:
     values = {"tracking.uri": "none", "train.rounds": 1, "train.local_steps": 2, "data.clients": 4, "method.name": "fedavg"}
     folders = [tmp_path / name for name in "ab"]

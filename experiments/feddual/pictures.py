@@ -29,7 +29,8 @@ from fedpriv.plots import PALETTE, save
 from fedpriv.seeding import generator
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
-from fedpriv.simulation.setup import Federation, build
+from fedpriv.simulation.reopening import reopened
+from fedpriv.simulation.setup import Federation
 
 MODELS = {"FedAvg, even": "iid/fedavg-s0", "FedAvg, skewed": "table1/fedavg-s0", "FedDUAL, skewed": "table1/feddual-s0"}
 EVEN, SKEWED = list(MODELS)[:2]
@@ -38,7 +39,7 @@ PAIRS, RADII = 12, (0.25, 0.5, 1.0)
 
 def load(folder: RunFolder) -> tuple[Federation, ServerState, int]:
     """A finished run: its federation, its final server model, and its number of rounds."""
-    federation = build(folder.config())
+    federation = reopened(folder)
     weights = load_file(folder.weights / "server.safetensors")
     row = federation.resident.space.pack(weights, federation.initial.clone())
     return federation, ServerState(row), federation.config.train.rounds

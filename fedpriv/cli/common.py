@@ -50,6 +50,11 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             except KeyboardInterrupt:
                 say("fedpriv: interrupted", err=True)
                 sys.exit(130)
+            except MemoryError:
+                say("fedpriv: out of memory", err=True)
+                if as_json:
+                    click.echo(json.dumps({"error": "out of memory"}))
+                sys.exit(1)
             except Exception as error:
                 if debug:
                     say(traceback.format_exc(), err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedpriv.cli.terminal import FilePath
+from fedpriv.cli.terminal import FilePath, WorkersParam
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -51,7 +51,13 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
         "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
     ),
     "executor": ("executor.name", str, "How clients are run: auto, sequential or vectorized (groups of them as one wide net)."),
-    "workers": ("executor.workers", int, "Processes over which a round's clients are spread; results do not depend on it."),
+    "workers": (
+        "executor.workers",
+        WorkersParam(),
+        "Processes over which a round's clients are spread, or ray: a cluster's. Results do not depend on it.",
+    ),
+    "ray-address": ("executor.ray_address", str, "HOST:PORT of the Ray cluster. Default: one of this machine alone."),
+    "ray-workers": ("executor.ray_workers", int, "Processes on the Ray cluster. Default: one for each of its cores."),
     "group-size": ("executor.group_size", int, "Clients that a vectorized executor trains together."),
     "compile": ("executor.compile", str, "torch.compile for the net of a group: none, default or reduce-overhead (CUDA graphs)."),
     "device": ("device", str, "Torch device, such as cpu or cuda."),

@@ -83,3 +83,16 @@ class FilePath(click.Path):
         if not str(value).isprintable():
             self.fail(f"{str(value)!r} holds a character that cannot be shown, such as a line break", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class WorkersParam(click.ParamType[Any]):
+    """A number of processes, or ``ray``."""
+
+    name = "integer or ray"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "ray" or isinstance(value, int):
+            return value
+        if not (value.isascii() and value.isdigit() and int(value[:6]) >= 1):
+            self.fail(f"{value!r} is neither a number of processes (1 or more) nor ray", param, ctx)
+        return int(value)

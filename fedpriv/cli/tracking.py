@@ -200,13 +200,13 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
 def _row(folder: Path) -> dict[str, Any]:
     """A run's row of the table, from its summary or, while there is none, its last records."""
-    from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
-    from fedpriv.tracking import Record, flatten, read_records, read_run
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.tracking import Record, read_records, read_run
     from fedpriv.tracking.folder import read_json
 
     facts, records = read_run(folder), read_records(folder)
-    if (folder / "summary.json").exists() and facts.get("status") == "finished":
+    if facts.get("status") == "finished":
         summary = read_json(folder / "summary.json")
     else:
         evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
@@ -222,7 +222,6 @@ def _row(folder: Path) -> dict[str, Any]:
             "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
         }
     per_client = summary["accuracy_per_client"]
-    split = dict(flatten(read_yaml(folder / "config.yaml"))).get("eval.split", "test")
     return {
         "run": folder.resolve().name,
         "status": facts.get("status", "running"),
@@ -232,7 +231,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "worst_tenth": worst_tenth(per_client),
         "best": best(per_client),
         **{key: summary["protocols"].get(key) for key in ("global_test", "global_test_f1")},
-        "split": split,
+        "split": RunFolder(folder).config_as_data().eval.split,
         **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
     }
 

@@ -11,7 +11,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
-from fedpriv.cli.terminal import FilePath
+from fedpriv.cli.terminal import FilePath, WorkersParam
 
 _RUNS_DIR = click.option(
     "--runs-dir",
@@ -63,13 +63,17 @@ def train(
 @click.argument("run_name", metavar="RUN")
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
-    help="Worker processes; results do not depend on it. Default: as the run was started.",
+    type=WorkersParam(),
+    help="Worker processes, or ray; results do not depend on it. Default: as the run was started.",
 )
+@click.option("--ray-address", help="HOST:PORT of the Ray cluster of --workers ray. Default: one of this machine alone.")
+@click.option("--ray-workers", type=click.IntRange(min=1), help="Processes on it. Default: one for each of its cores.")
 @click.option("--tracking-uri", help="MLflow store from now on. Needed where the run folder names another than yours.")
 @_PROFILE
 @_RUNS_DIR
-def resume(run_name: str, workers: int | None, tracking_uri: str | None, profile: bool, runs_dir: Path) -> dict[str, Any] | None:
+def resume(
+    run_name: str, tracking_uri: str | None, profile: bool, runs_dir: Path, **executor: int | str | None
+) -> dict[str, Any] | None:
     """Resume a killed or interrupted run.
 
     The results equal those of an uninterrupted run, bit for bit.
@@ -86,7 +90,7 @@ def resume(run_name: str, workers: int | None, tracking_uri: str | None, profile
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
         _settle_store(folder, tracking_uri)
-        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile, workers)
+        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile, executor)
     return _conclude(reporter, outcome)
 
 

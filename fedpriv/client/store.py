@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedpriv.errors import FedprivError
-from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors, write_atomically
 from fedpriv.wire.report import Charge
 
 CACHE = 32 * 2**20
@@ -78,6 +78,23 @@ class ClientStore:
             if path not in needed and not (path.name.startswith("spent-") and path.suffix == ".json"):
                 self._drop(path)
 
+    def export(self, client: int, round: int | None) -> dict[str, bytes]:
+        """The files of a client, by name, for a store elsewhere: its state after a round, if it kept one, and what it spent."""
+        paths = [self._ledger_file(client), *([] if round is None else [self._state_file(client, round)])]
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Store what another store exported."""
+        for name, data in files.items():
+            with self._writing("a client's private state"):
+                write_atomically(self.folder / name, data)
+            self._forget(self.folder / name)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for path in list(self.folder.iterdir()):
+            self._drop(path)
+
     # --- sample-level DP ---------------------------------------------------------------------------------------------
 
     def spent(self, client: int) -> dict[int, list[Charge]]:
@@ -85,6 +102,14 @@ class ClientStore:
         path = self._ledger_file(client)
         stored = load_json(path) if path.exists() else {}
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
+
+    def check_spent(self, client: int, steps: int) -> None:
+        """Raise :class:`Damaged` where less is booked than these steps of DP-SGD, which a server knows of."""
+        if sum(number for charges in self.spent(client).values() for _, number in charges) < steps:
+            path = self._ledger_file(client)
+            raise Damaged(
+                f"{path} is damaged: it does not have all that client {client} spent" if path.exists() else f"{path} is missing"
+            )
 
     def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
         """Book what a turn spends; a repeated turn is the same draw and spends nothing more."""

@@ -53,13 +53,14 @@ def start(
     facts = _declared_by_clients(config, grid, seconds)
     agreement = _agreement(config, facts)
     check_tracking(agreement.config.tracking)
-    folder = RunFolder.create(agreement.config, runs_dir)
-    with folder.alone():
+    with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
         with folder.writing("the beginning of the run"):
             save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})
             held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
             deployed = {"own_data": facts[0].dealt is None, "code": code_version()}
-            note_beginning(folder, agreement.config, held, deployed=deployed, executor="each client on its own machine")
+            note_beginning(
+                folder, agreement.config, {"partition_hash": held}, deployed=deployed, executor="each client on its own machine"
+            )
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
 
 
@@ -70,7 +71,7 @@ def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: 
         raise UsageError(f"{path} is finished; nothing to resume")
     if not (folder.path / DECLARED).exists():
         raise UsageError(f"{path} is not a run with clients on other machines; `fedpriv resume` continues it")
-    with folder.alone():
+    with folder.alone(), folder.in_memory():
         told = load_json(folder.path / DECLARED)["clients"]
         facts = [Facts.of(one, client) for client, one in enumerate(told)]
         agreement = _agreement(folder.config(), facts)

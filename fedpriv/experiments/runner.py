@@ -22,7 +22,7 @@ from fedpriv.experiments.spec import Experiment
 from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.tracking import read_records
+from fedpriv.tracking.folder import read_lines
 
 State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]
 """done: the result exists; collected: the run had finished before; finished: it finished now; left: not started."""
@@ -191,7 +191,7 @@ class _Runner:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
             )
-        done = read_records(folder.path)
+        done, _ = read_lines(folder.path)  # of a damaged file, what is left of it: the process mends it or says what is lost
         self.say(f"{label}-s{seed}: {'resumed after round ' + str(done[-1]['round']) if done else 'started'}, log {_short(log)}")
         return _Job(label, seed, folder, process, log, start)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
-from fedpriv.tracking.folder import Record
+from fedpriv.tracking import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,11 +4,17 @@
 participant of round 3 was sent, ``payloads/round-0003/client-0007.safetensors`` what client 7 uploaded, and
 ``payloads/round-0003/report-0007.safetensors`` what it reported beside it. Nothing else is stored: an audit derives the data
 behind an upload from the run's config again.
+
+Beside the messages of a round lies ``SHA256SUMS``, the list of their checksums in the form of ``sha256sum --check``. The round's
+record holds the list's own checksum. Rounds that an earlier version played have neither: what is kept of them is read as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from fedpriv.config import RunConfig
@@ -21,6 +27,7 @@ UPLOADS_BY_DEFAULT = 3
 """Uploads of a round that ``wire.keep_payloads: default`` keeps."""
 
 _BROADCAST, _DOWNLOAD, _CLIENT, _REPORT = "broadcast", "download", "client-", "report-"
+_ROUND, _SUMS = "round-", "SHA256SUMS"
 
 
 def rounds_to_keep(config: RunConfig) -> Collection[int]:
@@ -38,7 +45,7 @@ def rounds_to_keep(config: RunConfig) -> Collection[int]:
 class PayloadKeeper:
     """A tap that writes into the run folder what ``wire.keep_payloads`` says.
 
-    By default a round's first uploads and reports are kept, in the order in which they crossed. A round that is run again after a
+    By default the uploads and reports of the first clients asked in a round are kept. A round that is run again after a
     kill writes the same files with the same bytes.
     """
 
@@ -47,13 +54,14 @@ class PayloadKeeper:
         self._rounds = rounds_to_keep(config)
         self._uploads = UPLOADS_BY_DEFAULT if config.wire.keep_payloads == "default" else config.data.clients
         self._round = -1
-        self._written: set[str] = set()
+        self._written: dict[str, str] = {}
+        """Of this round: name -> checksum."""
 
     def __call__(self, direction: Direction, payload: Sealed) -> None:
         if not self._rounds or payload.round not in (0, *self._rounds):
             return
         if payload.round != self._round:
-            self._round, self._written = payload.round, set()
+            self._round, self._written = payload.round, {}
         name = _name(direction, payload)
         alike = sum(known.startswith(name.partition("-")[0]) for known in self._written)
         if name in self._written or (direction != "down" and alike == self._uploads):
@@ -62,28 +70,49 @@ class PayloadKeeper:
             path = _file(self.folder.payloads, payload.round, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, payload.data)
-        self._written.add(name)
+        self._written[name] = _checksum(payload.data)
+
+    def close(self, round: int) -> str | None:
+        """Write the list of what was kept of a round; its checksum, for the round's record. ``None``: nothing was kept."""
+        if round != self._round or not self._written:
+            return None
+        names = {_file(self.folder.payloads, round, name).name: checksum for name, checksum in self._written.items()}
+        data = "".join(f"{checksum}  {name}\n" for name, checksum in sorted(names.items())).encode()
+        write_atomically(_folder(self.folder.payloads, round) / _SUMS, data)
+        return _checksum(data)
 
 
 class PayloadStore:
-    """Reads what :class:`PayloadKeeper` wrote.
+    """Reads what :class:`PayloadKeeper` wrote. Files with other names than it gives are ignored.
 
     Args:
         path: the folder ``payloads`` of a run; it need not be there.
+        sums: round -> checksum of the list of its checksums.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, sums: Mapping[int, str] | None = None) -> None:
+        self.path, self.sums = path, sums or {}
+        self._listed = cache(self._read_list)
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> PayloadStore:
+        """The payloads of a run, and what its records say of them; ``Damaged`` where these are not known any more."""
+        return cls(folder.payloads, {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record})
 
     def rounds(self) -> list[int]:
-        """The rounds (1-based, ascending) with at least one upload."""
-        numbers = sorted(int(folder.name.removeprefix("round-")) for folder in self.path.glob("round-[0-9]*"))
-        return [round for round in numbers if self.clients(round)]
+        """The rounds (1-based, ascending) with at least one upload.
+
+        Raises:
+            Damaged: here and below, a file is missing, or not what was written.
+        """
+        there = _numbers(_ROUND, (folder.name for folder in self.path.glob(f"{_ROUND}*")))
+        return [round for round in sorted({*there, *self.sums}) if self.clients(round)]
 
     def clients(self, round: int) -> list[int]:
         """The clients whose upload of a round was kept, ascending."""
-        found = _file(self.path, round, _CLIENT).parent.glob(f"{_CLIENT}*.safetensors")
-        return sorted(int(file.stem.removeprefix(_CLIENT)) for file in found)
+        listed = self._listed(round)
+        there = _folder(self.path, round).glob("*") if listed is None else map(Path, listed)
+        return _numbers(_CLIENT, (file.stem for file in there if file.suffix == ".safetensors"))
 
     def broadcast(self) -> Sealed | None:
         """The initial model as every client was sent it in round 0; ``None`` where the method sends none, or nothing was kept."""
@@ -118,6 +147,12 @@ class PayloadStore:
         """All files, in no order."""
         return list(self.path.glob("round-*/*.safetensors"))
 
+    def verify(self) -> None:
+        """Read all that has a checksum; ``Damaged`` where one does not match."""
+        for round in {*self.sums, *self.rounds()}:
+            for name in self._listed(round) or ():
+                self._bytes(round, name)
+
     @property
     def nbytes(self) -> int:
         """Bytes on disk of all of them."""
@@ -125,18 +160,50 @@ class PayloadStore:
 
     def _read(self, round: int, name: str) -> Sealed | None:
         path = _file(self.path, round, name)
-        try:
-            sealed = unseal(path.read_bytes())
-            says = _file(self.path, sealed.round, _name(_direction(name), sealed))
-        except FileNotFoundError:
+        data = self._bytes(round, path.name)
+        if data is None:
             return None
-        except OSError as error:
-            raise Damaged(f"cannot read {path}: {error.strerror}") from None
+        try:
+            sealed = unseal(data)
+            says = _file(self.path, sealed.round, _name(_direction(name), sealed))
         except ValueError as error:
             raise Damaged(f"{path} is damaged: {error}") from None
         if says != path:
             raise Damaged(f"{path} is damaged: by its facts it is {says.relative_to(self.path)}")
         return sealed
+
+    def _bytes(self, round: int, name: str) -> bytes | None:
+        """The content of a file; ``None``: it was not kept."""
+        path, listed = _folder(self.path, round) / name, self._listed(round)
+        if listed is not None and name not in listed:
+            return None
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            if listed is None:
+                return None
+            raise Damaged(f"{path} is missing") from None
+        except OSError as error:
+            raise Damaged(f"cannot read {path}: {error.strerror}") from None
+        if listed is not None and listed[name] != _checksum(data):
+            raise Damaged(f"{path} is damaged: its checksum does not match")
+        return data
+
+    def _read_list(self, round: int) -> dict[str, str] | None:
+        """File -> checksum of what was kept of a round; ``None`` where an earlier version kept it."""
+        path = _folder(self.path, round) / _SUMS
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            if round not in self.sums:
+                return None
+            raise Damaged(f"{path} is missing") from None
+        except OSError as error:
+            raise Damaged(f"cannot read {path}: {error.strerror}") from None
+        lines = [re.fullmatch(rb"([0-9a-f]{64})  ([a-z0-9-]+\.safetensors)", line) for line in data.split(b"\n")[:-1]]
+        if _checksum(data) != self.sums.get(round, _checksum(data)) or None in lines:
+            raise Damaged(f"{path} is damaged: its checksum does not match")
+        return {line[2].decode(): line[1].decode() for line in lines if line is not None}
 
 
 def _direction(name: str) -> Direction:
@@ -151,8 +218,22 @@ def _name(direction: Direction, payload: Sealed) -> str:
     return f"{_CLIENT if direction == 'up' else _REPORT}{payload.client:04d}"
 
 
-def _file(folder: Path, round: int, name: str) -> Path:
-    return folder / f"round-{round:04d}" / f"{name}.safetensors"
+def _folder(payloads: Path, round: int) -> Path:
+    return payloads / f"{_ROUND}{round:04d}"
+
+
+def _file(payloads: Path, round: int, name: str) -> Path:
+    return _folder(payloads, round) / f"{name}.safetensors"
+
+
+def _numbers(prefix: str, names: Iterable[str]) -> list[int]:
+    """The numbers in the names that are a prefix and a number as it is written here, ascending."""
+    found = [re.fullmatch(f"{prefix}([0-9]{{4,9}})", name) for name in names]
+    return sorted(int(match[1]) for match in found if match and f"{int(match[1]):04d}" == match[1])
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _listed(numbers: Sequence[int], most: int = 16) -> str:

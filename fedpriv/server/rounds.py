@@ -21,7 +21,7 @@ from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.merging import merge
-from fedpriv.server.payloads import PayloadKeeper
+from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
@@ -63,8 +63,10 @@ class Server:
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
-        self._keep = profile.timed("checkpoint", PayloadKeeper(folder, self.config))
-        self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
+        self._keeper = PayloadKeeper(folder, self.config)
+        self._keep = profile.timed("checkpoint", self._keeper)
+        with folder.writing("the checkpoints"):
+            self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
         self.progress = Progress()
         self.is_private = self.config.privacy.level != "none"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
@@ -80,6 +82,8 @@ class Server:
             if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
                 self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
         began = time.perf_counter()
+        with self.folder.writing("metrics.jsonl"):
+            self.folder.mend_records(-1)
         self.server = method.start(self.agreement.initial.clone())
         if (broadcast := self._broadcast(self.server)) is not None:
             for _ in range(self.config.data.clients):
@@ -89,20 +93,26 @@ class Server:
         self._finish_round(0, {}, None, time.perf_counter() - began)
 
     def restore(self) -> None:
-        """Go on from the newest checkpoint that is whole; a damaged one is named."""
+        """Go on from the newest checkpoint that is whole; a damaged one is named.
+
+        Raises:
+            FedprivError: none is.
+            Damaged: a record or a kept payload of an earlier round is not what was written.
+        """
         torch.set_num_threads(self.config.threads)
         method = self.agreement.method
         if (broadcast := self._broadcast(method.start(self.agreement.initial.clone()))) is not None:
             self.clients.welcome(broadcast)
-        self.progress, stored, complaints = self.checkpoints.latest()
+        with self.folder.writing("the checkpoints"):
+            self.progress, stored, complaints = self.checkpoints.latest()
         for complaint in complaints:
             self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
         model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}
         memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
         self.server = ServerState(self.agreement.space.pack(model, torch.empty_like(self.agreement.initial)), memory)
         with self.folder.writing("metrics.jsonl"):
-            self.folder.mend()
-            self.folder.append(self.progress.record)
+            self.folder.mend_records(self.progress.round)
+        PayloadStore.of(self.folder).verify()
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the rounds that are left, yielding the record of each, until the last or until ``stop_requested``."""
@@ -192,6 +202,7 @@ class Server:
         """Ask the clients of a round, and check what they answer as it comes."""
         arrivals = Arrivals(self.agreement, round, chosen, sent)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
+        accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
         for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
             messages.append(("report", answer.report))
@@ -209,7 +220,9 @@ class Server:
                 self.ledger.spend(str(report.client), rate, steps)
             if report.diverged:
                 on_divergence(self.config, self.warn, report.client, round)
-            for direction, sealed in messages:
+            accepted[answer.client] = messages
+        for client in chosen:  # not as they came, or the kept ones would depend on who is quickest
+            for direction, sealed in accepted.get(client, ()):
                 self._keep(direction, sealed)
         return arrivals
 
@@ -253,6 +266,8 @@ class Server:
         if refused:
             progress.record["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
+            if (kept := self._keeper.close(round)) is not None:
+                progress.record["payloads"] = kept
             self.checkpoints.commit(progress, self._server_tensors())
             self.folder.append(progress.record)
         return progress.record

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.plugins import load_plugins
+from fedpriv.server.records import Record, Records
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow", "opacus")
 
 
 class RunFolder:
-    """Paths and records of one run.
+    """Paths and records of one run. Every file of it that is read again has a checksum, or is compared with one.
 
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/`` (of the server), ``clients/`` (what the clients keep, which a server would not have),
@@ -43,32 +45,42 @@ class RunFolder:
         self.probe = path / "probe"
         self.profile = path / "profile"
         self._facts_file = path / "run.json"
-        self._metrics_file = path / "metrics.jsonl"
         self._summary_file = path / "summary.json"
         self._lock_file = path / ".run.lock"
-        self._last_recorded: int | None = None
+        self._records = Records(path)
 
     @classmethod
     def create(cls, config: RunConfig, runs_dir: Path) -> RunFolder:
-        """Make the folder of a new run.
+        """As :meth:`begin`; but then other processes may play the run."""
+        with cls.begin(config, runs_dir) as folder:
+            return folder
+
+    @classmethod
+    @contextmanager
+    def begin(cls, config: RunConfig, runs_dir: Path) -> Iterator[RunFolder]:
+        """Make the folder of a new run, for a block in which no other process plays it.
 
         Raises:
             UsageError: it cannot be written, or holds a run already.
         """
         path = config.run_dir or runs_dir / default_name(config)
         folder = cls(path.absolute())
-        try:
-            if folder.config_file.exists():
-                hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
-                raise UsageError(f"{path} holds a run already; {hint}")
-            if any(path.glob("*/config.yaml")):
-                raise UsageError(f"{path} holds other runs; --run-dir names the folder of this run alone, such as {path / 'new'}")
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            # Without its own place: the file can start another run.
-            write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())
-        except OSError as error:
-            raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
-        return folder
+        with ExitStack() as stack:
+            try:
+                if any(path.glob("*/config.yaml")):
+                    hint = f"--run-dir names the folder of this run alone, such as {path / 'new'}"
+                    raise UsageError(f"{path} holds other runs; {hint}")
+                folder.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder.alone())
+                if folder.config_file.exists():
+                    hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
+                    raise UsageError(f"{path} holds a run already; {hint}")
+                folder.checkpoints.mkdir(exist_ok=True)
+                # Without its own place: the file can start another run.
+                write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())
+            except OSError as error:
+                raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
+            yield folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -80,23 +92,39 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A block in which no other process plays this run; :class:`UsageError` where one does."""
+        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host.
+
+        The system frees the lock of a process that is gone, however it ended.
+        """
         from filelock import FileLock, Timeout
 
-        try:
-            with FileLock(self._lock_file, timeout=0):
-                yield
-        except Timeout:
-            raise UsageError(f"another process is running the run in {self.path}") from None
-        except PermissionError as error:
-            if error.filename != str(self._lock_file):
-                raise
-            raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(self._lock_file, timeout=0))
+                self._lock_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            except Timeout:
+                holder = self._lock_file.read_text() or "another process"
+                raise UsageError(f"{holder} is running the run in {self.path}") from None
+            except OSError as error:
+                raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
+            yield
 
     def config(self) -> RunConfig:
-        """The run's config as stored."""
-        config = parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
+        """The run's config as stored.
+
+        Raises:
+            UsageError: it is no config, or not the one that the run began with.
+        """
+        config = self.config_as_data()
         load_plugins(config.plugins, of=str(self.config_file))
+        return config
+
+    def config_as_data(self) -> RunConfig:
+        """As :meth:`config`, without importing the plug-ins that it names."""
+        config = parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
+        if self.facts.get("config_fingerprint") not in (None, config.fingerprint()):
+            hint = "restore it, or start a new run with `fedpriv train --config`"
+            raise UsageError(f"{self.config_file} was changed since the run began; {hint}")
         return config
 
     @property
@@ -108,32 +136,22 @@ class RunFolder:
         """Change some of what ``run.json`` says."""
         save_json(self._facts_file, {**self.facts, **facts})
 
-    def records(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; a torn last line (the process was killed) is not one."""
-        if not self._metrics_file.exists():
-            return []
-        *lines, _torn = self._metrics_file.read_text().split("\n")
-        return [json.loads(line) for line in lines]
+    def records(self) -> list[Record]:
+        """The records of all rounds so far, in order (:mod:`fedpriv.server.records`).
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add the line of a round, unless it is there already (the run was killed after writing it)."""
-        if self._last_recorded is None:
-            self._last_recorded = max((known["round"] for known in self.records()), default=-1)
-        if self._last_recorded >= record["round"]:
-            return
-        with self._metrics_file.open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._last_recorded = record["round"]
+        Raises:
+            Damaged: one is not known any more.
+        """
+        summary = self.summary()
+        return self._records.read(None if summary is None else summary["rounds"])
 
-    def mend(self) -> None:
-        """Cut off a torn last line, so that what is appended stands on a line of its own."""
-        if self._metrics_file.exists():
-            data = self._metrics_file.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole != data:
-                write_atomically(self._metrics_file, whole)
+    def append(self, record: Record) -> None:
+        """Add the record of a round."""
+        self._records.append(record)
+
+    def mend_records(self, last: int) -> None:
+        """Make ``metrics.jsonl`` hold the records of the rounds 0 to ``last``, and no others; ``Damaged`` as above."""
+        self._records.mend(last)
 
     def summary(self) -> dict[str, Any] | None:
         """The contents of ``summary.json``, if the run is finished."""
@@ -148,12 +166,27 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            cwd = Path.cwd()
-            path = self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
             raise FedprivError(
-                f"cannot write {what} in {path}: {error.strerror}; "
-                f"what was written before is whole: make room, then `fedpriv resume {path}`"
+                f"cannot write {what} in {self._shown}: {error.strerror}; "
+                f"what was written before is whole: make room, then `fedpriv resume {self._shown}`"
             ) from None
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """A block in which the run goes on; memory that is full becomes a :class:`FedprivError` that says how to go on."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:  # torch's are of the latter
+            if not (isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error))):
+                raise
+            raise FedprivError(
+                f"out of memory; what was written before is whole: `fedpriv resume {self._shown}` goes on from there"
+            ) from None
+
+    @property
+    def _shown(self) -> Path:
+        cwd = Path.cwd()
+        return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
 
 
 def default_name(config: RunConfig) -> str:
@@ -163,8 +196,12 @@ def default_name(config: RunConfig) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.called}-{data}-s{config.seed}-{tag}"
 
 
-def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, tracking_uri: str) -> dict[str, Any]:
-    """The facts of a run before its first round."""
+def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:
+    """The facts of a run before its first round.
+
+    Args:
+        hashes: of its data, by the name of the fact.
+    """
     return {
         "run_id": folder.path.name,
         "method": config.called,
@@ -174,7 +211,7 @@ def first_facts(config: RunConfig, folder: RunFolder, partition_hash: str, track
         "status": "running",
         "versions": {name: version(name) for name in PACKAGES},
         "git_commit": git_commit(),
-        "partition_hash": partition_hash,
+        **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
         "tracking": {"name": config.tracking.name, "uri": tracking_uri, "experiment": config.tracking.experiment},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ WIDEST = 64
 """Largest number of channels, of the convolution with most of the work, at which stacked nets are not slower than single ones."""
 FEWEST_ABREAST = 1.5
 """Smallest mean number of clients that train at a time, for which a group is faster."""
+TESTED_RAY = "2.60"
+"""The version of Ray whose behaviour the tests hold."""
 LARGEST_GROUP = 10
 """Number of clients; larger groups were not faster on a CPU."""
 
@@ -47,7 +50,8 @@ class ExecutorChoice:
     def __str__(self) -> str:
         how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
         how += ", compiled" if self.config.compile != "none" else ""
-        where = f", in {self.config.workers} processes" if self.config.workers > 1 else ""
+        where = "" if not self.config.spread else f", in {self.config.workers} processes"
+        where = ", on Ray" if self.config.workers == "ray" else where
         return f"{how}{where}: {self.why}"
 
 
@@ -64,7 +68,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
         UsageError: the requested executor cannot run this config.
     """
     asked = config.executor
-    if asked.workers > 1 and (reason := _no_workers(config)):
+    if asked.spread and (reason := _no_workers(config)):
         raise UsageError(f"executor.workers {asked.workers}: {reason}; use --workers 1")
     if asked.name == "sequential":
         return _sequential(asked, "as requested")
@@ -128,8 +132,21 @@ def _no_workers(config: RunConfig) -> str:
         return f"one process drives the device {config.device}"
     if config.threads > 1:
         return f"a worker has one torch thread, and threads is {config.threads}"
+    if config.executor.workers == "ray":
+        return _no_ray()
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this system cannot fork processes"
+    return ""
+
+
+def _no_ray() -> str:
+    """Why Ray cannot be used; empty: it can."""
+    try:
+        found = version("ray")
+    except PackageNotFoundError:
+        return "Ray is not installed (pip install 'fedpriv[cluster]')"
+    if not found.startswith(f"{TESTED_RAY}."):
+        return f"Ray {found} is installed, and {TESTED_RAY} is tested (pip install 'fedpriv[cluster]')"
     return ""
 
 

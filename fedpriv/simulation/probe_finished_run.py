@@ -15,7 +15,7 @@ from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, s
 from fedpriv.evaluation.probe_during_run import require_encoder
 from fedpriv.files import load_tensors, save_json
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.setup import rebuild
+from fedpriv.simulation.reopening import reopened
 
 
 def probe_run(
@@ -34,7 +34,8 @@ def probe_run(
         data_dir: the data folder, if not the run's.
 
     Raises:
-        UsageError: the run is not finished, the server has no whole encoder, or the data set or a fraction does not fit.
+        UsageError: the run is not finished, its data have changed, the server has no whole encoder, or the data set or a
+            fraction does not fit.
     """
     folder = RunFolder.open(run_dir)
     if folder.summary() is None:
@@ -42,7 +43,7 @@ def probe_run(
     config = folder.config()
     if data_dir is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})
-    federation = rebuild(folder, config.model_copy(update={"device": device or config.device}))
+    federation = reopened(folder, config.model_copy(update={"device": device or config.device}))
     require_encoder(federation.method)
     resident, own = federation.resident, federation.dataset
     if own.texts is not None:

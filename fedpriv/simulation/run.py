@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.config import RunConfig
+from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.errors import UsageError
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
+from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.profile import Profile
+from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
@@ -58,20 +60,26 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
     """
     federation = build(config)
     check_tracking(federation.config.tracking)
-    folder = RunFolder.create(federation.config, runs_dir)
-    with folder.alone():
+    reach(federation.config.executor)
+    with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def resume(
-    path: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False, workers: int | None = None
+    path: Path,
+    on_start: OnStart,
+    on_round: OnRound,
+    warn: Warn,
+    profiled: bool = False,
+    executor: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
     Args:
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
-        workers: processes, on which no number depends; ``None``: as many as the run began with.
+        executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as the run
+            began.
 
     Raises:
         UsageError: no run there, another process is running it, or its config or its data were changed.
@@ -82,40 +90,50 @@ def resume(
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     if "deployed" in folder.facts:
         raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
-    with folder.alone():
+    with folder.alone(), folder.in_memory():
         config = folder.config()
-        if workers is not None:
-            config = config.model_copy(update={"executor": config.executor.model_copy(update={"workers": workers})})
-        federation = build(config)
-        now = federation.data.partition.hash()
-        then = folder.facts.get("partition_hash", now)
-        if now != then:
-            raise UsageError(f"{path}: the data are not those the run began with (partition {now[:12]}, then {then[:12]})")
-        if not folder.facts:  # killed while the folder was being made
+        if any(value is not None for value in executor.values()):
+            changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
+            changed |= {key: value for key, value in executor.items() if value is not None}
+            config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
+        if folder.facts or _begun(folder):
+            federation = reopened(folder, config)
+            if (damage := damaged_partition(folder)) is not None:
+                warn(f"{damage}; it is written again")
+                _save_partition(federation, folder)
+        else:  # killed while the folder was being made
+            federation = build(config)
             _describe(federation, folder)
         return _run(federation, folder, on_start, on_round, warn, profiled)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
     """Write who holds what, and what is known about the run before its first round."""
-    partition = federation.data.partition
+    _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
-        partition.save(folder.partition_file)
-        note_beginning(
-            folder, federation.config, partition.hash(), notes=list(federation.prepared.said), executor=str(federation.choice)
-        )
+        said, executor = list(federation.prepared.said), str(federation.choice)
+        note_beginning(folder, federation.config, hashes(federation), notes=said, executor=executor)
 
 
-def note_beginning(folder: RunFolder, config: RunConfig, data_hash: str, **facts: Any) -> None:
+def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, str], **facts: Any) -> None:
     """Write into its folder what is known about a run before its first round.
 
     Args:
-        data_hash: of who holds what.
+        hashes: of its data, by the name of the fact.
         facts: more of them.
     """
     tracking = config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
-    folder.update_facts(**first_facts(config, folder, data_hash, uri), **facts)
+    folder.update_facts(**first_facts(config, folder, hashes, uri), **facts)
+
+
+def _save_partition(federation: Federation, folder: RunFolder) -> None:
+    with folder.writing("the partition"):
+        federation.data.partition.save(folder.partition_file)
+
+
+def _begun(folder: RunFolder) -> bool:
+    return any(folder.checkpoints.glob("round-*.json"))
 
 
 def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
@@ -147,7 +165,7 @@ def conduct(
         The summary (``None``: interrupted), and whether all of it is in the tracking store.
     """
     folder, profile, warn = server.folder, server.profile, server.warn
-    begun = any(folder.checkpoints.glob("round-*.json"))
+    begun = _begun(folder)
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
     tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
@@ -176,8 +194,8 @@ def conduct(
         server.clients.close()
         try:
             folder.update_facts(status=status)
-        except OSError as error:  # what stopped the run, if anything did, is what the user must hear of
-            warn(f"cannot note in {folder.path} that the run is {status}: {error.strerror}")
+        except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
+            warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):
             tracked = tracker.finish()
     return summary, tracked

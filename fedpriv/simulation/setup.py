@@ -29,7 +29,6 @@ from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
@@ -74,20 +73,6 @@ class Federation:
             store: where it keeps its private state; ``None``: nowhere.
         """
         return Client(number, self.agreement, ClientData(self.data, number), store, self.augment)
-
-
-def rebuild(folder: RunFolder, config: RunConfig) -> Federation:
-    """Of a run that is over, what it had in one process: its data, its nets, its method.
-
-    Raises:
-        UsageError: its clients' data are on their own machines.
-    """
-    if folder.facts.get("deployed", {}).get("own_data"):
-        raise UsageError(
-            f"{folder.path}: not scored: its clients' data are on their own machines, and the server has no originals to compare "
-            "with; what crossed is in its folder payloads/"
-        )
-    return build(config)
 
 
 @dataclass(frozen=True)

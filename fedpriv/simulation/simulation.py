@@ -34,6 +34,13 @@ class Simulation(Server):
         super().__init__(federation.agreement, folder, self.executor, scorer, warn, holders, profile)
         self.scorer: AllClientsScorer = scorer
 
+    def restore(self) -> None:
+        """As :meth:`Server.restore`; also ``Damaged`` where a client does not know any more what it spent."""
+        super().restore()
+        if self.federation.config.privacy.level == "sample":
+            for account, charges in self.progress.privacy.items():
+                self.store.check_spent(int(account), sum(round(steps) for *_, steps in charges))
+
     def private(self, client: int) -> Private:
         """What a client keeps at present; before its first turn, what it begins with."""
         return self.federation.client(client, self.store).private(self.progress.clients.get(client), self.federation.initial)

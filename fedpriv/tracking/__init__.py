@@ -4,9 +4,10 @@ The round loop writes the folder and calls :meth:`Background.notify`; tracking o
 (the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
+from fedpriv.server.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address
 from fedpriv.tracking.background import Background
-from fedpriv.tracking.folder import Record, find_run, flatten, read_records, read_run
+from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of

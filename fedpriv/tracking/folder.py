@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.files import Damaged, without_checksum
+from fedpriv.server.records import Record, Records, lines_of, parsed
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
-
-Record = dict[str, Any]
-"""One line of ``metrics.jsonl``: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated, and ``refused``: the
-clients whose uploads were left out, with reasons, if any."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds a mapping; :class:`UsageError` where it is missing or something else."""
+    """A JSON file that holds a mapping; :class:`UsageError` where it is missing or something else, ``Damaged`` where it was
+    altered."""
     try:
         values = json.loads(path.read_text())
     except OSError as error:
@@ -25,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a JSON mapping")
-    return values
+    return without_checksum(values, path)
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -42,30 +43,22 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
     """The complete lines of ``metrics.jsonl`` after the first ``skip``, and the number of complete lines in all.
 
-    Text after the last newline is a line that is still being written, or was truncated by a kill, and is left out.
+    Text after the last newline is a line that is still being written, or was truncated by a kill, and is left out, like lines
+    that are damaged.
     """
-    lines = _complete_lines(run_dir)
-    return [record for line in lines[skip:] if (record := _parse(line)) is not None], len(lines)
+    lines = lines_of(run_dir / "metrics.jsonl")
+    return list(_sound(lines[skip:])), len(lines)
 
 
-def _complete_lines(run_dir: Path) -> list[bytes]:
-    path = run_dir / "metrics.jsonl"
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+def _sound(lines: Sequence[bytes]) -> Iterator[Record]:
+    for line in lines:
+        with suppress(ValueError):
+            yield parsed(line)
 
 
 def read_records(run_dir: Path) -> list[Record]:
-    """All records of a run, one per round in order; for a round that was run twice (in a resumed run), the later one."""
-    by_round = {record["round"]: record for record in read_lines(run_dir)[0]}
-    return [by_round[number] for number in sorted(by_round)]
-
-
-def _parse(line: bytes) -> Record | None:
-    # A killed run that is resumed may leave a truncated line in the middle, which is skipped.
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and {"round", "time_ms", "metrics"} <= record.keys() else None
+    """All records of a run, one per round in order; ``Damaged`` where one is not known any more."""
+    return RunFolder(run_dir).records()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,14 +96,17 @@ def check_run(folder: Path) -> None:
             check_form(form, read_json(path), path)
     for path in folder.glob("probe/*.json"):
         check_form(Probe, read_json(path), path)
-    for number, line in enumerate(_complete_lines(folder), 1):
+    for number, line in enumerate(lines_of(folder / "metrics.jsonl"), 1):
         try:
             record = json.loads(line)
-        except ValueError:
+            record = without_checksum(record, "the line") if isinstance(record, dict) else record
+        except (ValueError, Damaged):  # a record that is lost is named where it is needed
             continue
         except RecursionError:
             record = None
         check_form(Line, record, f"{folder / 'metrics.jsonl'}, line {number}")
+    for number, record in Records(folder).committed().items():
+        check_form(Line, record, f"the checkpoint of round {number} in {folder}")
 
 
 def _find_folder(run: str, runs_dir: Path) -> Path:
@@ -139,5 +135,5 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
 def _run_id(folder: Path) -> Any:
     try:
         return read_run(folder).get("run_id")
-    except UsageError:  # another run's folder, and not the one that is sought
+    except FedprivError:  # another run's folder, and not the one that is sought
         return None

@@ -36,6 +36,8 @@ class Facts(_Form):
     versions: dict[str, str] | None = None
     git_commit: str | None = None
     partition_hash: str
+    data_hash: str = ""
+    config_fingerprint: str = ""
     device: str | None = None
     tracking: _Tracking
 
@@ -61,6 +63,7 @@ class Line(_Form):
     time_ms: float
     metrics: dict[str, float | None]
     per_client: dict[str, list[float | None]] | None = None
+    payloads: str = ""
 
 
 class Cursor(_Form):

@@ -281,7 +281,8 @@ class _Copy:
         self._done(params_sent=True)
 
     def _send_metrics(self) -> None:
-        records, lines = read_lines(self.run_dir, skip=self.cursor.lines_sent)
+        # A file that was mended has a line a round, and perhaps fewer than were read of it before.
+        records, lines = read_lines(self.run_dir, skip=min(self.cursor.lines_sent, self.cursor.last_round + 1))
         # A resumed run may write a round again: records that were sent stay; otherwise the later line counts.
         fresh = {record["round"]: record for record in records if record["round"] > self.cursor.last_round}
         batch: list[Metric] = []

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.evaluation.protocols import best, worst_tenth
-from fedpriv.tracking.folder import Record, flatten
+from fedpriv.server.records import Record
+from fedpriv.tracking.folder import flatten
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

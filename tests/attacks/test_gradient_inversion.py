@@ -23,19 +23,22 @@ from attacks.lab.images import default_images
 from attacks.lab.nets import observe, reference_victim
 from attacks.optimise.lbfgs import BatchedLbfgs
 from attacks.scoring.scores import match, mse
+from tests.marks import slow_but
 from tests.oracles.dlg import dlg
+
+SIDE = 8
 
 
 def observed(
     n: int, layers: int = 1, masked: int = 0, threat: ThreatModel | None = None
 ) -> tuple[Tensor, Tensor, list[Observation]]:
-    images, labels = default_images(n)
-    net = reference_victim(0, layers=layers, masked=masked)
+    images, labels = default_images(n, side=SIDE)
+    net = reference_victim(0, layers=layers, masked=masked, height=SIDE, width=SIDE)
     pairs = zip(images.split(1), labels.split(1), strict=True)
     return images, labels, [observe(net, x, y, threat, hidden=masked > 0) for x, y in pairs]
 
 
-@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize("improved", slow_but([True], [False, True]))
 def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
     """In float64, as without a line search float32 parts ways within a few steps."""
     images, labels = default_images(2)
@@ -62,26 +65,27 @@ def test_the_sign_rule_finds_every_label(bias: bool) -> None:
     if not bias:
         observations = [replace(o, shared={n: g for n, g in o.shared.items() if n != "top.0.bias"}) for o in observations]
         net = observations[0].net
-        net = SplitNet(net.body, nn.Sequential(nn.Linear(768, 10, bias=False)))
+        net = SplitNet(net.body, nn.Sequential(nn.Linear(48, 10, bias=False)))
         observations = [replace(o, net=net) for o in observations]
     assert sign_rule(case_of(observations, bounded=True)).flatten().tolist() == labels.tolist()
 
 
-@pytest.mark.parametrize("attack", [Dlg(steps=25), Idlg(steps=25)])
+@pytest.mark.parametrize("attack", slow_but([Idlg(steps=12)], [Dlg(steps=12), Idlg(steps=12)]))
 def test_positive_control(attack: Dlg) -> None:
-    found = positive_control(attack, Setting(images=3))
+    found = positive_control(attack, Setting(images=3, side=SIDE))
     assert found.passed, found.sentence
 
 
 def test_negative_control_and_one_that_must_fail() -> None:
-    found = negative_control(Idlg(steps=8, restarts=0), Setting(images=3))
+    found = negative_control(Idlg(steps=8, restarts=0), Setting(images=2, side=SIDE))
     assert found.passed and "random gradients" in found.sentence
-    assert not positive_control(Idlg(steps=1, restarts=0), Setting(images=2)).passed
+    assert not positive_control(InvertingGradients(steps=1), Setting(images=2, side=SIDE)).passed
 
 
+@pytest.mark.slow
 def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
     images, _, observations = observed(2, layers=2, masked=1)
-    found = HeadFree(steps=25, restarts=0).run(observations)
+    found = HeadFree(steps=12, restarts=0).run(observations)
     assert (mse(found.images, images) < 1e-2).all()
     assert found.labels.tolist() == [-1, -1]
 
@@ -136,7 +140,7 @@ def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
 def test_every_attack_returns_images_in_range(attack) -> None:
     _, _, observations = observed(2)
     found = attack.run(observations)
-    assert found.images.shape == (2, 3, 32, 32) and found.images.min() >= 0 and found.images.max() <= 1
+    assert found.images.shape == (2, 3, SIDE, SIDE) and found.images.min() >= 0 and found.images.max() <= 1
     assert found.loss.shape == (2,) and found.curve.shape[1] == 2 and found.iterations.min() >= 1
 
 
@@ -146,7 +150,7 @@ def test_known_head_needs_to_know_it() -> None:
         with pytest.raises(Inapplicable, match=r"hidden|not shared"):
             attack.run(hidden)
     _, _, known = observed(1, masked=1, threat=ThreatModel(top="current"))
-    assert KnownHead(steps=1, restarts=0).run(known).images.shape == (1, 3, 32, 32)
+    assert KnownHead(steps=1, restarts=0).run(known).images.shape == (1, 3, SIDE, SIDE)
 
 
 def test_what_cannot_be_attacked_says_why() -> None:
@@ -202,11 +206,12 @@ def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
         image_attack("dig")
 
 
+@pytest.mark.slow
 def test_the_last_start_is_not_given_up() -> None:
     """Noise leaves a share unexplained that a failed start leaves too; an attacker that stopped there would flatter the noise."""
-    images, labels = default_images(1)
+    images, labels = default_images(1, side=SIDE)
     noise = torch.Generator().manual_seed(0)
-    observed = Setting().observations(images, labels, 0)[0]
+    observed = Setting(side=SIDE).observations(images, labels, 0)[0]
     shared = {name: g + 0.1 * torch.randn(g.shape, generator=noise) for name, g in observed.shared.items()}
     noisy = replace(observed, shared=shared)
     options = {"steps": 6, "give_up": (2, 1e-2), "failed": 1e-5}
@@ -242,6 +247,7 @@ def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
     assert determined(layer, 64) and not determined(layer, 75) and not determined(nn.Linear(100, 3), 1)
 
 
+@pytest.mark.slow
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
     """No linear layer is shared: the signal comes by projection."""
     images, _, observations = observed(1, masked=1)

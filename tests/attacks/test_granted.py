@@ -15,16 +15,17 @@ from attacks.lab.controls import Setting
 from attacks.lab.images import default_images
 
 QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}
+SIDE = 8
 SETTINGS = {
-    "whole": Setting(),
-    "hidden": Setting(layers=2, masked=1),
-    "hidden, initial weights known": Setting(layers=2, masked=1, threat=ThreatModel(top="initial")),
-    "first layer linear, local steps": Setting(net="perceptron", steps=2),
+    "whole": Setting(side=SIDE),
+    "hidden": Setting(layers=2, masked=1, side=SIDE),
+    "hidden, initial weights known": Setting(layers=2, masked=1, side=SIDE, threat=ThreatModel(top="initial")),
+    "first layer linear, local steps": Setting(net="perceptron", steps=2, side=SIDE),
 }
 
 
 def of(name: str, setting: Setting) -> Observation:
-    images, labels = default_images(1)
+    images, labels = default_images(1, side=SIDE)
     return setting.observations(images, labels, 0)[0]
 
 

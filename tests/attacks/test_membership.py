@@ -104,6 +104,7 @@ def samples() -> tuple[Tensor, Tensor]:
     return torch.randn(800, 20, generator=draw), torch.randint(CLASSES, (800,), generator=draw)
 
 
+@pytest.mark.slow
 def test_a_net_that_learned_random_labels_by_heart_gives_its_members_away(samples: tuple[Tensor, Tensor]) -> None:
     images, labels = samples[0][:400], samples[1][:400]
     members = np.arange(400) % 2 == 0
@@ -116,6 +117,7 @@ def test_a_net_that_learned_random_labels_by_heart_gives_its_members_away(sample
     assert few[0].found.share >= few[1].found.share and few[0].found.low > 0.05
 
 
+@pytest.mark.slow
 def test_a_net_trained_on_neither_group_tells_nothing(samples: tuple[Tensor, Tensor]) -> None:
     images, labels = samples
     victim = trained(images[400:], labels[400:], 99)

@@ -42,6 +42,7 @@ def test_it_says_what_is_missing(hub: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found.lpips is None and found.lpips_missing == "LPIPS needs the package torchmetrics"
 
 
+@pytest.mark.slow
 def test_with_weights_at_hand_it_is_computed(hub: Path) -> None:
     """Random weights for AlexNet, which measure nothing, but the distance has its form."""
     pytest.importorskip("torchmetrics")

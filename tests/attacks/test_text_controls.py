@@ -15,6 +15,7 @@ from attacks.core.text_registry import text_attack, text_attacks
 from attacks.text.controls import MESSAGES, TOKENS, negative_control, positive_control, text_controls
 from attacks.text.tokens import TokenSet
 from attacks.text.victims import PAD, SMALL, sentences
+from tests.marks import slow_but
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Blind(TokenSet):
         return replace(found, counts=counts)
 
 
-@pytest.mark.parametrize("name", sorted(text_attacks()))
+@pytest.mark.parametrize("name", slow_but({"tokens", "span"}, sorted(text_attacks())))
 def test_every_attack_passes_its_controls(name: str) -> None:
     positive, negative = text_controls(text_attack(name)())
     assert positive.passed, positive.sentence

@@ -49,6 +49,7 @@ def batch() -> tuple[Observation, torch.Tensor]:
     return observe(net, sent, kind="change", **known), x
 
 
+@pytest.mark.slow
 def test_two_samples_are_recovered_and_normalisation_undone() -> None:
     observation, x = batch()
     found = unroll(observation, UnrolledOptions(iterations=12))
@@ -56,6 +57,7 @@ def test_two_samples_are_recovered_and_normalisation_undone() -> None:
     assert (found.images - x).square().mean() < 1e-3
 
 
+@pytest.mark.slow
 def test_random_numbers_are_not_explained() -> None:
     observation, x = batch()
     torch.manual_seed(0)

@@ -98,10 +98,11 @@ def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tm
     assert float((made[0] - defended.truth(message.client).images[0]).square().mean()) > 1e-2
 
 
-def test_other_data_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["partition", "data"])
+def test_other_data_are_refused(tmp_path: Path, what: str) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1})
-    found.folder.update_facts(partition_hash="0" * 64)
-    with pytest.raises(UsageError, match="have changed since the run"):
+    found.folder.update_facts(**{f"{what}_hash": "0" * 64})
+    with pytest.raises(UsageError, match=rf"the data are not those the run began with \({what} [0-9a-f]{{12}}, then 0{{12}}\)"):
         Evidence(tmp_path / "run").truth(0)
 
 

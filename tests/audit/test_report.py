@@ -85,6 +85,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         assert values.keys() >= {"audit/recovered_from_message", "audit/labels_exact", "audit/membership_auc"}
 
 
+@pytest.mark.slow
 def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Path]) -> None:
     """The positive control of the whole way from the wire to the page: a linear first layer gives images away."""
     result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--membership-shadows", 0, "--label-shadows", 0, "--json")

@@ -101,6 +101,7 @@ def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monk
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_with_a_mask_every_attacker_is_listed(fedpriv: Fedpriv) -> None:
     found = last_line(fedpriv("attack", "dlg", "--mask-layers", 2, *FEW, "--json"))
     said = {one["attacker"]: one for one in found["attackers"]}
@@ -114,6 +115,7 @@ def test_with_a_mask_every_attacker_is_listed(fedpriv: Fedpriv) -> None:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_what_attackers_know_is_said_once_and_the_work_announced(fedpriv: Fedpriv) -> None:
     result = fedpriv("attack", "dlg", "--mask-layers", 1, *FEW)
     assert result.exit_code == 0, result.output

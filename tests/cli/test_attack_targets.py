@@ -43,6 +43,7 @@ def refused(result: Result, *words: str) -> None:
         assert word in result.stderr, result.stderr
 
 
+@pytest.mark.slow
 def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
     kept = Evidence(run).messages()
     round, client = kept[-1]
@@ -56,6 +57,7 @@ def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
     assert "round {}, client {}".format(*kept[0]) in first["target"]
 
 
+@pytest.mark.slow
 def test_hidden_layers_of_a_run_call_for_every_attacker(run: Path, fedpriv: Fedpriv) -> None:
     said = found(fedpriv("attack", "dlg", "--run", run, *HIDDEN, "--json"))
     assert said["mask_layers"] == 3  # the projector's two layers and the head

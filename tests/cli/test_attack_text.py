@@ -105,6 +105,7 @@ def test_noise_drowns_tokens(fedpriv: Fedpriv) -> None:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_a_hidden_head_calls_for_who_knows_what_it_was(fedpriv: Fedpriv) -> None:
     said = found(fedpriv("attack", "span", "--n", 1, "--mask-layers", 1, "--json"))
     naive, knowing = said["attackers"]
@@ -128,6 +129,7 @@ def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
     said = found(fedpriv("attack", "tokens", "--run", run, "--json"))
     (one,) = said["attackers"]

@@ -21,6 +21,7 @@ def dumped(result: Result) -> dict[str, Any]:
     return dict(yaml.safe_load(result.stdout))
 
 
+@pytest.mark.slow
 def test_a_dumped_config_is_the_same_run(empty_folder: Path, fedpriv: Fedpriv) -> None:
     arguments = flags("mpfedcon", **{"train.rounds": 1, "method.mu": 5, "wire.transforms": [{"name": "cast"}], "seed": 3})
     text = fedpriv("train", *arguments, "--dump-config").stdout
@@ -49,6 +50,7 @@ def test_the_config_of_a_finished_run_gives_the_run_again(empty_folder: Path, fe
     assert (again / "config.yaml").read_text() == Path("first/config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_another_seed_on_a_stored_config_keeps_its_partition(empty_folder: Path, fedpriv: Fedpriv) -> None:
     assert fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", "one").exit_code == 0
     assert fedpriv("train", "--config", "one/config.yaml", "--seed", "1", "--run-dir", "two").exit_code == 0

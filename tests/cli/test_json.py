@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from fedpriv.files import load_json
 from tests.simulation.small import flags
 
 Fedpriv = Callable[..., Result]
@@ -40,7 +41,7 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     assert len(result.stdout.splitlines()) == 1
     assert found.keys() >= KEYS
     (folder,) = (empty_folder / "runs").iterdir()
-    assert found == json.loads((folder / "summary.json").read_text())
+    assert found == load_json(folder / "summary.json")
     assert (found["method"], found["dataset"], found["seed"], found["rounds"]) == (method, "digits", 0, 2)
     assert (found["run_id"], Path(found["run_dir"])) == (folder.name, folder)
     assert 0 <= found["accuracy"] <= 1 and len(found["accuracy_per_client"]) == 10
@@ -50,6 +51,7 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     assert "round 2/2" in result.stderr and "accuracy per client" in result.stderr
 
 
+@pytest.mark.slow
 def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpriv) -> None:
     """Progress on standard error; the summary, whole, on standard output, however narrow that is."""
     deep = empty_folder / ("deep" * 20) / "run[1]" / "run[bold]"

@@ -69,6 +69,7 @@ def test_compare_says_so_too(fedpriv: Fedpriv, ssl_run: Path, tmp_path: Path) ->
     assert [row["accuracy"] is None for row in rows] == [True, False]
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> None:
     """What needs no label is tried, what does says so, and features are read by a probe."""
     assert fedpriv("probe", ssl_run, "--fraction", 1).exit_code == 0
@@ -108,6 +109,7 @@ LEARNS = {
 }
 
 
+@pytest.mark.slow
 def test_probe_of_a_supervised_run_beats_that_of_random_weights(fedpriv: Fedpriv, tmp_path: Path) -> None:
     """One that learnt from labels has features that tell the classes apart; one that did not learn has fewer."""
     found = []
@@ -140,6 +142,7 @@ def test_probe_needs_a_finished_run_with_its_encoder_at_the_server(fedpriv: Fedp
     assert "is not finished" in fedpriv("probe", local).output
 
 
+@pytest.mark.slow
 def test_a_run_may_be_probed_while_it_goes(fedpriv: Fedpriv, tmp_path: Path) -> None:
     settings = {"objective.name": "simclr", "eval.probe": "linear", "eval.probe_fractions": [1.0, 0.1], "eval.last": 1}
     folder = play(tmp_path / "probed", **settings, **{"eval.every": 2})

@@ -52,6 +52,7 @@ def test_labels_are_read_without_the_samples(tmp_path: Path) -> None:
     assert np.bincount(load_labels(str(tmp_path)).train_labels).tolist() == [9, 9]
 
 
+@pytest.mark.slow
 def test_the_published_counts_give_the_published_split(tmp_path: Path) -> None:
     for cls, (train, test) in PUBLISHED.items():
         for half, suffix in (("images", "jpg"), ("text", "txt")):

@@ -12,6 +12,7 @@ from fedpriv.data.dealing import partitions
 from fedpriv.data.partition import Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
+from tests.marks import slow_but
 
 SHUFFLE = np.random.default_rng(0)
 TRAIN = SHUFFLE.permutation(np.repeat(np.arange(10), 600))
@@ -37,9 +38,10 @@ def disjoint(lists: list[np.ndarray]) -> bool:
 
 
 SHARED = {"class_dir_min1"}
+DRAW_LONG = {"class_dir", "dirichlet", "one_class"}
 
 
-@pytest.mark.parametrize("name", partitions())
+@pytest.mark.parametrize("name", slow_but(set(partitions()) - DRAW_LONG, partitions()))
 def test_every_partition(name: str) -> None:
     first, again, other = (deal(name, 20, seed=seed, test="disjoint") for seed in (0, 0, 1))
     assert first.clients == 20
@@ -50,7 +52,9 @@ def test_every_partition(name: str) -> None:
         assert disjoint(first.test) and first.test_split == "test" and first.test_weights is None
 
 
-@pytest.mark.parametrize("name", sorted(set(partitions()) - {"hsu_client", "lognormal", "class_dir_min1"}))
+@pytest.mark.parametrize(
+    "name", slow_but({"classes", "iid", "shards"}, sorted(set(partitions()) - {"hsu_client", "lognormal", "class_dir_min1"}))
+)
 def test_nothing_is_lost(name: str) -> None:
     partition = deal(name, 20, test="disjoint")
     assert sum(map(len, partition.train)) == len(TRAIN)
@@ -150,6 +154,7 @@ def test_clients_of_the_same_classes_share_one_list_also_in_the_file(tmp_path: P
         assert len({id(indices) for indices in held.test}) == len({indices.tobytes() for indices in held.test}) < 10
 
 
+@pytest.mark.slow
 def test_validation_comes_out_of_the_training_data_and_changes_nothing_else() -> None:
     whole, carved = deal("class_dir", 20), deal("class_dir", 20, validation=0.1)
     for all_of_it, train, held in zip(whole.train, carved.train, carved.validation, strict=True):
@@ -164,6 +169,7 @@ def test_validation_leaves_a_training_sample() -> None:
     assert {len(indices) for indices in partition.train} == {1}
 
 
+@pytest.mark.slow
 def test_dirichlet_retries_and_gives_up() -> None:
     assert min(len(indices) for indices in deal("dirichlet", 10, alpha=0.5, min_samples=50).train) >= 50
     with pytest.raises(UsageError, match="min_samples"):
@@ -171,6 +177,7 @@ def test_dirichlet_retries_and_gives_up() -> None:
     assert any(not len(indices) for indices in deal("class_dir", 100, alpha=0.01).train)
 
 
+@pytest.mark.slow
 def test_dirichlet_capacity() -> None:
     largest = [max(map(len, deal("class_dir", 10, alpha=0.1, capacity=capacity).train)) for capacity in (True, False)]
     assert largest[0] <= 600 + 600 < largest[1]  # at most one more class once at the even share

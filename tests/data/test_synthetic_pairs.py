@@ -52,6 +52,7 @@ def test_a_seed_is_a_data_set() -> None:
     assert drawn[0][0][0].float().mean().item() == pytest.approx(143.827, abs=0.05)
 
 
+@pytest.mark.slow
 def test_both_halves_together_tell_more_than_either() -> None:
     opened = open_synthetic(1200, 600)
     assert opened.images is not None and opened.texts is not None

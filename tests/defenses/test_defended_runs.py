@@ -44,6 +44,7 @@ LEARNS = {
     [[{"name": "mask", "last": 1}], [{"name": "gaussian", "variance": 1e-5}], [{"name": "prune", "fraction": 0.2}], ALL],
     ids=["mask", "gaussian", "prune", "all"],
 )
+@pytest.mark.slow
 def test_a_defended_run_learns(simulate: Simulate, transforms: list[dict[str, Any]]) -> None:
     run = simulate("fedavg", **LEARNS, **{"wire.transforms": transforms})
     assert run.progress.record["metrics"]["accuracy"] > 0.5

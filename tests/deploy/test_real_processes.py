@@ -125,3 +125,27 @@ def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployme
     deployment.link.start(again.path)
     assert again.follow(deployment._bounded(), lambda record: None)
     same(first.run_dir, tmp_path / "whole")
+
+
+def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, deployment: Deployment) -> None:
+    play(tmp_path / "whole", "fedavg", **{**SMALL, "train.rounds": 3})
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            os.kill(deployment.keepers[0].pid("the SuperLink"), signal.SIGKILL)
+
+    same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
+
+
+def test_a_node_that_is_killed_misses_rounds_and_comes_back(deployment: Deployment) -> None:
+    from fedpriv.server.run_folder import RunFolder
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            os.kill(deployment.keepers[2].pid("its SuperNode"), signal.SIGKILL)
+
+    deployed = deployment.play("node-killed", "scaffold", kill, **{"train.rounds": 4})
+    records = RunFolder.open(deployed).records()
+    assert [record["round"] for record in records] == [0, 1, 2, 3, 4]
+    assert sum(record["metrics"].get("missing", 0) for record in records) <= 4
+    assert "missing" not in records[4]["metrics"]

@@ -101,6 +101,7 @@ def test_costs_are_paired(yaml_file: Path) -> None:
     assert nothing.cost is not None and nothing.cost.change is None and rows["noise"].cost is None
 
 
+@pytest.mark.slow
 def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(yaml_file.parent.parent)
     said = report(Path("paper"))

@@ -72,6 +72,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return file, folder / "runs"
 
 
+@pytest.mark.slow
 def test_the_result_has_losses_and_probes(probed: tuple[Path, Path]) -> None:
     experiment = read(probed[0])
     with_probe, without = (Result.load(experiment.result_file(label, 0)) for label in ("simclr", "barlow"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import tests.conftest  # noqa: F401 (as the tests run: one thread, no hub)
 from tests.fingerprints import stored
 from tests.fingerprints.runs import runs
 from tests.fingerprints.taking import machine, take

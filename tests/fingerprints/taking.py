@@ -79,7 +79,7 @@ def _fingerprint(run: Path) -> Fingerprint:
     clients: dict[str, Path] = {}
     for path in sorted(run.glob("clients/client-*.safetensors")):  # client-<client>-<round>: the last round's counts
         clients[path.stem.rpartition("-")[0]] = path
-    messages = sorted(run.glob("payloads/*/*"))
+    messages = sorted(run.glob("payloads/*/*.safetensors"))
     records = [_timeless(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [record["metrics"] for record in records]
     model, change = _model(server), _model(server) - _model(before)
@@ -97,7 +97,8 @@ def _fingerprint(run: Path) -> Fingerprint:
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
-    return {**record, "metrics": metrics, "time_ms": None}
+    said = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
+    return {**said, "metrics": metrics, "time_ms": None}
 
 
 def _model(server: Path) -> Tensor:

@@ -76,6 +76,7 @@ def test_local_has_the_budget_of_fedrep_by_default(simulate: Simulate) -> None:
     assert [p.epochs for p in method.phases(1)] == [13]
 
 
+@pytest.mark.slow
 def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> None:
     plain, tuned = simulate("fedavg"), simulate("fedavg-ft")
     assert torch.equal(plain.server.row, tuned.server.row)
@@ -87,6 +88,7 @@ def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> 
     assert final[0] == final[1], "the global model itself is untouched"
 
 
+@pytest.mark.slow
 def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
     simulation = simulate("fedavg-ft", **{"method.ft_scope": "head"})
     resident, space = simulation.federation.resident, simulation.federation.resident.space
@@ -98,6 +100,7 @@ def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
         assert same == (space[name].role == "encoder"), name
 
 
+@pytest.mark.slow
 def test_fine_tuning_every_last_round(simulate: Simulate) -> None:
     options = {"method.ft_when": "last", "eval.last": 2}
     plain, tuned = (
@@ -180,6 +183,7 @@ def test_mean_weights_sum_to_one_and_refuse_nonsense() -> None:
             normalised(bad)
 
 
+@pytest.mark.slow
 def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> None:
     options = {"model.name": "resnet18", "data.clients": 5, "data.partition.name": "lognormal", "data.partition.size_offset": 9}
     simulation, uploads = (

@@ -187,7 +187,9 @@ def test_running_accuracy_is_that_of_the_last_epochs_own_batches(simulate: Simul
 
 
 def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None:
-    simulation = simulate("feddual", **{"method.beta_mode": "stale", "train.participation": 1.0, "train.rounds": 2})
+    simulation = simulate(
+        "feddual", **{"method.beta_mode": "stale", "train.participation": 1.0, "train.rounds": 2, "train.batch_size": 10}
+    )
     kept = simulation.private(3)
     assert 0 < float(kept[LAST_ACCURACY]) <= 1
     fed = simulation.federation
@@ -381,6 +383,7 @@ def test_by_position_a_permutation_tells() -> None:
 
 @settings(deadline=None)
 @given(seed=seeds, count=st.integers(2, 7), log_scale=st.integers(-8, 8))
+@pytest.mark.slow
 def test_eps_has_the_unit_of_the_vectors_unless_it_is_relative(seed: int, count: int, log_scale: int) -> None:
     vectors, c = drawn(count, 20, seed=seed), 2.0**log_scale  # a power of two: no rounding differs
     for eps, relative in ((0.1, False), (1.0, True)):
@@ -503,6 +506,7 @@ def test_without_dynamic_layers_it_is_uniform_fedavg_bitwise(simulate: Simulate)
     assert torch.equal(last_rows(none), last_rows(simulate("fedavg", **UNIFORM, **same)))
 
 
+@pytest.mark.slow
 def test_each_half_can_be_switched_off(simulate: Simulate) -> None:
     """Table 2: adaptive loss only, dynamic aggregation only; each is neither FedAvg nor both, unless its effect is removed."""
     none = simulate("fedavg", **UNIFORM)
@@ -590,6 +594,7 @@ def test_a_mask_hides_the_gradient_with_its_tensor(simulate: Simulate) -> None:
         simulate("feddual", **other)
 
 
+@pytest.mark.slow
 def test_a_private_heads_gradient_stays_private(simulate: Simulate) -> None:
     own = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum", "aggregation.dyn_layers": "all"}
     simulation = simulate("fedper", play=False, **own)

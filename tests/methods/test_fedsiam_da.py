@@ -92,6 +92,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, method: dict[str, Any
             torch.testing.assert_close(space.view(kept, "projector.fc2.weight").double(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_option_matters(simulate: Simulate) -> None:
     """Or the comparison with the oracle would say nothing of it."""
     variants: list[dict[str, Any]] = [

@@ -86,6 +86,7 @@ def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate)
     torch.testing.assert_close(torch.tensor(sizes).float() / sum(sizes) @ rows, simulation.server.row, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_contrast_is_there_under_sample_level_dp_too(simulate: Simulate) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.0, "train.participation": 1.0, "train.rounds": 2, "data.clients": 3}
     private |= {"data.limit": 90, "data.partition.name": "iid"}

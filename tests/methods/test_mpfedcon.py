@@ -379,6 +379,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     return simulated(tmp_path_factory.mktemp("default"), "mpfedcon", **{**QUICK, **THREE_ROUNDS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [

@@ -22,6 +22,7 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
+from tests.marks import slow_but
 from tests.methods.test_baselines import central_sgd
 from tests.oracles import personal
 
@@ -73,7 +74,7 @@ def assert_is(simulation: Simulation, row: Tensor, expected: personal.Model, ato
 # --- the oracle ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
+@pytest.mark.parametrize("variant", slow_but(["hessian_free"], ["first_order", "hessian_free"]))
 def test_perfedavg_equals_the_oracle(simulate: Simulate, variant: str) -> None:
     """The oracle's Hessian is exact, and a large inner rate makes it count."""
     own = {"method.variant": variant, "method.a": 0.5, "method.b": 0.05}
@@ -90,7 +91,7 @@ def test_perfedavg_equals_the_oracle(simulate: Simulate, variant: str) -> None:
             )
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("adaptive", slow_but([True], [False, True]))
 def test_apfl_equals_the_oracle(simulate: Simulate, adaptive: bool) -> None:
     own = {"method.alpha": 0.3, "method.adaptive": adaptive, "method.alpha_lr": 2.0}
     simulation = smooth(simulate("apfl", play=False, **own, **TINY, **{"train.local_epochs": 2, "train.participation": 0.4}))
@@ -106,7 +107,7 @@ def test_apfl_equals_the_oracle(simulate: Simulate, adaptive: bool) -> None:
     assert (len({round(a, 6) for a in alphas.values()}) > 1) == adaptive
 
 
-@pytest.mark.parametrize("lam", [0.0, 3.0])
+@pytest.mark.parametrize("lam", slow_but([3.0], [0.0, 3.0]))
 def test_ditto_equals_the_oracle(simulate: Simulate, lam: float) -> None:
     own = {"method.lam": lam, "method.personal_epochs": 2}
     simulation = smooth(simulate("ditto", play=False, **own, **TINY, **{"train.participation": 0.4}))
@@ -129,7 +130,7 @@ def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float
     assert bool(complaints) == said and all("train.lr = 0.2 does nothing" in one and "method.b" in one for one in complaints)
 
 
-@pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
+@pytest.mark.parametrize("variant", slow_but(["first_order"], ["first_order", "hessian_free"]))
 def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -215,6 +216,7 @@ class DoubleTurn:
         self.learner = learner
 
 
+@pytest.mark.slow
 def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: Simulate) -> None:
     fedavg = simulate("fedavg", **ALL_TAKE_PART, **{"method.weights": "uniform"})
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
@@ -264,7 +266,7 @@ def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tenso
 
 def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:
     """The pull is towards what was received, not towards the client's own new global model."""
-    one = {"train.rounds": 1, "train.momentum": 0.0}
+    one = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10}
     weak, strong = (simulate("ditto", **one, **{"method.lam": lam}) for lam in (0.0, 10.0))
     client = weak.participants(1)[0]
     moved = [(s.private(client)[DITTO] - s.federation.initial).norm() for s in (weak, strong)]
@@ -367,6 +369,7 @@ BATCHNORM = {
 }
 
 
+@pytest.mark.slow
 def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulate) -> None:
     simulation = simulate("apfl", play=False, **BATCHNORM)
     simulation.run_round()
@@ -378,6 +381,7 @@ def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulat
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
+@pytest.mark.slow
 def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Simulate) -> None:
     rows = []
     for a in (0.0, 1e-12):  # a step so small that the outer pass sees the same model

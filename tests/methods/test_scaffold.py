@@ -80,6 +80,7 @@ def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulat
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     fedavg, scaffold = simulate("fedavg", **UNIFORM, **PLAIN), simulate("scaffold", **PLAIN)
     assert not torch.equal(fedavg.server.row, scaffold.server.row)
@@ -110,6 +111,7 @@ def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulat
         torch.testing.assert_close(kept[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     """A single client: c = c_k from its first turn on, so that it is central SGD."""
     one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
@@ -117,6 +119,7 @@ def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_layer_is_fedavg_and_all_layers_are_scaffold_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.momentum": 0.9}
     fedavg = simulate("fedavg", **shared, **UNIFORM)

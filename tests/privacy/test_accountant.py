@@ -37,6 +37,7 @@ def test_rdp_is_opacus_stepped_one_by_one() -> None:
     assert epsilon_rdp(HISTORY, DELTA) == pytest.approx(oracle.get_epsilon(DELTA), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_prv_is_opacus_and_tighter() -> None:
     oracle = PRVAccountant()
     oracle.history = list(HISTORY)

@@ -16,6 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
+from tests.marks import slow_but
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
 from tests.simulation.small import settings
 
@@ -63,6 +64,7 @@ def test_the_ledger_composes_over_the_holders_of_every_sample(name: str, options
         assert ledger.spent(str(client)) == pytest.approx(epsilon_, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     """Epsilon, the noise for it and the check before the run are those of the sample that its holders spend most on."""
     shared = {"data.partition.name": "class_dir_min1", "data.clients": 4, "train.rounds": 2, "train.participation": 1.0}
@@ -97,7 +99,7 @@ def test_a_sample_dealt_to_one_client_twice_is_refused(monkeypatch: pytest.Monke
         build(load_config(None, settings("fedavg", **SAMPLE, **{"data.partition.name": "iid"})))
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("accountant", slow_but(["rdp"], ["rdp", "prv"]))
 def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     """Of all, none spends more, and one spends nearly as much; the hardest is not the one that a first guess would take."""
     plans = [((0.1, 20), (0.1, 25)), ((0.3, 5),), ((0.05, 40), (0.1, 20), (0.02, 100)), ((0.2, 12),), ((0.02, 900),)]
@@ -106,6 +108,7 @@ def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     assert 4.0 - 0.011 <= max(spent) <= 4.0
 
 
+@pytest.mark.slow
 def test_no_history_spends_more_than_the_dearest_by_prv() -> None:
     histories = [((1.0, rate, 30),) for rate in np.linspace(0.05, 0.06, 12).tolist()]
     most, history = dearest(histories, 1e-5, "prv")

@@ -16,6 +16,7 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
+from tests.marks import slow_but
 from tests.simulation.conftest import Stopped
 from tests.simulation.small import SILENT, computed, config, flags, play, resume, settings
 
@@ -42,9 +43,10 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     assert "trusted" in said["holds_if"] and said["epsilon_prv"] <= said["epsilon"]
 
 
+@pytest.mark.slow
 def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
     """fedrep has two phases a turn: both look at the data, so both count, on the accounts of the participants."""
-    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
+    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE, **{"data.limit": 700})
     simulation, uploads = seen
     turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     said = simulation.statement()
@@ -67,7 +69,9 @@ def run_with_taps(folder: Path, method: str, **overrides: Any) -> tuple[Any, lis
     return simulation, uploads
 
 
-@pytest.mark.parametrize(("method", "private"), [("fedavg", CLIENT), ("fedrep", SAMPLE)], ids=["client", "sample"])
+@pytest.mark.parametrize(
+    ("method", "private"), slow_but(["fedavg"], [("fedavg", CLIENT), ("fedrep", SAMPLE)]), ids=["client", "sample"]
+)
 def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, private: dict[str, Any]) -> None:
     play(tmp_path / "whole", method, **private)
 
@@ -85,7 +89,7 @@ def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, priv
 
 @pytest.mark.parametrize(
     ("method", "private"),
-    [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample"})],
+    slow_but(["fedavg"], [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample", "data.limit": 500})]),
     ids=["client", "sample"],
 )
 def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private: dict[str, Any]) -> None:

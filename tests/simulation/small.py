@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, load_config
+from fedpriv.files import load_json, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
@@ -78,7 +79,7 @@ def computed(folder: Path) -> dict[str, Any]:
     found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None}
     found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
-    found["summary"] = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "seconds")}
+    found["summary"] = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "seconds", "sha256")}
     found["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
     found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
     return found
@@ -86,11 +87,43 @@ def computed(folder: Path) -> dict[str, Any]:
 
 def _timeless(record: dict[str, Any]) -> dict[str, Any]:
     metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
-    return {**record, "time_ms": None, "metrics": metrics}
+    return {**record, "time_ms": None, "metrics": metrics, "sha256": None}
 
 
 def facts(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "run.json").read_text()))
+
+
+def damage(path: Path, how: str) -> None:
+    """``flipped`` (a bit in the middle), ``torn`` (after two thirds), ``empty`` or ``removed``."""
+    data = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "flipped":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    else:
+        path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
+
+
+def without_checksums(folder: Path) -> None:
+    """Make a run folder one that an earlier version wrote, in which only checkpoints have checksums."""
+    for file in folder.glob("payloads/*/SHA256SUMS"):
+        file.unlink()
+    metrics = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(_earlier(line)) + "\n" for line in lines))
+    for path in (folder / "run.json", *folder.glob("summary.json")):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in values.items() if key not in ("sha256", "data_hash")}, indent=1))
+    for path in (folder / "checkpoints").glob("round-*.json"):
+        body = load_json(path)
+        body["progress"]["record"] = _earlier(body["progress"]["record"])
+        save_json(path, body)
+
+
+def _earlier(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("payloads", "sha256")}
 
 
 def rounds_recorded(folder: Path) -> list[int]:

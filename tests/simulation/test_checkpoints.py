@@ -13,8 +13,8 @@ import torch
 
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError
-from fedpriv.files import Damaged, load_tensors, save_tensors
-from fedpriv.server.checkpoint import Checkpoints, Progress, _digest
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.server.checkpoint import Checkpoints, Progress
 
 KILOBYTE = 1024
 
@@ -97,10 +97,9 @@ def test_a_checkpoint_that_lists_its_clients_beside_the_server_is_read(tmp_path:
     first, progress = made(tmp_path), Progress(round=1)
     first.commit(progress, state(1))
     path = tmp_path / "server" / "round-000001.json"
-    body = json.loads(path.read_text())
+    body = load_json(path)
     body["progress"]["clients"] = {"11": 1, "2": 1}
-    del body["sha256"]
-    path.write_text(json.dumps({**body, "sha256": _digest(body)}))
+    save_json(path, body)
     save_tensors(tmp_path / "server" / "server-000001.safetensors", state(1))
     for client in (2, 11):
         store(first).keep(client, 1, state(client))

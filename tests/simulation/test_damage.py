@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import PIL.Image
 import pytest
+import torch
 import yaml
 from click.testing import Result
 
-from tests.simulation.small import computed, facts
+from fedpriv.data.dataset import Dataset
+from fedpriv.server.run_folder import RunFolder
+from tests.simulation.small import computed, damage, facts, play, without_checksums
 
 Fedpriv = Callable[..., Result]
 
@@ -18,17 +24,6 @@ Fedpriv = Callable[..., Result]
 def newest(folder: Path, what: str) -> Path:
     """The newest server, round or client file."""
     return max(folder.glob(f"c*/{what}-*"), key=lambda path: path.stem.rpartition("-")[2])
-
-
-def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    if how == "removed":
-        path.unlink()
-    elif how == "flipped":
-        middle = len(data) // 2
-        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    else:
-        path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
 
 
 @pytest.mark.parametrize(
@@ -129,3 +124,115 @@ def test_a_torn_last_line_of_metrics_is_no_record(halfway: Path, whole: Path, fe
     assert fedpriv("resume", halfway).exit_code == 0
     assert computed(halfway) == computed(whole)
     assert [json.loads(line)["round"] for line in metrics.read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["torn", "flipped", "removed", "empty"])
+def test_a_damaged_partition_is_written_again(halfway: Path, whole: Path, fedpriv: Fedpriv, how: str) -> None:
+    """The config says what it was, and `run.json` that this is it."""
+    damage(halfway / "partition.safetensors", how)
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 0, result.output
+    assert "partition.safetensors" in result.stderr and "it is written again" in result.stderr
+    assert computed(halfway) == computed(whole)
+
+
+@pytest.mark.parametrize("how", ["torn", "flipped", "removed", "empty"])
+@pytest.mark.parametrize("what", ["client", "report", "download", "SHA256SUMS"])
+def test_a_damaged_message_is_named(halfway: Path, fedpriv: Fedpriv, what: str, how: str) -> None:
+    broken = sorted(halfway.glob(f"payloads/round-0001/{what}*"))[0]
+    damage(broken, how)
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 1, result.output
+    assert broken.name in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", ["partition.safetensors", "payloads/round-0001/client-*", "run.json", "config.yaml"])
+@pytest.mark.parametrize("command", ["attack", "audit"])
+def test_nothing_is_attacked_in_a_damaged_folder(
+    whole: Path, tmp_path: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, command: str, file: str
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    (broken,) = sorted(folder.glob(file))[:1]
+    if broken.name == "config.yaml":
+        broken.write_text(broken.read_text().replace("lr: 0.05", "lr: 0.04"))
+    else:
+        damage(broken, "flipped")
+    for control in ("fedpriv.audit.report._text_controls", "attacks.lab.attempts.run_controls"):
+        monkeypatch.setattr(control, lambda *_, **__: pytest.fail("a control was played"))
+    result = fedpriv(*{"attack": ("attack", "analytic", "--run"), "audit": ("audit",)}[command], folder)
+    assert result.exit_code in (1, 2), result.output
+    assert broken.name in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_the_run_json_of_a_run_that_has_begun_must_be_there(halfway: Path, fedpriv: Fedpriv) -> None:
+    """It says which data the run began with."""
+    (halfway / "run.json").unlink()
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 1
+    assert "run.json is missing" in result.stderr
+
+
+def test_the_state_of_another_round_is_not_taken_for_this_ones(halfway: Path, whole: Path, fedpriv: Fedpriv) -> None:
+    (older, newer) = sorted(halfway.glob("checkpoints/server-*"))
+    newer.write_bytes(older.read_bytes())
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 0 and newer.name in result.stderr
+    assert computed(halfway) == computed(whole)
+
+
+def test_a_finished_run_has_a_summary(whole: Path, tmp_path: Path, fedpriv: Fedpriv) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    for how, code in (("flipped", (1, 2)), ("removed", (2,))):
+        damage(folder / "summary.json", how)
+        result = fedpriv("compare", folder)
+        assert result.exit_code in code and "summary.json" in result.stderr, result.output
+
+
+def test_what_a_client_spent_is_known_when_it_goes_on(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clip": 1.0, "train.rounds": 1, "data.limit": 100}
+    play(tmp_path / "run", "fedavg", **private)
+    RunFolder(tmp_path / "run").update_facts(status="interrupted")
+    (broken, *_) = sorted(tmp_path.glob("run/clients/spent-*"))
+    damage(broken, "removed")
+    result = fedpriv("resume", tmp_path / "run")
+    assert result.exit_code == 1 and f"{broken.name} is missing" in result.stderr, result.output
+
+
+def test_other_data_of_the_same_size_are_refused(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    """The same labels, hence the same partition; one pixel of one image is another."""
+    for number in range(24):
+        path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (8, 8), number * 9).save(path)
+    data = {"data.name": str(tmp_path / "photos"), "data.clients": 2, "data.partition.name": "iid", "train.participation": 0.5}
+    play(tmp_path / "run", "fedavg", **data, **{"train.rounds": 1})
+    RunFolder(tmp_path / "run").update_facts(status="interrupted")
+    image = PIL.Image.open(path)
+    image.putpixel((3, 3), 1)
+    image.save(path)
+    for command in (("resume",), ("attack", "analytic", "--run")):
+        result = fedpriv(*command, tmp_path / "run")
+        assert result.exit_code == 2, result.output
+        assert (
+            "the data are not those the run began with (data " in result.stderr and len(result.stderr.strip().splitlines()) == 1
+        )
+    without_checksums(tmp_path / "run")  # an earlier version did not say what they were
+    assert fedpriv("resume", tmp_path / "run").exit_code == 0
+
+
+def test_the_digest_of_samples_covers_labels_images_texts_and_classes() -> None:
+    images, labels = (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.ones(2, 1, 2, 2, dtype=torch.uint8)), torch.arange(3)
+    base = Dataset("a", labels, labels[:2], ("x", "y", "z"), "mlp", images, (("a", "b", "c"), ("d", "e")))
+    others = [
+        replace(base, train_labels=labels.flip(0)),
+        replace(base, test_labels=labels[1:]),
+        replace(base, classes=("x", "y", "w")),
+        replace(base, images=(images[0] + 1, images[1])),
+        replace(base, images=(images[0], images[1] * 2)),
+        replace(base, images=(images[0].view(3, 1, 4, 1), images[1])),
+        replace(base, images=None),
+        replace(base, texts=(("a", "b", "c"), ("d", "f"))),
+        replace(base, texts=(("a", "bc"), ("d", "e"))),
+    ]
+    assert len({one.hash for one in (base, *others)}) == 1 + len(others)
+    assert replace(base, name="b", mean=(0.5,)).hash == base.hash

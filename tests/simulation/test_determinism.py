@@ -156,6 +156,7 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> None:
     overrides = {"model.name": "resnet18", "data.partition.name": "iid", "train.batch_size": 143, "train.participation": 0.1}
     run = simulation(tmp_path / "run", "fedavg", **overrides)

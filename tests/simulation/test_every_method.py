@@ -21,22 +21,22 @@ from tests.simulation.small import computed, facts, flags
 from tests.simulation.small import simulation as prepare
 
 METHODS = slow_but(FEW, sorted(methods()))
-FOUR_ROUNDS = {"train.rounds": 4, "eval.last": 2, "data.limit": 400}
+THREE_ROUNDS = {"train.rounds": 3, "eval.last": 2, "data.limit": 400}
 TINY = {"data.clients": 4, "data.limit": 200, "train.participation": 1.0, "model.projection": 8}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     folder = tmp_path / "run"
-    command = ["train", *flags(method, **FOUR_ROUNDS), "--run-dir", folder]
-    moments = [("round-000002", True), ("server-000003", True)]  # between two rounds, and within the end of one
+    command = ["train", *flags(method, **THREE_ROUNDS), "--run-dir", folder]
+    moments = [("round-000001", True), ("server-000002", True)]  # between two rounds, and within the end of one
     for path, after in moments:
         ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, after, path)).wait()
         assert ended.code < 0, ended.err
         command = ["resume", folder]
     ended = Process(tmp_path, *command).wait()
     assert ended.code == 0 and facts(folder)["status"] == "finished", ended.err
-    assert computed(folder) == computed(reference(method, **FOUR_ROUNDS))
+    assert computed(folder) == computed(reference(method, **THREE_ROUNDS))
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,13 @@ def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Si
     assert torch.equal(simulation.server.row, before)
 
 
+def plays(objective: str, aggregation: str) -> bool:
+    """Whether this pair plays a round: each half with several of the other, and all pairs that exchange statistics."""
+    places = sorted(objectives()).index(objective) + sorted(aggregations()).index(aggregation)
+    client, server = objectives()[objective], aggregations()[aggregation]
+    return places % 4 == 0 or bool(client.reads & server.writes) or bool(server.reads & client.writes)
+
+
 @pytest.mark.parametrize("aggregation", sorted(aggregations()))
 @pytest.mark.parametrize("objective", slow_but(["cross-entropy"], sorted(objectives())))
 def test_any_objective_goes_with_any_aggregation(simulate: Callable[..., Simulation], objective: str, aggregation: str) -> None:
@@ -101,7 +108,7 @@ def test_any_objective_goes_with_any_aggregation(simulate: Callable[..., Simulat
     # FedNova knows no step weight for momentum and a proximal term together, and says so (test_fednova.py).
     halves = {**TINY, "objective": objective, "aggregation": aggregation, "train.rounds": 1, "train.momentum": 0.0}
     if client.reads <= server.writes and server.reads <= client.writes:
-        simulation = simulate("fedavg", **halves)
+        simulation = simulate("fedavg", play=plays(objective, aggregation), **halves)
         assert torch.isfinite(simulation.server.row).all()
     else:
         with pytest.raises(Exception, match=r"needs .*, which .* does not send") as caught:

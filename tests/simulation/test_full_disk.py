@@ -70,7 +70,7 @@ def assert_clear(text: str, names: str, reason: str = "No space left on device")
 @pytest.mark.parametrize(
     ("pattern", "number", "names"),
     [
-        ("partition", 1, "the beginning of the run"),
+        ("partition", 1, "the partition"),
         (r"run\.json", 1, "the beginning of the run"),
         (r"run\.json", 2, "run.json"),
         ("broadcast", 1, "the payloads of round 0"),

@@ -65,6 +65,7 @@ def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..
     assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
 
 
+@pytest.mark.slow
 def test_killed_at_each_old_file_that_goes(tmp_path: Path, reference: Callable[..., Path]) -> None:
     sabotages = (partial(die_at, "unlink", number, bool(number % 2)) for number in count(1))
     folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 6})
@@ -72,6 +73,7 @@ def test_killed_at_each_old_file_that_goes(tmp_path: Path, reference: Callable[.
     assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
 
 
+@pytest.mark.slow
 def test_killed_while_a_line_of_metrics_is_written(tmp_path: Path, reference: Callable[..., Path]) -> None:
     shares = iter([0, 0.5, 0.999, 1, 0.5])
     sabotages = (partial(die_at_record, 3, next(shares, 1)) for _ in count())

@@ -71,7 +71,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: P
 @pytest.mark.parametrize("method", slow_but(FEW, [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"]))
 def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
     """Of any method: neither tensors of that branch, nor statistics of them."""
-    outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS))
+    outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS, **{"train.rounds": 1}))
     assert outcome.summary is not None and outcome.summary["accuracy"] is not None
     data = simulation(tmp_path / "again", method, **pairs(folder)).federation.data
     kept = PayloadStore(outcome.folder.payloads)

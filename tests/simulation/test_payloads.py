@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedpriv.server.payloads import PayloadStore, rounds_to_keep
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.mirror import ARTIFACTS
 from fedpriv.wire import Sealed
-from tests.simulation.small import computed, config, flags, play, resume, simulation
+from tests.simulation.small import computed, config, damage, flags, play, resume, simulation, without_checksums
 
 ALL = {"wire.keep_payloads": "all"}
 MASK = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
@@ -141,6 +142,7 @@ def test_a_resumed_run_may_be_told_to_keep_more(halfway: Path) -> None:
 
 
 def test_a_run_begun_before_payloads_were_kept(halfway: Path) -> None:
+    without_checksums(halfway)
     shutil.rmtree(halfway / "payloads")
     file = halfway / "config.yaml"
     file.write_text(file.read_text().replace("  keep_payloads: default\n", ""))
@@ -153,7 +155,7 @@ def test_a_run_begun_before_payloads_were_kept(halfway: Path) -> None:
 def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
     result = fedpriv("train", *flags("fedrep", **{"train.rounds": 1}), "--keep-payloads", "1", "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    sizes = [path.stat().st_size for path in (tmp_path / "run" / "payloads").rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in (tmp_path / "run" / "payloads").rglob("*.safetensors")]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["payloads"] == {"bytes": sum(sizes), "files": 8} and len(sizes) == 8
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("sealed payloads kept")]
@@ -167,15 +169,56 @@ def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:
     assert not sent & set((folder / "payloads").rglob("*"))
 
 
+@pytest.mark.parametrize("of", ["now", "an earlier version"])
+def test_files_with_other_names_are_ignored(tmp_path: Path, reference: Callable[..., Path], of: str) -> None:
+    run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
+    if of != "now":
+        without_checksums(run)
+    store = PayloadStore.of(RunFolder(run))
+    before = kept(store)
+    folder, upload = run / "payloads" / "round-0001", next((run / "payloads" / "round-0001").glob("client-*"))
+    strange = ["client-abc", "client-1", "client-00001", "client-\u0661\u0661\u0661\u0661", f"{upload.stem} (1)", "report-"]
+    for name in (*(f"{stem}.safetensors" for stem in strange), f"{upload.name}.part", "notes.txt"):
+        (folder / name).write_bytes(upload.read_bytes())
+    for name in ("round-1x", "round-", "round-001", "round-99999999999", "other"):
+        (run / "payloads" / name).mkdir()
+    (run / "payloads" / "round-0009").write_text("a file")
+    again = PayloadStore.of(RunFolder(run))
+    again.verify()
+    assert kept(again) == before
+
+
+@pytest.mark.parametrize("how", ["flipped", "torn", "empty", "removed"])
+@pytest.mark.parametrize("name", ["client-*", "report-*", "download*", "SHA256SUMS", ""])
+def test_every_kept_message_has_a_checksum(tmp_path: Path, reference: Callable[..., Path], name: str, how: str) -> None:
+    run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
+    file = sorted(run.glob(f"payloads/round-0002/{name}" if name else "payloads/round-0000/broadcast*"))[0]
+    damage(file, how)
+    with pytest.raises(Damaged, match=file.name) as caught:
+        PayloadStore.of(RunFolder(run)).verify()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_list_of_what_was_kept_is_in_the_form_of_sha256sum(reference: Callable[..., Path]) -> None:
+    for file in sorted((reference("mpfedcon") / "payloads").glob("*/SHA256SUMS")):
+        listed = dict(reversed(line.split("  ")) for line in file.read_text().splitlines())
+        assert listed == {path.name: sha256(path.read_bytes()).hexdigest() for path in file.parent.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("of", ["now", "an earlier version"])
 @pytest.mark.parametrize("how", ["torn", "empty", "foreign", "another client's", "another round's", "the way down", "a folder"])
-def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path], how: str) -> None:
-    store = PayloadStore(Path(shutil.copytree(reference("mpfedcon") / "payloads", tmp_path / "payloads")))
+def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path], how: str, of: str) -> None:
+    run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
+    if of != "now":
+        without_checksums(run)
+    store = PayloadStore.of(RunFolder(run))
+    assert len(store.sums) == (4 if of == "now" else 0)
     client, other = store.clients(2)[:2]
-    folder = tmp_path / "payloads" / "round-0002"
+    folder = run / "payloads" / "round-0002"
     file = folder / f"client-{client:04d}.safetensors"
     sources = {
         "another client's": folder / f"client-{other:04d}.safetensors",
-        "another round's": tmp_path / "payloads" / "round-0003" / f"client-{store.clients(3)[0]:04d}.safetensors",
+        "another round's": run / "payloads" / "round-0003" / f"client-{store.clients(3)[0]:04d}.safetensors",
         "the way down": folder / "download.safetensors",
         "foreign": reference("mpfedcon") / "weights" / "server.safetensors",
     }

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +18,7 @@ from click.testing import Result
 
 from fedpriv.errors import UsageError
 from fedpriv.server.run_folder import RunFolder
-from tests.simulation.processes import Process, become_nobody
+from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 
 Fedpriv = Callable[..., Result]
@@ -95,9 +99,53 @@ def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None
 def test_a_run_that_another_process_plays_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     started = simulation(folder, "fedavg")
-    with started.folder.alone(), pytest.raises(UsageError, match="another process is running"):
+    with started.folder.alone(), pytest.raises(UsageError, match=rf"process {os.getpid()} on {socket.gethostname()} is running"):
         resume(folder)
     assert resume(folder).summary is not None
+
+
+def test_the_folder_of_a_run_is_its_own_from_the_moment_it_is_made(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    """Else a second `train` there may play its config in a folder that says another."""
+    wanted = config("fedavg", run_dir=str(tmp_path / "run"))
+    with RunFolder.begin(wanted, tmp_path) as folder:
+        before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        for command in (("train", *flags("local"), "--run-dir", folder.path), ("resume", folder.path)):
+            result = fedpriv(*command)
+            assert result.exit_code == 2
+            assert f"process {os.getpid()} on" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+        assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+    assert resume(folder.path).summary is not None
+
+
+def test_of_two_that_begin_at_once_one_plays(tmp_path: Path) -> None:
+    """Each waits until the other has looked whether there is a run."""
+    both, outcomes = threading.Barrier(2), dict[str, str]()
+
+    def begin(method: str) -> None:
+        both.wait()
+        try:
+            with RunFolder.begin(config(method, run_dir=str(tmp_path / "run")), tmp_path):
+                outcomes[method] = "plays"
+                time.sleep(0.2)
+        except UsageError as error:
+            outcomes[method] = str(error)
+
+    threads = [threading.Thread(target=begin, args=(method,)) for method in ("fedavg", "local")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (player,) = [method for method, what in outcomes.items() if what == "plays"]
+    assert RunFolder(tmp_path / "run").config().method.name == player
+    assert any("is running the run in" in what for what in outcomes.values())
+
+
+@pytest.mark.slow
+def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+    ended = Process(tmp_path, "train", *flags("fedavg"), "--run-dir", tmp_path / "run", sabotage=partial(die_within, 0.1)).wait()
+    assert ended.code < 0
+    assert (tmp_path / "run" / ".run.lock").read_text().startswith("process ")
+    assert resume(tmp_path / "run").summary is not None
 
 
 def test_a_line_of_metrics_is_on_the_disk_before_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
+from tests.marks import FEW, slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, resume, simulation
 from tests.simulation.texts_and_pairs import METHODS, texts, write_texts
@@ -50,6 +51,7 @@ def uploads_of(run: Simulation) -> list[Sealed]:
     return up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "tune"), [("fedavg", {}), ("fedavg", LORA), ("mpfedcon", HEAD)], ids=["full", "lora", "head"])
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, file: Path, method: str, tune: dict[str, Any]) -> None:
     overrides = texts(file, **tune, **{"train.rounds": 3})
@@ -65,7 +67,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, file: Pat
     assert computed(folder) == computed(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(FEW, METHODS))
 @pytest.mark.parametrize("tune", [{}, LORA, HEAD], ids=["full", "lora", "head"])
 def test_a_method_made_for_images(tmp_path: Path, file: Path, method: str, tune: dict[str, Any]) -> None:
     outcome = play(tmp_path / "run", method, **texts(file, **tune))

@@ -313,6 +313,7 @@ def test_private_steps_are_in_float32(simulate: Simulate, clipping: str) -> None
         simulate("fedavg", play=False, **private, **{"train.precision": "bfloat16"})
 
 
+@pytest.mark.slow
 def test_private_steps_warm_up(simulate: Simulate) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
     rows = [simulate("fedavg", **private, **{"train.warmup_steps": steps}).server.row for steps in (0, 3, 10**6)]

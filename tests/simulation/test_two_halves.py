@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.marks import slow_but
 from tests.simulation.small import play
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -33,7 +32,8 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{**line["per_client"], **{name: line["metrics"].get(name) for name in measured}} for line in lines]
 
 
-@pytest.mark.parametrize(("method", "options"), slow_but(["mpfedcon"], CASES), ids=[method for method, _ in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "options"), CASES, ids=[method for method, _ in CASES])
 def test_two_processes_that_share_a_pipe_end_where_one_ends(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     play(whole, method, **options, **{"wire.keep_payloads": "all", "train.participation": 0.5})

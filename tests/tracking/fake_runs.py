@@ -59,7 +59,7 @@ def make_run(
     config = {
         "method": {"name": method, "mu": 5},
         "data": {"name": dataset, "clients": clients, "partition": {"name": "classes", "alpha": 0.5}},
-        "train": {"rounds": rounds, "lr": 0.01},
+        "train": {"rounds": max(1, rounds), "lr": 0.01},
         "wire": {"transforms": [{"name": "clip", "norm": 1.0}]},
         "tracking": {"uri": uri, "experiment": "fedpriv"},
         "seed": seed,

@@ -14,7 +14,7 @@ from fedpriv.tracking import find_run, flatten, read_records
 
 
 def test_records_of_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, rounds=2)
+    folder = make_run(tmp_path, rounds=2, status="running")
     append(folder, line(3), torn=True)
     assert [record["round"] for record in read_records(folder)] == [0, 1, 2]
     append(folder, line(2, seed=9))  # sticks to the torn line, and is lost with it

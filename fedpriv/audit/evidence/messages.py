@@ -28,7 +28,8 @@ from fedpriv.files import Damaged
 from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.setup import Federation, rebuild
+from fedpriv.simulation.reopening import damaged_partition, reopened
+from fedpriv.simulation.setup import Federation
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.coding import decoded, is_model
 from fedpriv.wire.message import Refused
@@ -66,30 +67,25 @@ class Evidence:
 
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.
+        Damaged: a file of the run is not what was written.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
-        self.store = PayloadStore(self.folder.payloads)
-        try:
-            rounds = self.store.rounds()
-        except ValueError:
-            raise UsageError(f"{self.folder.payloads} holds a file or a folder with another name than fedpriv gives") from None
-        if not rounds:
+        self.store = PayloadStore.of(self.folder)
+        if not self.store.rounds():
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
-        self.config = self.folder.config()
+        config = self.folder.config()
+        self.config = config.model_copy(update={"executor": config.executor.here()})
         self._victims: dict[frozenset[str], Victim] = {}
 
     @cached_property
     def federation(self) -> Federation:
-        """Data, net and method, rebuilt from the config."""
-        federation = rebuild(self.folder, self.config)
-        then, now = self.folder.facts.get("partition_hash"), federation.data.partition.hash()
-        if then != now:
-            raise UsageError(
-                f"{self.folder.path}: the data have changed since the run (partition {now[:12]}, then {str(then)[:12]})"
-            )
+        """Data, net and method, rebuilt from the config; :class:`UsageError` where they are not the run's."""
+        federation = reopened(self.folder, self.config)
+        if (damage := damaged_partition(self.folder)) is not None:
+            raise Damaged(damage)
         return federation
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
@@ -115,12 +111,9 @@ class Evidence:
             UsageError: the data are not those the run was trained on.
             Damaged: a message is not what was written, or does not fit the run's net.
         """
+        self.store.verify()
         for round, client in self.messages():
             self.message(round, client)
-        try:
-            self.folder.records()
-        except ValueError:
-            raise Damaged(f"{self.folder.path}/metrics.jsonl is damaged") from None
 
     def message(self, round: int, client: int) -> Message:
         """One message.

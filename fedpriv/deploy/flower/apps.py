@@ -88,9 +88,9 @@ class FlowerGrid:
                     yield client, "its node is not connected"
             self._absent -= set(sent.values())
             for reply in self._grid.pull_messages(list(sent)) if sent else ():
-                client = sent.pop(reply.metadata.reply_to_message_id, None)
-                if client is not None:
-                    yield client, _answer(reply)
+                answering = sent.pop(reply.metadata.reply_to_message_id, None)
+                if answering is not None:
+                    yield answering, _answer(reply)
             if waiting or sent:
                 time.sleep(POLL)
 

@@ -1,0 +1,245 @@
+"""Workers on a Ray cluster: processes on any of its machines, each with a federation that it builds from the run's config.
+
+They share no disk with the server. A client's private state travels with its task and back, so that any worker can run it next,
+and the run folder has all states, as with other executors.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from fedpriv.client.store import ClientStore
+from fedpriv.config import ExecutorConfig, RunConfig
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.simulation.executors.sequential import Executor, LocalExecutor, Warn
+from fedpriv.simulation.executors.spread import MOST_DEATHS, Spread, Task, TaskResult, Worker, result_of
+from fedpriv.simulation.reopening import hashes
+from fedpriv.simulation.setup import Federation, build
+from fedpriv.wire import Sealed
+
+PATIENCE = 300.0
+"""Seconds without a worker that starts, after which the run stops."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+Files = Mapping[str, bytes]
+"""Of a client's store: name -> contents."""
+
+
+class RayWorkers(Spread):
+    """Spreads a round's groups over actors of a Ray cluster.
+
+    A worker that dies is replaced, wherever the cluster has room, and its group runs again. A machine that joins is used from the
+    next round on.
+
+    Args:
+        make: makes the executor that each worker runs.
+        settings: ``ray_address``: of the cluster; ``None``: one of this machine alone, which ends with this process.
+            ``ray_workers``: number of workers; ``None``: one for each core of the cluster.
+        warn: called when a worker dies.
+
+    Raises:
+        UsageError: as :func:`connected`.
+    """
+
+    _workers: list[_RemoteWorker]  # type: ignore[assignment]
+
+    def __init__(
+        self, federation: Federation, here: LocalExecutor, settings: ExecutorConfig, store: ClientStore | None, warn: Warn
+    ) -> None:
+        self._ray = connected(settings.ray_address)
+        super().__init__(federation, here, settings.ray_workers or self._cores(), store, warn)
+        self._fixed = settings.ray_workers is not None
+        self._actor = self._ray.remote(num_cpus=1, max_restarts=0)(_Actor)
+        self._broadcast: Any = None
+        self._sent: tuple[Sealed, Any] | None = None
+        self._failed_starts = 0
+
+    def welcome(self, broadcast: Sealed) -> None:
+        super().welcome(broadcast)
+        self._broadcast = self._ray.put(broadcast)
+        for worker in self._workers:
+            worker.actor.welcome.remote(self._broadcast)
+
+    def close(self) -> None:
+        super().close()
+        self._sent = None
+
+    def _spread(self, instruction: Any, test: bool) -> Any:
+        if not self._fixed:
+            self._number = self._cores()
+        return super()._spread(instruction, test)
+
+    def _cores(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def _worker(self) -> _RemoteWorker:
+        actor = self._actor.remote(self.federation.config, hashes(self.federation), self._broadcast)
+        return _RemoteWorker(self._ray, actor, self._message, self.store)
+
+    def _message(self, sealed: Sealed | None) -> Any:
+        """What every client of a round is sent, in the cluster's memory: it is copied once to each machine."""
+        if sealed is None:
+            return None
+        if self._sent is None or self._sent[0] is not sealed:
+            self._sent = sealed, self._ray.put(sealed)
+        return self._sent[1]
+
+    def _ready(self) -> Sequence[Worker]:
+        awaited = {worker.awaited: worker for worker in self._workers if worker.awaited is not None}
+        done, _ = self._ray.wait(list(awaited), num_returns=1, timeout=PATIENCE)
+        if not done and not any(worker.task for worker in self._workers):
+            raise FedprivError(
+                f"no worker has started in {PATIENCE:g} s: the Ray cluster has {self._ray.cluster_resources().get('CPU', 0):g} "
+                "cores; `ray status` shows who uses them"
+            )
+        ready: list[Worker] = []
+        for worker in (awaited[one] for one in done):
+            if worker.started:
+                ready.append(worker)
+            elif not worker.has_started():
+                self._failed_starts += 1
+                worker.close()
+                self._workers[self._workers.index(worker)] = self._worker()
+                if self._failed_starts == MOST_DEATHS:
+                    raise FedprivError(f"{MOST_DEATHS} workers died while they started, the last: {worker.exit_reason}")
+                self._warn(f"{worker.name} {worker.exit_reason} while it started; another one starts")
+        return ready
+
+
+class _RemoteWorker(Worker):
+    """An actor, and what is awaited of it.
+
+    Attributes:
+        awaited: the reference of its start or its result; ``None``: it waits for a task.
+    """
+
+    started = False
+
+    def __init__(self, ray: Any, actor: Any, message: Any, store: ClientStore | None) -> None:
+        self.actor, self.name = actor, "a worker of the Ray cluster"
+        self._ray, self._message, self._store = ray, message, store
+        self._why = "ended"
+        self.awaited = actor.start.remote()
+
+    def has_started(self) -> bool:
+        """Whether it is there; ``False``: it is dead.
+
+        Raises:
+            UsageError: it cannot build the federation, or has other data.
+        """
+        try:
+            self.name, error = self._ray.get(self.awaited)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            return self._died(error)
+        if error is not None:
+            raise UsageError(f"{self.name}: {error}")
+        self.awaited, self.started = None, True
+        return True
+
+    def begin(self, task: Task) -> None:
+        self.task, instruction = task, task.instruction
+        states = {}
+        if self._store is not None:
+            states = {client: self._store.export(client, instruction.last.get(client)) for client in instruction.clients}
+        bare = replace(task, instruction=replace(instruction, message=None))
+        self.awaited = self.actor.play.remote(bare, self._message(instruction.message), states)
+
+    def end(self) -> TaskResult | None:
+        task, self.task = self.task, None
+        assert task is not None
+        try:
+            result, states = self._ray.get(self.awaited)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            self._died(error)
+            return None
+        self.awaited = None
+        if self._store is not None:
+            for files in states.values():
+                self._store.take(files)
+        assert isinstance(result, TaskResult)
+        return result
+
+    def close(self) -> None:
+        with suppress(Exception):  # it is dead, or the cluster is gone
+            self._ray.kill(self.actor)
+
+    @property
+    def exit_reason(self) -> str:
+        return self._why
+
+    def _died(self, error: BaseException) -> bool:
+        self._why = f"ended ({type(error).__name__})"
+        self.close()
+        return False
+
+
+class _Actor:
+    """A worker, where it runs. It keeps its clients' states in a folder of its own only while they train."""
+
+    def __init__(self, config: RunConfig, data: Mapping[str, str], broadcast: Sealed | None) -> None:
+        self._config, self._data, self._broadcast = config, data, broadcast
+        self._warnings: list[str] = []
+
+    def start(self) -> tuple[str, str | None]:
+        """Build the federation; its name, and what is wrong, in a line."""
+        from fedpriv.simulation.executors.build import in_this_process
+
+        name = f"the Ray worker {os.getpid()} on {socket.gethostname()}"
+        torch.set_num_threads(1)
+        try:
+            federation = build(self._config)
+        except FedprivError as error:
+            return name, str(error)
+        if hashes(federation) != self._data:
+            return name, "it has other data than the process that started the run"
+        self._folder = TemporaryDirectory(prefix="fedpriv-")
+        self._store = ClientStore(Path(self._folder.name), memory=0)
+        self._executor: Executor = in_this_process(federation, self._store, self._warnings.append)
+        if self._broadcast is not None:
+            self._executor.welcome(self._broadcast)
+        return name, None
+
+    def welcome(self, broadcast: Sealed) -> None:
+        self._executor.welcome(broadcast)
+
+    def play(self, task: Task, message: Sealed | None, states: Mapping[int, Files]) -> tuple[TaskResult, Mapping[int, Files]]:
+        """Do a task; also the files that its clients keep after it."""
+        for files in states.values():
+            self._store.take(files)
+        task = replace(task, instruction=replace(task.instruction, message=message))
+        result = result_of(task, self._executor, self._warnings)
+        kept = {client: self._store.export(client, task.instruction.round) for client in task.instruction.clients}
+        self._store.clear()
+        return result, kept
+
+
+def connected(address: str | None) -> Any:
+    """The module ``ray``, connected to a cluster; several calls connect once.
+
+    Raises:
+        UsageError: the cluster does not answer, or has another version of Ray.
+    """
+    os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
+    import ray
+
+    if ray.is_initialized():
+        return ray
+    local = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise UsageError(f"the Ray cluster {address}: {' '.join(str(error).split())[:300]}") from None
+    return ray

@@ -1,0 +1,73 @@
+"""Plays runs on a Ray cluster of two nodes on this machine, in a network namespace of its own; called by ``test_ray``.
+
+``python -m tests.simulation.ray_cluster FOLDER CASE...``: a case is a method, ``killed`` or ``removed``. The last line of the
+output has, by case, whether the run equals that of one process, and what the run warned of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedpriv.simulation import run
+from tests.simulation.small import computed, config, play
+
+STATEFUL = "scaffold"
+LONGER = {"train.rounds": 4, "train.participation": 0.6}
+
+
+def on_ray(folder: Path, method: str, on_round: Callable[[dict[str, Any]], None], **options: Any) -> list[str]:
+    """A whole run; its warnings."""
+    said: list[str] = []
+    spread = {"executor.workers": "ray", "executor.ray_workers": 2}
+    run.start(config(method, **options, **spread, run_dir=str(folder)), folder.parent, lambda *given: None, on_round, said.append)
+    return said
+
+
+def a_worker() -> int:
+    """The process id of an actor in this network namespace."""
+    here = os.readlink("/proc/self/ns/net")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if (process / "cmdline").read_bytes().startswith(b"ray::_Actor") and os.readlink(process / "ns/net") == here:
+                return int(process.name)
+    raise LookupError("no worker runs")
+
+
+def main(folder: Path, cases: list[str]) -> dict[str, Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    found = {}
+
+    def disturb(case: str, record: dict[str, Any]) -> None:
+        nonlocal second
+        if case == "killed" and record["round"] == 1:
+            os.kill(a_worker(), signal.SIGKILL)
+        if case == "removed" and record["round"] == 1:
+            cluster.remove_node(second, allow_graceful=False)
+        if case == "removed" and record["round"] == 3:
+            second = cluster.add_node(num_cpus=1)
+
+    for case in cases:
+        method, options = (case, {}) if case not in ("killed", "removed") else (STATEFUL, LONGER)
+        alone, spread = folder / f"{case}-alone", folder / f"{case}-spread"
+        play(alone, method, **options)
+        said = on_ray(spread, method, lambda record, case=case: disturb(case, record), **options)  # type: ignore[misc]
+        found[case] = {"equal": computed(alone) == computed(spread), "said": said}
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2:])))

@@ -1,0 +1,123 @@
+"""``--workers ray``: two nodes end where one process ends, whatever dies on the way. Needs the extra ``cluster``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fedpriv.cli import main
+from fedpriv.client.store import ClientStore
+from fedpriv.config import load_config
+from fedpriv.errors import UsageError
+from fedpriv.methods import methods
+from fedpriv.simulation import executor_choice
+from fedpriv.simulation.setup import build
+from tests.marks import slow_but
+from tests.simulation.small import config
+
+HAS_RAY = find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: uv run --extra cluster pytest")
+ALONE = ["unshare", "--net", "--map-root-user", sys.executable, "-c"]
+"""Ray listens on all interfaces; in a network namespace of its own there is only loopback."""
+START = "import subprocess, sys; subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True); "
+START += "from fedpriv.processes import die_with_parent; import os; die_with_parent(os.getppid()); "
+START += "import runpy; runpy.run_module('tests.simulation.ray_cluster', run_name='__main__', alter_sys=True)"
+
+
+@pytest.fixture(scope="module")
+def on_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        pytest.skip("no network namespaces here (unshare, ip)")
+
+    def play(*cases: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("cluster")
+        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        command, root = [*ALONE, START, str(folder), *cases], Path(__file__).parents[2]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    return play
+
+
+@needs_ray
+@pytest.mark.slow
+def test_all_methods_end_where_one_process_ends(on_a_cluster: Callable[..., dict[str, Any]]) -> None:
+    found = on_a_cluster(*sorted(methods()))
+    assert [method for method, one in found.items() if not one["equal"]] == []
+
+
+@needs_ray
+@pytest.mark.parametrize("case", slow_but(["killed"], ["killed", "removed"]))
+def test_a_worker_and_a_node_may_die(on_a_cluster: Callable[..., dict[str, Any]], case: str) -> None:
+    found = on_a_cluster(case)[case]
+    assert found["equal"]
+    assert [text for text in found["said"] if "the Ray worker" in text and text.endswith("they run again")], found["said"]
+
+
+def test_states_travel_between_stores(tmp_path: Path) -> None:
+    import torch
+
+    one, other = ClientStore(tmp_path / "one"), ClientStore(tmp_path / "other")
+    one.keep(3, 1, {"a": torch.ones(2)})
+    one.book(3, 1, [(0.5, 4)])
+    assert one.export(5, 1) == {}
+    other.take(one.export(3, 1))
+    assert torch.equal(other.load(3, 1)["a"], torch.ones(2)) and other.spent(3) == {1: [(0.5, 4)]}
+    one.keep(3, 1, {"a": torch.zeros(2)})
+    other.take(one.export(3, 1))
+    assert torch.equal(other.load(3, 1)["a"], torch.zeros(2))  # no old copy in memory
+    other.clear()
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_an_audit_needs_no_cluster() -> None:
+    spread = load_config(
+        None, {"executor.workers": "ray", "executor.ray_address": "host:6379", "executor.ray_workers": 9}
+    ).executor
+    assert spread.spread and not spread.here().spread and spread.here().ray_address is None
+    assert load_config(None, {"executor.workers": 3}).executor.here().workers == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executor.ray_address": "host:6379"}, "ray_address is for workers: ray"),
+        ({"executor.workers": 2, "executor.ray_workers": 2}, "ray_workers is for workers: ray"),
+        ({"executor.workers": "raj"}, "executor.workers"),
+        ({"executor.workers": 0}, "executor.workers"),
+    ],
+)
+def test_settings_that_cannot_be_right(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        config("fedavg", **options)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "Ray"])
+def test_a_number_of_processes_or_ray(given: str) -> None:
+    done = CliRunner().invoke(main, ["train", f"--workers={given}"])
+    assert done.exit_code == 2 and "neither a number of processes (1 or more) nor ray" in done.stderr
+
+
+@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
+def test_without_ray_the_line_that_installs_it(tmp_path: Path) -> None:
+    words = ["train", "--clients", "2", "--rounds", "1", "--workers", "ray", "--tracking-uri", "none"]
+    done = CliRunner().invoke(main, [*words, "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 2 and "pip install 'fedpriv[cluster]'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(executor_choice, "version", lambda name: "3.1.0")
+    with pytest.raises(UsageError, match=r"Ray 3.1.0 is installed, and 2.60 is tested"):
+        build(config("fedavg", **{"executor.workers": "ray"}))

@@ -1,0 +1,146 @@
+"""A line of ``metrics.jsonl`` that is not what was written is made good from what the folder still knows, or named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from click.testing import Result
+
+from fedpriv.files import Damaged
+from fedpriv.server.records import Records, parsed
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.tracking import read_records
+from tests.simulation.small import computed, without_checksums
+
+Fedpriv = Callable[..., Result]
+Lines = list[bytes]
+
+
+def flipped(line: bytes) -> bytes:
+    """Another digit of the accuracy, as one bit makes it."""
+    at = line.index(b'"accuracy": 0.') + len(b'"accuracy": 0.')
+    return line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :]
+
+
+MENDED: dict[str, Callable[[Lines], Lines]] = {
+    "torn at the end": lambda lines: [*lines[:-1], lines[-1][:-9]],
+    "the last is missing": lambda lines: lines[:-1],
+    "the last two are missing": lambda lines: lines[:-2],
+    "the last is flipped": lambda lines: [*lines[:-1], flipped(lines[-1])],
+    "the last two are noise": lambda lines: [*lines[:-2], b"\xff\x00\n", b"{\n"],
+    "doubled": lambda lines: [*lines[:2], lines[1], *lines[2:]],
+    "doubled whole": lambda lines: lines * 2,
+    "reordered": lambda lines: lines[::-1],
+    "blank": lambda lines: [*lines[:2], b"\n", *lines[2:]],
+    "torn in the middle, and whole": lambda lines: [*lines[:2], lines[2][:40] + b"\n", *lines[2:]],
+}
+NAMED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
+    "flipped": (lambda lines: [lines[0], flipped(lines[1]), *lines[2:]], "metrics.jsonl, line 2 is damaged"),
+    "missing": (lambda lines: [lines[0], *lines[2:]], "metrics.jsonl is damaged: it has no line of round 1"),
+    "torn": (lambda lines: [lines[0], lines[1][:50] + b"\n", *lines[2:]], "metrics.jsonl, line 2 is damaged"),
+    "blank": (lambda lines: [lines[0], b"\n", *lines[2:]], "metrics.jsonl, line 2 is damaged"),
+    "empty": (lambda lines: [], "metrics.jsonl is damaged: it has no line of round 0"),
+}
+
+
+def change(folder: Path, how: Callable[[Lines], Lines]) -> None:
+    file = folder / "metrics.jsonl"
+    file.write_bytes(b"".join(how(file.read_bytes().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize("of", ["now", "an earlier version"])
+@pytest.mark.parametrize("how", MENDED)
+def test_what_the_folder_knows_is_mended(halfway: Path, whole: Path, fedpriv: Fedpriv, how: str, of: str) -> None:
+    if of != "now":
+        without_checksums(halfway)
+    if "flipped" in how and of != "now":
+        pytest.skip("an earlier version has no checksum")
+    change(halfway, MENDED[how])
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 0, result.output
+    found, expected = computed(halfway), computed(whole)
+    if of != "now":  # its first rounds have no checksums of their payloads
+        for one in (found, expected):
+            one["metrics"] = [{key: value for key, value in line.items() if key != "payloads"} for line in one["metrics"]]
+            one.pop("progress")
+            for name in [name for name in one if name.endswith("SHA256SUMS")]:
+                del one[name]
+    assert found == expected
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_what_nothing_knows_is_named(halfway: Path, fedpriv: Fedpriv, how: str) -> None:
+    damage, said = NAMED[how]
+    change(halfway, damage)
+    before = (halfway / "metrics.jsonl").read_bytes()
+    for command in (("resume", halfway), ("compare", halfway), ("audit", halfway)):
+        result = fedpriv(*command)
+        if command[0] == "audit" and "not finished" in result.stderr:
+            continue
+        assert result.exit_code == 1, result.output
+        assert said in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert (halfway / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("how", MENDED)
+def test_the_records_of_a_finished_run_are_known_too(whole: Path, tmp_path: Path, how: str) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    expected = RunFolder(whole).records()
+    change(folder, MENDED[how])
+    assert RunFolder(folder).records() == read_records(folder) == expected
+
+
+def test_a_round_after_the_last_is_none(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    expected = RunFolder(whole).records()
+    RunFolder(folder).append({**expected[-1], "round": 6})
+    assert RunFolder(folder).records() == expected
+
+
+def test_a_round_that_was_not_committed_is_played_again(halfway: Path, whole: Path, fedpriv: Fedpriv) -> None:
+    """Its line says what it then did; where it did something else, the line would not fit the model."""
+    future = {**RunFolder(halfway).records()[-1], "round": 4, "metrics": {"accuracy": 1.0}}
+    RunFolder(halfway).append(future)
+    assert fedpriv("resume", halfway).exit_code == 0
+    assert computed(halfway) == computed(whole)
+
+
+def test_any_bit_of_a_line_counts(whole: Path) -> None:
+    """It is noticed, or the record is the same."""
+    line = (whole / "metrics.jsonl").read_bytes().splitlines()[2]
+    expected, noticed = parsed(line), 0
+    for at in range(len(line)):
+        changed = line[:at] + bytes([line[at] ^ (1 << at % 8)]) + line[at + 1 :]
+        try:
+            found = parsed(changed)
+        except ValueError:
+            noticed += 1
+        else:
+            assert {key: value for key, value in found.items() if key in expected} == expected
+    assert noticed > 0.9 * len(line)
+
+
+@pytest.mark.parametrize("line", [b"[" * 10**5, b"3", b"{}", b'{"round": true, "time_ms": 1, "metrics": {}}', b'{"sha256": []}'])
+def test_what_is_no_record_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"record|round|checksum|recursion"):
+        parsed(line)
+
+
+def test_without_checkpoints_a_damaged_line_may_be_the_last(halfway: Path) -> None:
+    change(halfway, lambda lines: [*lines[:-1], flipped(lines[-1])])
+    shutil.rmtree(halfway / "checkpoints")
+    with pytest.raises(Damaged, match=r"metrics\.jsonl, line 4 is damaged"):
+        Records(halfway).read()
+
+
+def test_metrics_are_read_by_pandas(whole: Path) -> None:
+    table: Any = pandas.read_json(whole / "metrics.jsonl", lines=True, precise_float=True)
+    assert table["round"].tolist() == [0, 1, 2, 3, 4, 5]
+    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert table["metrics"].tolist() == [record["metrics"] for record in records]
