@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedpriv.interfaces import Part
 from fedpriv.parameters import ParameterSpace
+from fedpriv.wire.coding import is_model
 
 Memory = Mapping[str, Tensor]
 """The server's state between rounds besides the model, by name."""
@@ -65,6 +67,16 @@ class Merged:
 class Aggregation(Part):
     """How the server merges; a subclass defines :meth:`merge`."""
 
+    linear: ClassVar[bool] = False
+    """Whether a sum over the clients (:meth:`addend`) is enough to merge. A class with a merge of its own says so itself."""
+    of_single: ClassVar[frozenset[str]] = frozenset()
+    """Of a linear one, numbers of the round's record that take single uploads; without them, they are left out."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "merge" in vars(cls) and "linear" not in vars(cls):
+            cls.linear = False
+
     def start(self, row: Tensor) -> dict[str, Tensor]:
         """The memory before the first round, given the initial model ``(p,)`` of the whole net."""
         return {}
@@ -84,6 +96,29 @@ class Aggregation(Part):
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload."""
         return uploads.examples if any(uploads.examples) else [1.0] * len(uploads)
+
+    def weight(self, examples: int) -> float:
+        """On the client, its weight in a sum, as :meth:`weigh` has it at the server."""
+        return float(examples or 1)
+
+    def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """On the client, what it adds to a sum over the clients, in float64, from its upload; by full name.
+
+        By default the model's tensors times the weight, and statistics as they are.
+        """
+        return {name: tensor.double() * (weight if is_model(name) else 1) for name, tensor in upload.items()}
+
+    def mean_upload(
+        self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
+    ) -> dict[str, Tensor]:
+        """The upload of which ``count`` copies, each of the same weight, merge as the uploads behind the sums do.
+
+        Args:
+            sums: of the clients' :meth:`addend`.
+            weight: the sum of their weights.
+            count: how many they are.
+        """
+        return {name: total / (weight if is_model(name) else count) for name, total in sums.items()}
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         """Merge at least one upload into the next model."""

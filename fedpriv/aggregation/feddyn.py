@@ -8,6 +8,7 @@ server adds ``u`` and needs no alpha; with one alpha a client this is what the a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
 from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
+from fedpriv.errors import UsageError
 from fedpriv.interfaces import params
 from fedpriv.objectives.feddyn import DISPLACEMENT
 
@@ -38,10 +40,19 @@ class FedDyn(Mean):
 
     paper = "Acar et al., ICLR 2021"
     Params = FedDynServerParams
+    linear = True
     reads = frozenset({DISPLACEMENT})
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_DRIFT: torch.zeros_like(row)}
+
+    def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """As usual; but the drift is a plain sum, and the model a weighted one, so that all must weigh the same."""
+        if self.params.weights != "uniform":
+            raise UsageError(
+                "aggregation feddyn: from a sum, models and drift can be merged only with equal weights; use weights=uniform"
+            )
+        return super().addend(upload, received, weight)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         space, whole = uploads.space, memory[_DRIFT]

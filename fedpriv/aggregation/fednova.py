@@ -7,7 +7,7 @@ With ``D_k = x_g - x_k``, weights ``p_k`` and step weights ``a_k``:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from pydantic import Field
@@ -63,6 +63,8 @@ class FedNova(Mean):
 
     paper = "Wang et al., NeurIPS 2020"
     Params = FedNovaParams
+    linear = True
+    of_single = frozenset({"fednova/weight_sum", "fednova/weight_max"})
     sends = "the step weight a_k up: one float"
     no_dp = "clients upload their step counts, which no noise covers"
 
@@ -109,6 +111,31 @@ class FedNova(Mean):
                 f"aggregation fednova: the shared roles {', '.join(reach)} take different steps, but a client has one weight"
             )
         return next(iter(reach.values()), 0.0)
+
+    def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """``w_k D_k / a_k``, and ``(w_k a_k, w_k)`` for the step weight, where the client took a step; buffers as models."""
+        a = float(upload[STEP_WEIGHT])
+        found = super().addend({name: tensor for name, tensor in upload.items() if name != STEP_WEIGHT}, received, weight)
+        for name in self._normalised(found):
+            change = upload[name].double() - received[name].double().to(upload[name].device)
+            found[name] = change * (weight / a) if a else torch.zeros_like(change)
+        return {**found, STEP_WEIGHT: torch.tensor([weight * a, weight if a else 0.0], dtype=torch.float64)}
+
+    def mean_upload(
+        self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
+    ) -> dict[str, Tensor]:
+        reach, moved = sums[STEP_WEIGHT].tolist()
+        tau_eff = reach / moved if moved else 0.0
+        found = super().mean_upload({name: t for name, t in sums.items() if name != STEP_WEIGHT}, received, weight, count)
+        for name in self._normalised(found):
+            start = received[name].double().to(sums[name].device)
+            found[name] = start + sums[name] * (tau_eff / moved) if moved else start
+        return {**found, STEP_WEIGHT: torch.tensor(tau_eff, dtype=torch.float64)}
+
+    def _normalised(self, names: Iterable[str]) -> list[str]:
+        """Those that are neither statistics nor buffers."""
+        space = self.context.space
+        return [name for name in names if name in space and space[name].kind != "buffer"]
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         if not all(STEP_WEIGHT in sent for sent in uploads.statistics):

@@ -56,10 +56,14 @@ class Mean(Aggregation):
 
     paper = "McMahan et al., AISTATS 2017"
     Params = MeanParams
+    linear = True
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised."""
         return client_weights(uploads, self.params.weights)
+
+    def weight(self, examples: int) -> float:
+        return super().weight(examples) if self.params.weights == "samples" else 1.0
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         return Merged(weighted_mean(uploads.rows, self.weigh(uploads)), memory)

@@ -65,6 +65,7 @@ class Scaffold(Mean):
 
     paper = "Karimireddy et al., ICML 2020"
     Params = ScaffoldServerParams
+    linear = True
     reads = writes = frozenset({VARIATE})
     sends = "down, the control variate of all clients: as many floats as corrected parameters"
 

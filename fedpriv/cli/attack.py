@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NO_PROMISE = "no control shows that it can succeed"
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options for attacks on texts alone, and for single steps."""
+MASKS = "secagg-masks"
+"""The attack on the masks of a secure aggregation."""
 
 
 @command(main, "attack")
@@ -62,7 +64,8 @@ def attack(
 
     By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
     U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use one
-    step of a text encoder under a new linear layer. With --run, both attack a real message of a run.
+    step of a text encoder under a new linear layer. With --run, both attack a real message of a run. secagg-masks attacks the
+    masks of a secure aggregation instead: those that Flower draws, and those of this package.
 
     Where layers are hidden, every applicable attack is reported, since a defence is only as good as against the best of them.
     Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is not
@@ -73,6 +76,7 @@ def attack(
              fedpriv attack idlg --dataset cifar10 --data-dir data --set restarts=2
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
+             fedpriv attack secagg-masks
     """
     from attacks.core.by_name import nearest
     from attacks.core.registry import IMAGE_ATTACKS, image_attacks
@@ -80,6 +84,10 @@ def attack(
     from fedpriv.config import parse_assignment
 
     options = dict(parse_assignment(text) for text in assignments)
+    if name == MASKS:
+        from fedpriv.cli.attack_masks import attack_masks
+
+        return attack_masks(options, seed, run=run_name, output=output, **chosen)
     _check_means_something(run_name, **chosen)
     if name in text_attacks():
         if output:
@@ -90,7 +98,7 @@ def attack(
     if name not in image_attacks():
         if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
             raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
-        raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks()])}")
+        raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks(), MASKS])}")
     for option in OF_TEXTS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")
@@ -174,9 +182,10 @@ def attacks() -> dict[str, Any]:
 
     from attacks.core.registry import image_attacks
     from attacks.core.text_registry import text_attacks
+    from attacks.inference.masked_sums import SecaggMasks
 
     rows = []
-    for on, kinds in (("images", image_attacks()), ("texts", text_attacks())):
+    for on, kinds in (("images", image_attacks()), ("texts", text_attacks()), ("masked sums", {MASKS: SecaggMasks})):
         for name, kind in kinds.items():
             about = (kind.__doc__ or "").partition("\n")[0]
             options = [{"name": f.name, "default": f.default} for f in fields(kind)]  # type: ignore[arg-type]

@@ -145,6 +145,18 @@ class Method:
         """
         return merged.memory
 
+    # --- from a sum over the clients, where no single upload reaches the server ------------------------------------------
+
+    def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """What a client adds to the sum; by default the aggregation's (:meth:`fedpriv.aggregation.Aggregation.addend`)."""
+        return self.aggregation.addend(upload, received, weight)
+
+    def mean_upload(
+        self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
+    ) -> dict[str, Tensor]:
+        """The upload of which ``count`` copies merge as the uploads behind the sums do; by default the aggregation's."""
+        return self.aggregation.mean_upload(sums, received, weight, count)
+
     # --- the client's side -------------------------------------------------------------------------------------------
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:

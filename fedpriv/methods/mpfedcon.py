@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.errors import UsageError
 from fedpriv.interfaces import Step
 from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
@@ -140,10 +141,29 @@ class MpFedcon(FedRep):
             found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples)
         return {**super().forms(received, round, examples, unused), **found}
 
-    def remember(
-        self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
-    ) -> Mapping[str, Tensor]:
-        sums = torch.zeros(before.memory[CENTERS].shape, dtype=torch.float64)
+    def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """For all C classes, the centre times its weight (one, or the class's count: eq. 4), and that weight, or 0."""
+        if self.params.center_normalize:
+            raise UsageError("method mpfedcon: from a sum, centres are not normalised one by one; use center_normalize=false")
+        rest = {name: tensor for name, tensor in upload.items() if name not in (CENTERS, CLASSES, COUNTS)}
+        found = super().addend(rest, received, weight)
+        if CENTERS in upload and CLASSES in upload:  # not masked
+            found |= dict(zip((CENTERS, COUNTS), self._weighted([upload]), strict=True))
+        return found
+
+    def mean_upload(
+        self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
+    ) -> dict[str, Tensor]:
+        rest = {name: tensor for name, tensor in sums.items() if name not in (CENTERS, COUNTS)}
+        found = super().mean_upload(rest, received, weight, count)
+        if CENTERS not in sums:
+            return found
+        held = (sums[COUNTS] > 0.5).nonzero().squeeze(1)  # a class's weight is a whole number
+        return {**found, CENTERS: sums[CENTERS][held] / sums[COUNTS][held, None], CLASSES: held}
+
+    def _weighted(self, statistics: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The sums of the clients' centres ``(C, k)``, each times its weight, and of the weights ``(C,)``."""
+        sums = torch.zeros(self.context.classes, self.context.projection_dim, dtype=torch.float64)
         weights = torch.zeros(len(sums), dtype=torch.float64)
         for sent in statistics:
             if CLASSES not in sent or CENTERS not in sent:  # masked: as if the client held no class
@@ -154,6 +174,12 @@ class MpFedcon(FedRep):
             weight = sent[COUNTS].double() if COUNTS in sent else torch.ones(len(classes), dtype=torch.float64)
             sums.index_add_(0, classes, weight[:, None] * centers)
             weights.index_add_(0, classes, weight)
+        return sums, weights
+
+    def remember(
+        self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        sums, weights = self._weighted(statistics)
         old, mask = before.memory[CENTERS], before.memory[MASK]
         new = (sums / weights.clamp(min=1e-300)[:, None]).float()
         beta = self.params.center_ema * mask[:, None].float()  # the first centre of a class is not averaged

@@ -175,6 +175,9 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
         (["idlg", "--mask-layers", -1], ("--mask-layers", "0<=x<=3")),
         (["idlg", "--output", "found.jpg"], ("found.jpg", "found.png")),
         (["idlg", "--dataset", "digitz"], ("did you mean 'digits'",)),
+        (["secagg-masks", "--set", "bits=40"], ("bits must be a whole number from 8 to 28",)),
+        (["secagg-masks", "--set", "bit=4"], ("secagg-masks has no option 'bit'", "did you mean 'bits'")),
+        (["secagg-masks", "--n", 3, "--images", "."], ("--n, --images has no effect",)),
         ([], ("ATTACK",)),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
@@ -185,6 +188,21 @@ def test_what_cannot_be_right_is_refused(
     monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("refused too late"))
     refused(fedpriv("attack", *arguments), *words)
     assert list(empty_folder.iterdir()) == []
+
+
+def test_masks_of_a_secure_aggregation(fedpriv: Fedpriv) -> None:
+    found = last_line(fedpriv("attack", "secagg-masks", "--set", "bits=12", "--json"))
+    assert found["recovered"] == {"flower": True, "fedpriv": False}
+    assert found["errors"]["flower"] < 5e-5 and found["errors"]["fedpriv"] is None
+    assert [(control["name"], control["passed"]) for control in found["controls"]] == [("positive", True), ("negative", True)]
+
+
+def test_masks_without_a_secret_fail_the_control(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attacks.inference.masked_round import flower_mask
+
+    monkeypatch.setattr("fedpriv.deploy.secure.masks.mask", flower_mask)
+    result = fedpriv("attack", "secagg-masks", "--set", "bits=12")
+    assert result.exit_code == 1 and "a control failed, so there can be no result: AES-CTR" in result.stderr
 
 
 def test_attacks_are_listed_with_their_options(fedpriv: Fedpriv) -> None:

@@ -1,0 +1,87 @@
+"""``fedpriv attack secagg-masks``: a search for the seed of a secure aggregation's masks, Flower's and this package's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console
+from fedpriv.errors import UsageError
+
+NAME, EXACT, STEPS = "secagg-masks", 1e-4, 16
+"""EXACT: the largest error of a recovered upload, as a share of its largest value; rounding to 22 bits makes less. STEPS: of the
+progress that is shown."""
+
+
+def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[str, Any]:
+    """Search for the seed of one round under either generator, in one pass.
+
+    Flower's generator is the positive control, since its seeds can all be tried; this package's is the negative one.
+
+    Raises:
+        UsageError: an option does not apply.
+        FedprivError: a control failed.
+    """
+    import numpy as np
+
+    from attacks.core.by_name import nearest
+    from attacks.core.options import defaults_of, taken
+    from attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
+    from attacks.inference.masked_sums import SecaggMasks, Words, unmask
+    from attacks.lab.controls import Control
+    from fedpriv.deploy.secure.masks import mask
+
+    if given := [option for option, value in others.items() if value and option != "runs_dir"]:
+        names = ", ".join(f"--{option.replace('_', '-').replace('count', 'n')}" for option in given)
+        raise UsageError(f"{NAME} attacks a round that it makes up; {names} has no effect. It takes --seed and --set bits=N")
+    defaults = defaults_of(SecaggMasks)
+    for option in options.keys() - defaults.keys():
+        raise UsageError(f"{NAME} has no option {option!r}; {nearest(option, defaults)}")
+    try:
+        attack = SecaggMasks(**taken(SecaggMasks, dict(options)))
+    except TypeError as error:
+        raise UsageError(f"{NAME}: {error}") from None
+
+    def our_mask(key: bytes, size: int) -> Words:
+        return mask(key, size).astype(np.uint32)
+
+    rounds = {"flower": masked_round(flower_mask, seed=seed), "fedpriv": masked_round(our_mask, seed=seed)}
+    numbers = attack.numbers(number_of(flower_seed(rounds["flower"].key)))
+    out = wide_console()
+    given_bits = defaults["bits"] - attack.bits
+    known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
+    out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)
+    began, told = time.process_time(), 0
+    with progress(STEPS) as begin:
+
+        def tell(done: int) -> None:
+            nonlocal told
+            if done * STEPS // len(numbers) > told:
+                told = done * STEPS // len(numbers)
+                begin(f"{done:,} seeds tried")
+
+        found = dict(zip(rounds, unmask([one.pair for one in rounds.values()], numbers, tell), strict=True))
+    spent = time.process_time() - began
+    errors = {name: rounds[name].error(one.uploads) if one else None for name, one in found.items()}
+    right = errors["flower"] is not None and errors["flower"] < EXACT
+    controls = [
+        Control("positive", right, f"Flower's masks: {_told(errors['flower'])}", spent),
+        Control("negative", found["fedpriv"] is None, f"AES-CTR under the whole key: {_told(errors['fedpriv'])}", spent),
+    ]
+    tell_controls(controls, out)
+    held_to(controls)
+    out.print(f"{spent:.0f} CPU s", soft_wrap=True)
+    return {
+        "attack": NAME,
+        "seed": seed,
+        "bits": attack.bits,
+        "recovered": {name: one is not None for name, one in found.items()},
+        "errors": errors,
+        "cpu_seconds": spent,
+        "controls": [vars(control) for control in controls],
+    }
+
+
+def _told(error: float | None) -> str:
+    return "no seed fits" if error is None else f"both clients' uploads recovered, error {error:.1e} of the largest value"

@@ -1,0 +1,212 @@
+"""Secure aggregation without a network: the sum is right, nothing else is to be had, and lists that would unmask are refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from fedpriv.deploy.secure.fixed_point import CLIP, MOST_CLIENTS, PLACES, Array, decoded, encoded
+from fedpriv.deploy.secure.keys import agreed, closed, new_private, opened, public_of
+from fedpriv.deploy.secure.masks import Words, mask
+from fedpriv.deploy.secure.protocol import Participant, pairwise, threshold, unmasked
+from fedpriv.deploy.secure.shares import join, split
+from fedpriv.wire.message import Refused
+
+SIZE = 1000
+
+
+@dataclass
+class Round:
+    """A round up to the uploads. Clients may drop out before they share keys (``absent``) or upload (``dropped``)."""
+
+    clients: int
+    dropped: Collection[int] = ()
+    absent: Collection[int] = ()
+    label: bytes = b"run 1"
+    members: dict[int, Participant] = field(default_factory=dict)
+    values: dict[int, Array] = field(default_factory=dict)
+    uploads: dict[int, Words] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        draw = np.random.default_rng(self.clients)
+        self.members = {number: Participant(number, self.label) for number in range(self.clients)}
+        self.values = {number: draw.normal(0, 0.1, SIZE) for number in self.members}
+        self.keys = {number: one.advertise() for number, one in self.members.items()}
+        self.shared = [number for number in self.members if number not in self.absent]
+        self.letters = {number: self.members[number].share(self.keys) for number in self.shared}
+        for number in self.shared:
+            if number not in self.dropped:
+                self.uploads[number] = self.members[number].masked(self.values[number], self.letters_to(number), bytes(32))
+
+    def letters_to(self, number: int) -> dict[int, bytes]:
+        return {sender: self.letters[sender][number] for sender in self.shared if sender != number}
+
+    def sum(self) -> Array:
+        active = list(self.uploads)
+        gone = [number for number in self.shared if number not in self.uploads]
+        revealed = {number: self.members[number].reveal(active, gone) for number in active}
+        return unmasked(self.uploads, self.shared, self.keys, revealed, self.label)
+
+
+@pytest.mark.parametrize(
+    ("clients", "dropped", "absent"), [(3, (), ()), (4, (2,), ()), (5, (), (0,)), (7, (1, 6), (3,)), (10, (0, 4, 5, 9), ())]
+)
+def test_the_sum_is_that_of_the_active_clients(clients: int, dropped: tuple[int, ...], absent: tuple[int, ...]) -> None:
+    made = Round(clients, dropped, absent)
+    plain = sum(made.values[number] for number in made.uploads)
+    assert len(made.uploads) == clients - len(dropped) - len(absent)
+    assert np.abs(made.sum() - plain).max() <= len(made.uploads) * 2.0**-PLACES
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_fewer_than_three_clients_are_refused(clients: int) -> None:
+    with pytest.raises(Refused, match=f"a sum of {clients} clients; 3 to 1024"):
+        Round(clients)
+
+
+def test_too_many_dropouts_are_refused_by_clients_and_server() -> None:
+    made = Round(3, dropped=(2,))
+    with pytest.raises(Refused, match="a sum of 2 clients; 3 are needed"):
+        made.members[0].reveal([0, 1], [2])
+    with pytest.raises(Refused, match="2 of 2 clients revealed shares; 3 are needed"):
+        unmasked(made.uploads, made.shared, made.keys, {0: {}, 1: {}}, made.label)
+    with pytest.raises(Refused, match="3 clients are left; 4 are needed"):
+        Round(6, absent=(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("active", "dropped", "reason"),
+    [
+        ([0, 1, 2, 3], [1], "client 1 is said to be both active and dropped"),
+        ([0, 1, 2], [], "not those whose masks are in the sum"),
+        ([0, 1, 2, 3, 4], [], "not those whose masks are in the sum"),
+        ([1, 2, 3], [0], "client 0 is said to be dropped, and is asked"),
+    ],
+)
+def test_lists_that_would_unmask_a_client_are_refused(active: list[int], dropped: list[int], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        Round(4).members[0].reveal(active, dropped)
+
+
+def test_a_second_story_is_refused() -> None:
+    """The server may ask again, but not tell other lists: it would get both secrets of a client."""
+    member = Round(4).members[0]
+    first = member.reveal([0, 1, 2, 3], [])
+    assert member.reveal([0, 1, 2, 3], []) == first
+    with pytest.raises(Refused, match="have changed"):
+        member.reveal([0, 1, 2], [3])
+
+
+def test_each_step_happens_once_and_in_turn() -> None:
+    made, fresh = Round(4), Participant(0, b"run 1")
+    with pytest.raises(Refused, match="sent before"):
+        made.members[0].share(made.keys)
+    with pytest.raises(Refused, match="each round has one"):
+        made.members[0].masked(made.values[0], made.letters_to(0), bytes(32))
+    with pytest.raises(Refused, match="out of turn"):
+        fresh.masked(made.values[0], {}, bytes(32))
+    with pytest.raises(Refused, match="before the upload"):
+        fresh.reveal([0, 1, 2], [])
+
+
+def test_keys_that_are_not_right_are_refused() -> None:
+    member = Participant(0, b"run 1")
+    keys = {0: member.advertise(), **{number: Participant(number, b"run 1").advertise() for number in (1, 2)}}
+    with pytest.raises(Refused, match="the same public key"):
+        member.share({**keys, 2: keys[1]})
+    with pytest.raises(Refused, match="are not its own"):
+        member.share({**keys, 0: Participant(0, b"run 1").advertise()})
+
+
+def test_a_letter_is_its_senders_alone() -> None:
+    made = Round(4, dropped=(0,))
+    letters = made.letters_to(0)
+    for wrong in ({**letters, 1: letters[2]}, {**letters, 1: b"short"}, {**letters, 1: letters[1][:-1] + b"\0\0"}):
+        with pytest.raises(Refused, match="not from its sender"):
+            made.members[0].masked(made.values[0], wrong, bytes(32))
+    with pytest.raises(Refused, match="not in this round"):
+        made.members[0].masked(made.values[0], {**letters, 9: letters[1]}, bytes(32))
+
+
+def test_wrong_shares_are_named() -> None:
+    made = Round(4)
+    revealed = {number: made.members[number].reveal([0, 1, 2, 3], []) for number in made.members}
+    revealed[1] = {**revealed[1], 2: bytes(66)}
+    with pytest.raises(Refused, match="the shares of client 2 do not give its secret"):
+        unmasked(made.uploads, made.shared, made.keys, revealed, made.label)
+
+
+def test_an_upload_looks_like_random_bytes() -> None:
+    """And its plain form does not, so the test can tell."""
+    made = Round(4)
+    masked = np.concatenate([Round(4).uploads[0] for _ in range(5)])
+    plain = encoded(made.values[0], bytes(32))
+
+    def p_value(words: Words) -> float:
+        return float(chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue)
+
+    assert p_value(masked) > 1e-4
+    assert p_value(plain) < 1e-9
+    assert np.abs(np.corrcoef(masked[:SIZE].view(np.int64), made.values[0])[0, 1]) < 0.15
+
+
+def test_one_mask_less_leaves_random_numbers() -> None:
+    """Also for a colluding client, which knows its own pairwise mask, and under a wrong key."""
+    made = Round(4)
+    member, key = made.members[0], made.keys[1].masks
+    without_private = made.uploads[0] - mask(member._own, SIZE)
+    known = without_private - pairwise(member._masks, key, made.label, 0, 1, SIZE)
+    wrong = made.uploads[0] - mask(bytes(32), SIZE)
+    for found in (without_private, known, wrong):
+        assert np.abs(decoded(found)).mean() > 1e6
+    others = sum((pairwise(member._masks, made.keys[n].masks, made.label, 0, n, SIZE) for n in (2, 3)), np.uint64(0))
+    assert np.abs(decoded(known - others) - made.values[0]).max() <= 2.0**-PLACES, "all masks known: the upload"
+
+
+def test_masks_need_the_whole_key_and_differ_by_round() -> None:
+    key = bytes(range(32))
+    flipped = bytes([*key[:-1], key[-1] ^ 1])
+    assert (mask(key, SIZE) != mask(flipped, SIZE)).mean() > 0.99
+    assert mask(key, 10).tolist() == mask(key, SIZE)[:10].tolist()
+    with pytest.raises(ValueError, match="32 bytes, got 4"):
+        mask(b"seed", 3)
+    first, second = new_private(), new_private()
+    one = pairwise(first, public_of(second), b"round 1", 0, 1, SIZE)
+    assert not (one + pairwise(second, public_of(first), b"round 1", 1, 0, SIZE)).any(), "they cancel"
+    assert (one != pairwise(first, public_of(second), b"round 2", 0, 1, SIZE)).mean() > 0.99
+
+
+def test_rounding_is_without_bias_seeded_and_clipped() -> None:
+    values = np.full(20_000, 0.3 * 2.0**-PLACES)
+    assert decoded(encoded(values, bytes(32))).mean() * 2.0**PLACES == pytest.approx(0.3, abs=0.02)
+    assert encoded(values, bytes(32)).tolist() == encoded(values, bytes(32)).tolist()
+    assert encoded(values, bytes(32)).tolist() != encoded(values, b"\1" * 32).tolist()
+    largest = encoded(np.array([1e9, -1e9]), bytes(32))
+    assert decoded(largest) == pytest.approx([CLIP, -CLIP], rel=1e-12)
+    assert decoded(largest * np.uint64(MOST_CLIENTS)) == pytest.approx([CLIP * MOST_CLIENTS, -CLIP * MOST_CLIENTS], rel=1e-12)
+    with pytest.raises(ValueError, match="not finite"):
+        encoded(np.array([np.nan]), bytes(32))
+
+
+@pytest.mark.parametrize("clients", [3, 4, 9])
+def test_any_majority_of_shares_gives_the_secret_and_no_fewer(clients: int) -> None:
+    secret, needed = random.Random(clients).randbytes(32), threshold(clients)
+    shares = split(secret, range(clients), needed)
+    for seed in range(5):
+        some = random.Random(seed).sample(range(clients), needed)
+        assert join({owner: shares[owner] for owner in some}) == secret
+        with pytest.raises(ValueError, match="not of one secret"):
+            join({owner: shares[owner] for owner in some[1:]})
+    assert 2 * needed > clients, "no two groups can be told two stories"
+
+
+def test_letters_are_sealed_with_what_they_are_about() -> None:
+    key = agreed(new_private(), public_of(new_private()), b"test")
+    assert opened(key, closed(key, b"text", b"0 to 1"), b"0 to 1") == b"text"
+    with pytest.raises(ValueError, match="not from its sender"):
+        opened(key, closed(key, b"text", b"0 to 1"), b"1 to 0")
