@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
+from fedpriv.methods.base import Method, ServerState
 from fedpriv.objectives import objectives
+from fedpriv.server import rounds
+from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire.coding import Upload
 from tests.marks import FEW, slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags
@@ -94,22 +101,51 @@ def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Si
 
 
 def plays(objective: str, aggregation: str) -> bool:
-    """Whether this pair plays a round: each half with several of the other, and all pairs that exchange statistics."""
+    """Whether this pair plays a round: each half with several of the other, all pairs that exchange statistics, and all with a
+    net of their own (a predictor), whose model does not compare."""
     places = sorted(objectives()).index(objective) + sorted(aggregations()).index(aggregation)
     client, server = objectives()[objective], aggregations()[aggregation]
-    return places % 4 == 0 or bool(client.reads & server.writes) or bool(server.reads & client.writes)
+    return (
+        places % 4 == 0 or "predictor" in client.needs or bool(client.reads & server.writes) or bool(server.reads & client.writes)
+    )
+
+
+ONE_ROUND = {**TINY, "train.rounds": 1, "train.momentum": 0.0}
+
+
+@cache
+def merged_of(aggregation: str) -> tuple[tuple[Upload, ...], Tensor]:
+    """The uploads of a round of cross-entropy under an aggregation, and the row that they were merged into."""
+    given: list[Upload] = []
+
+    def noted(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
+        given.extend(uploads)
+        return merge(method, server, uploads)
+
+    with TemporaryDirectory() as folder, mock.patch.object(rounds, "merge", noted):
+        run = prepare(Path(folder) / "run", "fedavg", **ONE_ROUND, objective="cross-entropy", aggregation=aggregation)
+        run.start()
+        run.run_round()
+    return tuple(given), run.server.row
 
 
 @pytest.mark.parametrize("aggregation", sorted(aggregations()))
 @pytest.mark.parametrize("objective", slow_but(["cross-entropy"], sorted(objectives())))
 def test_any_objective_goes_with_any_aggregation(simulate: Callable[..., Simulation], objective: str, aggregation: str) -> None:
-    """Or is refused in a line that names both halves, because one needs what the other does not send."""
+    """Or is refused in a line that names both halves, because one needs what the other does not send.
+
+    A pair that plays no round merges what clients of cross-entropy sent, and to the same row.
+    """
     client, server = objectives()[objective], aggregations()[aggregation]
     # FedNova knows no step weight for momentum and a proximal term together, and says so (test_fednova.py).
-    halves = {**TINY, "objective": objective, "aggregation": aggregation, "train.rounds": 1, "train.momentum": 0.0}
+    halves = {**ONE_ROUND, "objective": objective, "aggregation": aggregation}
     if client.reads <= server.writes and server.reads <= client.writes:
         simulation = simulate("fedavg", play=plays(objective, aggregation), **halves)
         assert torch.isfinite(simulation.server.row).all()
+        if not plays(objective, aggregation):
+            uploads, row = merged_of(aggregation)
+            merged = merge(simulation.federation.method, simulation.server, uploads).row
+            assert torch.equal(merged, row)
     else:
         with pytest.raises(Exception, match=r"needs .*, which .* does not send") as caught:
             simulate("fedavg", **halves)
