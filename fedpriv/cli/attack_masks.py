@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console
+from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
 from fedpriv.errors import UsageError
 
 NAME, EXACT, STEPS = "secagg-masks", 1e-4, 16
@@ -25,23 +25,15 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     """
     import numpy as np
 
-    from attacks.core.by_name import nearest
-    from attacks.core.options import defaults_of, taken
     from attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
-    from attacks.inference.masked_sums import SecaggMasks, Words, unmask
+    from attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
     from attacks.lab.controls import Control
     from fedpriv.deploy.secure.masks import mask
 
     if given := [option for option, value in others.items() if value and option != "runs_dir"]:
         names = ", ".join(f"--{option.replace('_', '-').replace('count', 'n')}" for option in given)
         raise UsageError(f"{NAME} attacks a round that it makes up; {names} has no effect. It takes --seed and --set bits=N")
-    defaults = defaults_of(SecaggMasks)
-    for option in options.keys() - defaults.keys():
-        raise UsageError(f"{NAME} has no option {option!r}; {nearest(option, defaults)}")
-    try:
-        attack = SecaggMasks(**taken(SecaggMasks, dict(options)))
-    except TypeError as error:
-        raise UsageError(f"{NAME}: {error}") from None
+    attack = with_options(SecaggMasks, NAME, options)
 
     def our_mask(key: bytes, size: int) -> Words:
         return mask(key, size).astype(np.uint32)
@@ -49,7 +41,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     rounds = {"flower": masked_round(flower_mask, seed=seed), "fedpriv": masked_round(our_mask, seed=seed)}
     numbers = attack.numbers(number_of(flower_seed(rounds["flower"].key)))
     out = wide_console()
-    given_bits = defaults["bits"] - attack.bits
+    given_bits = SEED_BITS - attack.bits
     known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
     out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)
     began, told = time.process_time(), 0

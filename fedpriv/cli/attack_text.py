@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, tell_controls, wide_console
+from fedpriv.cli.controls import held_to, tell_controls, wide_console, with_options
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,20 +59,11 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
-    from attacks.core.by_name import nearest
     from attacks.core.observation import ThreatModel
-    from attacks.core.options import defaults_of, taken
     from attacks.core.text_registry import text_attack
     from fedpriv.audit.text.attempts import SEEKS, TextAttacker
 
-    kind = text_attack(name)
-    defaults = defaults_of(kind)
-    for option in options.keys() - defaults.keys():
-        raise UsageError(f"{name} has no option {option!r}; {nearest(option, defaults)}")
-    try:
-        attack = kind(**taken(kind, dict(options)))
-    except TypeError as error:
-        raise UsageError(f"{name}: {error}") from None
+    attack = with_options(text_attack(name), name, options)
     known = [ThreatModel(top="initial")] if target.hidden and name in SEEKS else []
     return [TextAttacker(attack, threat) for threat in (ThreatModel(), *known)]
 

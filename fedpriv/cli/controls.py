@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fedpriv.cli.common import console
 from fedpriv.cli.terminal import say, terminal
 from fedpriv.cli.terminal import shown as shown_text
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attacks.lab.controls import Control
+
+T = TypeVar("T")
 
 WIDTH = 120
 
@@ -28,6 +30,24 @@ def wide_console() -> Console:
     if not out.is_terminal:
         out.width = WIDTH
     return out
+
+
+def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
+    """An attack of a kind with the options that the user gave.
+
+    Raises:
+        UsageError: it has no such option, or the value is not valid.
+    """
+    from attacks.core.by_name import nearest
+    from attacks.core.options import defaults_of, taken
+
+    defaults = defaults_of(kind)
+    for option in options.keys() - defaults.keys():
+        raise UsageError(f"{name} has no option {option!r}; {nearest(option, defaults)}")
+    try:
+        return kind(**taken(kind, dict(options)))
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 @contextmanager

@@ -173,7 +173,7 @@ class Client:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
         with profile("serialisation", client=self.number):
-            upload = self._sealed(method.upload(turn), received, turn.reported, profile)
+            upload = self._sealed(method.upload(turn), received, turn.noise_seed, turn.reported, profile)
             loss = turn.mean_loss if math.isfinite(turn.mean_loss) else None
             numbers = {name: value for name, value in turn.reported.items() if math.isfinite(value)}
             report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
@@ -248,7 +248,9 @@ class Client:
         Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
         self.store.book(self.number, round, charges)
 
-    def _sealed(self, payload: Payload | None, received: Received, reported: dict[str, float], profile: Spans) -> Sealed | None:
+    def _sealed(
+        self, payload: Payload | None, received: Received, noise_seed: int, reported: dict[str, float], profile: Spans
+    ) -> Sealed | None:
         """The upload as it crosses the wire: through the transforms, each with draws of its own."""
         if payload is None:
             return None
@@ -257,7 +259,7 @@ class Client:
             payload = replace(payload, num_examples=None)  # every client weighs the same
 
         def context(index: int) -> TransformContext:
-            draws = generator(self.noise_seed(received), received.round, self.number, "transform", index)
+            draws = generator(noise_seed, received.round, self.number, "transform", index)
             return TransformContext(received.tensors, agreement.layers, draws, agreement.linear, reported.__setitem__)
 
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]

@@ -103,8 +103,8 @@ class FarClients(Clients):
         """Have every client take the terms; what each answers, by client. One that does not is missing."""
         found = {}
         for client, frame in self._exchange({client: [self._terms] for client in self._waiting}, 0):
-            if (said := _entries(frame)) and isinstance(said[-1], dict):
-                found[client] = said[-1]
+            if frame.said and isinstance(frame.said[-1], dict):
+                found[client] = frame.said[-1]
         return found
 
     def _ask(self, what: str, instruction: Instruction) -> Iterator[Answer]:
@@ -136,7 +136,7 @@ class FarClients(Clients):
             if not silent.pop(client, False):
                 self.warn(f"round {round}: client {client} answers although it was not asked, or has answered before")
                 continue
-            why = frame if isinstance(frame, str) else frame.head.get("error")
+            why = frame if isinstance(frame, str) else frame.error
             if why is not None:
                 self.warn(f"round {round}: client {client} gives no answer: {why}")
                 if str(why).startswith(UNKNOWN_RUN):
@@ -191,16 +191,10 @@ class FarScorer:
         return {**client_summary(accuracies, [one.test for one in self.facts]), **metrics}, accuracies
 
 
-def _entries(frame: Frame) -> list[Any]:
-    said = frame.head.get("said")
-    return said if isinstance(said, list) else []
-
-
 def _answer(client: int, frame: Frame) -> Answer:
-    said = _entries(frame)
-    if not said or not isinstance(said[-1], dict):
+    if not frame.said or not isinstance(frame.said[-1], dict):
         raise Refused("it says nothing")
-    upload, report = (frame.sealed(said[-1].get(name)) for name in ("upload", "report"))
+    upload, report = (frame.sealed(frame.said[-1].get(name)) for name in ("upload", "report"))
     if report is None:
         raise Refused("it has no report")
     return Answer(client, upload, report)

@@ -23,6 +23,17 @@ class Frame:
         """The head as it crosses."""
         return json.dumps(self.head).encode()
 
+    @property
+    def said(self) -> list[Any]:
+        """What it says, in order; nothing where that is no list."""
+        said = self.head.get("said")
+        return said if isinstance(said, list) else []
+
+    @property
+    def error(self) -> Any:
+        """Why it is no answer; ``None``: it is one."""
+        return self.head.get("error")
+
     @classmethod
     def of(cls, head: bytes, parts: Sequence[bytes]) -> Frame:
         """The frame of a head as it crossed, and its parts.

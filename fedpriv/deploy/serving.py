@@ -85,11 +85,10 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
     frames = {client: letter.frame(run="handshake") for client in range(config.data.clients)}
     found: dict[int, Facts] = {}
     for client, answer in grid.exchange(frames, seconds, 0):
-        why = answer if isinstance(answer, str) else answer.head.get("error")
+        why = answer if isinstance(answer, str) else answer.error
         if why is not None or isinstance(answer, str):
             raise FedprivError(f"client {client} cannot take part: {why}")
-        said = answer.head.get("said")
-        found[client] = Facts.of(said[0] if isinstance(said, list) and said else None, client)
+        found[client] = Facts.of(answer.said[0] if answer.said else None, client)
         if found[client].client != client:
             raise UsageError(f"client {found[client].client} answers in place of client {client}; two nodes have one number")
     if absent := sorted(set(frames) - set(found)):
@@ -105,9 +104,6 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     config = resolve(config, first.usual_model, first.suggests)
     config, build = first.form.net(config, len(first.classes))
     sizes = {one.client: one.train for one in facts if one.train}
-    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
-    if strangers := sorted({client for clients in schedule for client in clients} - set(sizes)):
-        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]
 
 

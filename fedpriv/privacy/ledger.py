@@ -67,7 +67,7 @@ Randomness = Literal["seed", "secrets"]
 """What noise is drawn from: the run's seed, or secrets of the clients."""
 _RANDOMNESS: dict[Randomness, str] = {
     "seed": "noise and draws come from the run's seed, which is public (it is in the config): a simulation measures what epsilon "
-    "costs, and protects nobody from an observer who knows the seed",
+    "costs, and does not protect from an observer who knows the seed",
     "secrets": "noise and draws of samples come from the run's seed mixed with a secret of each client, 32 bytes from the "
     "operating system that never leave its disk; the generator is a Mersenne Twister with a seed of 63 bits, not a cryptographic "
     "one",

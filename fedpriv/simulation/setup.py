@@ -100,10 +100,6 @@ def build(config: RunConfig) -> Federation:
     load_plugins(config.plugins, of="the config")
     loaded = load(config)
     config, data, prepared = loaded.config, loaded.data, loaded.prepared
-    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
-    scheduled = {client for clients in schedule for client in clients}
-    if strangers := sorted(scheduled - set(data.nonempty)):
-        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")

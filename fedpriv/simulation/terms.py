@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from fedpriv.agreement import Agreement, Declared, agree
-from fedpriv.client.turn import schedule
+from fedpriv.client import turn
 from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.defenses.stage import Stage
+from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import Shares, check, with_noise
@@ -34,8 +35,11 @@ def settle(
         shares: who holds the same sample.
 
     Raises:
-        UsageError: a mask or a privacy setting that cannot be right.
+        UsageError: a schedule, a mask or a privacy setting that cannot be right.
     """
+    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
+    if strangers := sorted({client for clients in schedule for client in clients} - set(declared.trainable)):
+        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
     _ = agreement.sent_names  # refuses a mask that cannot be right
@@ -68,7 +72,7 @@ def plans(
         for client in participants(agreement, round):
             if client in epochs:
                 epochs[client] += a_turn
-    schedules = {client: schedule(size, config.train.batch_size) for client, size in sizes.items()}
+    schedules = {client: turn.schedule(size, config.train.batch_size) for client, size in sizes.items()}
     spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()}
     asked = set(sizes if clients is None else clients)
     return [tuple(spends[client] for client in held) for held in shares.holders() if not asked.isdisjoint(held)]

@@ -154,7 +154,7 @@ def _server_yaml(clients: int, host: str, listen: str, port: int) -> str:
     return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
 # Name or address under which clients reach it; its certificate is for this name.
 host: {host}
-# Address and port that it listens on. Whoever reaches this port can start runs, so it is this machine alone; clients come
+# Address and port that it listens on. A process that reaches this port can start runs, so it is this machine alone; clients come
 # through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf).
 listen: {listen}
 port: {port}

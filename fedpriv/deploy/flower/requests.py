@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedpriv.deploy.far_clients import Grid
 from fedpriv.deploy.serving import resume, start
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.tracking.folder import read_lines
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,11 @@ class Request:
         Raises:
             FedprivError: the run failed; the reason.
         """
-        shown = -1
+        run_dir, shown, seen = self.run_dir, -1, 0
         while True:
             ended = self.ended
-            for record in self._records():
+            records, seen = read_lines(run_dir, seen)
+            for record in records:
                 if record["round"] > shown:
                     shown = record["round"]
                     on_round(record)
@@ -95,7 +96,3 @@ class Request:
                 return bool(ended["finished"])
             alive()
             time.sleep(0.2)
-
-    def _records(self) -> Iterator[dict[str, Any]]:
-        if (self.run_dir / "config.yaml").exists():
-            yield from RunFolder.open(self.run_dir).records()

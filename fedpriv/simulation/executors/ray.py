@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,13 @@ import torch
 from fedpriv.client.store import ClientStore
 from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.sequential import Executor, LocalExecutor, Warn
 from fedpriv.simulation.executors.spread import MOST_DEATHS, Spread, Task, TaskResult, Worker, result_of
 from fedpriv.simulation.reopening import hashes
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.wire import Sealed
+from fedpriv.wire.report import Answer
 
 PATIENCE = 300.0
 """Seconds without a worker that starts, after which the run stops."""
@@ -73,7 +75,7 @@ class RayWorkers(Spread):
         super().close()
         self._sent = None
 
-    def _spread(self, instruction: Any, test: bool) -> Any:
+    def _spread(self, instruction: Instruction, test: bool) -> Iterator[Answer]:
         if not self._fixed:
             self._number = self._cores()
         return super()._spread(instruction, test)
@@ -136,12 +138,9 @@ class _RemoteWorker(Worker):
         Raises:
             UsageError: it cannot build the federation, or has other data.
         """
-        try:
-            self.name, error = self._ray.get(self.awaited)
-        except self._ray.exceptions.RayTaskError:
-            raise
-        except self._ray.exceptions.RayError as error:
-            return self._died(error)
+        if (found := self._found()) is None:
+            return False
+        self.name, error = found
         if error is not None:
             raise UsageError(f"{self.name}: {error}")
         self.awaited, self.started = None, True
@@ -158,14 +157,9 @@ class _RemoteWorker(Worker):
     def end(self) -> TaskResult | None:
         task, self.task = self.task, None
         assert task is not None
-        try:
-            result, states = self._ray.get(self.awaited)
-        except self._ray.exceptions.RayTaskError:
-            raise
-        except self._ray.exceptions.RayError as error:
-            self._died(error)
+        if (found := self._found()) is None:
             return None
-        self.awaited = None
+        (result, states), self.awaited = found, None
         if self._store is not None:
             for files in states.values():
                 self._store.take(files)
@@ -180,10 +174,16 @@ class _RemoteWorker(Worker):
     def exit_reason(self) -> str:
         return self._why
 
-    def _died(self, error: BaseException) -> bool:
-        self._why = f"ended ({type(error).__name__})"
-        self.close()
-        return False
+    def _found(self) -> Any:
+        """What is awaited; ``None``: the worker is dead."""
+        try:
+            return self._ray.get(self.awaited)
+        except self._ray.exceptions.RayTaskError:  # a bug, and no death
+            raise
+        except self._ray.exceptions.RayError as error:
+            self._why = f"ended ({type(error).__name__})"
+            self.close()
+            return None
 
 
 class _Actor:
