@@ -64,6 +64,10 @@ class Clients(PrivateStates, ABC):
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         """Have the clients score the server's model, with their own parts, on their own test samples."""
 
+    def missing(self) -> Mapping[int, str]:
+        """Clients that gave no answer to the last instruction, with reasons; where they are all here, there are none."""
+        return {}
+
     def measured(self) -> Mapping[str, float]:
         """Numbers about how the round was run, for its record; reading them starts them afresh."""
         return {}

@@ -158,6 +158,8 @@ class Server:
         metrics: dict[str, Any] = {"participants": len(chosen), "dropped": diverged}
         if arrivals.refused:
             metrics["refused"] = len(arrivals.refused)
+        if missing := self.clients.missing():
+            metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
         if uploads:
@@ -174,7 +176,9 @@ class Server:
             with profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
                 metrics |= scores
-        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.refused)
+        return self._finish_round(
+            round, metrics, accuracies, time.perf_counter() - began, refused=arrivals.refused, missing=missing
+        )
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
@@ -247,7 +251,7 @@ class Server:
         metrics: Mapping[str, Any],
         accuracies: list[float | None] | None,
         seconds: float,
-        refused: Mapping[int, str] | None = None,
+        **left_out: Mapping[int, str],
     ) -> dict[str, Any]:
         progress = self.progress
         up, down = self.meter.read()
@@ -263,8 +267,9 @@ class Server:
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
         }
-        if refused:
-            progress.record["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
+        for how, clients in left_out.items():
+            if clients:
+                progress.record[how] = [{"client": client, "reason": reason} for client, reason in sorted(clients.items())]
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             if (kept := self._keeper.close(round)) is not None:
                 progress.record["payloads"] = kept
