@@ -64,6 +64,10 @@ class Clients(PrivateStates, ABC):
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         """Have the clients score the server's model, with their own parts, on their own test samples."""
 
+    @abstractmethod
+    def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come."""
+
     def measured(self) -> Mapping[str, float]:
         """Numbers about how the round was run, for its record; reading them starts them afresh."""
         return {}
