@@ -78,6 +78,17 @@ class FarClients(Clients):
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         return self._ask("test", instruction)
 
+    def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        letters = {client: [*self._waiting[client], _Task({"do": "step"}, question)] for client, question in questions.items()}
+        for client, frame in self._exchange(letters, round):
+            try:
+                if (found := frame.sealed(_last_said(frame).get("message"))) is None:
+                    raise Refused("it says nothing")
+            except Refused as reason:
+                self._misses(client, round, f"what it sent is none: {reason}")
+                continue
+            yield client, found
+
     def damaged(self, states: Mapping[int, int]) -> str | None:
         return None  # a client whose state is gone says so when it is to go on from it
 
@@ -192,10 +203,14 @@ class FarScorer:
         return {**client_summary(accuracies, [one.test for one in self.facts]), **metrics}, accuracies
 
 
-def _answer(client: int, frame: Frame) -> Answer:
+def _last_said(frame: Frame) -> Mapping[str, Any]:
     if not frame.said or not isinstance(frame.said[-1], dict):
         raise Refused("it says nothing")
-    upload, report = (frame.sealed(frame.said[-1].get(name)) for name in ("upload", "report"))
+    return frame.said[-1]
+
+
+def _answer(client: int, frame: Frame) -> Answer:
+    upload, report = (frame.sealed(_last_said(frame).get(name)) for name in ("upload", "report"))
     if report is None:
         raise Refused("it has no report")
     return Answer(client, upload, report)

@@ -68,6 +68,10 @@ class Clients(PrivateStates, ABC):
         """Clients that gave no answer to the last instruction, with reasons; where they are all here, there are none."""
         return {}
 
+    @abstractmethod
+    def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come."""
+
     def measured(self) -> Mapping[str, float]:
         """Numbers about how the round was run, for its record; reading them starts them afresh."""
         return {}
