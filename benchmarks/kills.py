@@ -32,6 +32,8 @@ from machine import facts
 PROCESSES = ("server app", "SuperLink", "SuperNode", "client")
 METHODS = ("mpfedcon", "scaffold", "fedavg")
 """One after another: with private states; with a memory at the server too; with neither."""
+APART = 60.0
+"""Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
 ANSWER = 300.0
 """Seconds that an answer of a client may take."""
 STUCK = 300.0
@@ -58,6 +60,7 @@ class Killer:
     left: int
     after: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
     calm: list[float] = field(default_factory=list)
+    _spared: dict[tuple[str, int], float] = field(default_factory=dict)
     _due: float | None = None
     _killed: tuple[str, float] | None = None
     _last: float = 0.0
@@ -82,18 +85,20 @@ class Killer:
         """
         if self._due is None or time.monotonic() < self._due:
             return
-        name = self.draw.choice(PROCESSES)
-        if (pid := self._pid(name)) is None:
+        name, client = self.draw.choice(PROCESSES), self.draw.randrange(1, len(self.keepers))
+        which = name, client if name in ("SuperNode", "client") else 0
+        if time.monotonic() < self._spared.get(which, 0.0) or (pid := self._pid(name, client)) is None:
             return
         os.kill(pid, signal.SIGKILL)
+        self._spared[which] = time.monotonic() + APART
         self._due, self._killed = None, (name, time.monotonic())
         self.left -= 1
         print(f"  killed: {name}", file=sys.stderr)
         if name == "server app":
             raise AppKilled
 
-    def _pid(self, name: str) -> int | None:
-        server, client = self.keepers[0], self.draw.randrange(1, len(self.keepers))
+    def _pid(self, name: str, client: int) -> int | None:
+        server = self.keepers[0]
         if name == "server app":
             return next(iter(children(server.pid("the SuperExec"))), None)
         if name == "SuperLink":
