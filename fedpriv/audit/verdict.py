@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.audit.formats import message_of
 from fedpriv.audit.membership.verdict import NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts
 
@@ -41,7 +42,7 @@ def best_attempt(attack: Found) -> Found | None:
 
 
 def _message(attack: Found) -> str:
-    where = f"client {attack['client']}'s message of round {attack['round']}"
+    where = message_of(attack)
     best = best_attempt(attack)
     if best is None:
         return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."

@@ -29,6 +29,7 @@ from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
+from fedpriv.wire.report import Report
 
 if TYPE_CHECKING:
     from fedpriv.server.secure_sum import Summed
@@ -146,10 +147,6 @@ class Server:
         if self._secure:
             reports = [report for report in reports if summed is not None and report.client in summed.clients]
         merged = len(uploads) if summed is None else len(summed.clients)
-        reported: dict[str, list[float]] = {}
-        for report in reports:
-            for name, value in report.numbers.items():
-                reported.setdefault(name, []).append(value)
         least, keepers = self.config.train.min_uploads, [report.client for report in reports if report.keeps]
         if too_few := merged < least and self._noisy_mean is None and bool(method.shared_names):
             if least > 1:
@@ -166,24 +163,13 @@ class Server:
                 self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
                 self.server = merge(method, self.server, uploads)
-        diverged = sum(report.diverged for report in arrivals.reports.values())
-        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": diverged}
-        if arrivals.refused:
-            metrics["refused"] = len(arrivals.refused)
+        metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
         if missing := self.clients.missing():
             metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
         if uploads or summed is not None:
             metrics |= self.server.report
-        losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]
-        if samples := sum(number for _, number in losses):
-            metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
-        if summed is not None:
-            metrics["summed"] = len(summed.clients)
-            if summed.loss is not None:
-                metrics["train_loss"] = summed.loss
-        metrics |= {name: fmean(values) for name, values in reported.items()}
         metrics |= self.clients.measured()
         if self.is_private:
             metrics["epsilon"] = self.ledger.epsilon
@@ -323,6 +309,29 @@ class Server:
             **{_MODEL + name: tensor for name, tensor in model.items()},
             **{_MEMORY + name: tensor for name, tensor in self.server.memory.items()},
         }
+
+
+def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | None) -> dict[str, Any]:
+    """What the answers of a round say, for its record.
+
+    Args:
+        reports: of the turns that count.
+    """
+    numbers: dict[str, Any] = {"dropped": sum(report.diverged for report in arrivals.reports.values())}
+    if arrivals.refused:
+        numbers["refused"] = len(arrivals.refused)
+    losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]
+    if samples := sum(number for _, number in losses):
+        numbers["train_loss"] = sum(loss * number for loss, number in losses) / samples
+    if summed is not None:
+        numbers["summed"] = len(summed.clients)
+        if summed.loss is not None:
+            numbers["train_loss"] = summed.loss
+    reported: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.numbers.items():
+            reported.setdefault(name, []).append(value)
+    return numbers | {name: fmean(values) for name, values in reported.items()}
 
 
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:

@@ -66,10 +66,9 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
         if record["round"] == 1:
             os.kill(deployment.keepers[2].pid("client 1"), signal.SIGKILL)
 
-    began = time.monotonic()
     run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3})
-    assert time.monotonic() - began < 7 * SECONDS
     records = RunFolder.open(run).records()
+    assert all(record["metrics"]["seconds"] < 2 * SECONDS + 20 for record in records)  # turns, then tests
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     missing = [named(record, "missing") for record in records]  # a process may take more than a round to start again
     assert missing[0] == missing[3] == [] and missing[1] == [1] and 2 in missing[2] and set(missing[2]) <= {1, 2}
@@ -100,8 +99,8 @@ def test_an_unknown_key_and_a_second_node_with_a_key_are_not_admitted(tmp_path: 
     from fedpriv.deploy.flower.certificates import make_client_key
 
     play(tmp_path / "whole", "fedavg", **SMALL)
-    make_client_key(tmp_path / "unknown")
-    keys = {"unknown": tmp_path / "unknown", "second": deployment.home.path / "client-1" / "key"}
+    make_client_key(tmp_path / "key")
+    keys = {"unknown": tmp_path / "key", "second": deployment.home.path / "client-1" / "key"}
     said: dict[str, str] = {}
     with ExitStack() as stack:
         keepers = {}

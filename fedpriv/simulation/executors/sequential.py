@@ -49,9 +49,6 @@ class Executor(Clients):
         if self.store:
             self.store.keep_only(states)
 
-    def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
-        raise AssertionError("an executor's clients send their uploads; fedpriv.simulation.masked_clients holds them back")
-
     def measured(self) -> Mapping[str, float]:
         padding = self.sample_count.take().padding
         return {} if padding is None else {"padding": padding}
