@@ -39,9 +39,7 @@ _ROWS = (
     "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
 )
-_SUMS = (
-    "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
-)
+_SUMS = "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
 _HIDDEN = (
     "The last layers were not sent: it completes the encoder with layers that it trained itself, in the ways listed. The "
     "positive controls of these attacks are on a whole model; they do not show that such layers suffice."
