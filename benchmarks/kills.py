@@ -36,7 +36,7 @@ APART = 60.0
 """Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
 ANSWER = 300.0
 """Seconds that an answer of a client may take."""
-STUCK = 300.0
+STUCK = 600.0
 """Seconds without a new round after which a run counts as lost."""
 
 
@@ -50,7 +50,7 @@ class Killer:
 
     Attributes:
         spread: a kill is up to so many seconds after the round before it has ended.
-        left: kills to come.
+        left: kills to come; ``until``: when, at the latest.
         after: process -> seconds from each of its kills to the end of the next round.
     """
 
@@ -58,6 +58,7 @@ class Killer:
     keepers: list[Any]
     spread: float
     left: int
+    until: float
     after: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
     calm: list[float] = field(default_factory=list)
     _spared: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -74,6 +75,8 @@ class Killer:
         elif record["round"]:
             self.calm.append(now - self._last)
         self._last, self._killed = now, None
+        if now > self.until:
+            self.left = 0
         # the first round after a kill, and one in a while, are left in peace, to have a time to compare with
         self._due = now + self.draw.uniform(0, self.spread) if self.left and self.draw.random() < 0.9 else None
 
@@ -190,7 +193,7 @@ def main() -> None:
             file = home.client_file(number)
             file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
         with all_here(home) as (link, look, keepers):
-            killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills)
+            killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills, began + 60 * options.minutes)
             while killer.left:
                 method, before = METHODS[len(runs) % len(METHODS)], killer.left
                 config = load_config(None, {"method.name": method, **settings(options.clients, options.rounds)})
@@ -203,8 +206,6 @@ def main() -> None:
                 found = {"method": method, "kills": before - killer.left, "lost": lost}
                 runs.append(found | (compared(run_dir, simulated) if lost is None else {}))
                 print(f"run {len(runs)}: {runs[-1]}", file=sys.stderr, flush=True)
-                if time.monotonic() - began > 60 * options.minutes:
-                    break
     results = shown(runs, killer)
     about = facts(["fedpriv", "torch", "flwr"])
     seconds = round(time.monotonic() - began)

@@ -21,9 +21,9 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Lost:
-    """A frame or its answer did not arrive, for a reason that may pass."""
+    """A frame or its answer did not arrive, for a reason that may pass; ``None``: it was not in time."""
 
-    why: str
+    why: str | None
 
 
 class Post(Protocol):

@@ -37,17 +37,16 @@ def serve(site: Site, address: Path) -> None:
         answers = _Answers(site)
         while True:
             one, _ = listening.accept()
-            with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
-                try:
+            try:
+                with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
                     asked = read(incoming)
-                    if _closed(one):  # it waited behind a turn for longer than its answer is of use
-                        continue
-                    answer = answers.to(*asked)
-                    write(outgoing, answer.head_bytes, answer.parts)
-                except (EOFError, Broken):
-                    continue
-                except OSError:
-                    print("fedpriv: an answer came too late; it is kept in case it is asked for again", file=sys.stderr)
+                    if not _closed(one):  # or it waited behind a turn for longer than its answer is of use
+                        answer = answers.to(*asked)
+                        write(outgoing, answer.head_bytes, answer.parts)
+            except (EOFError, Broken):
+                continue
+            except OSError:  # of the write, or of the end of the block, which tries again to send what is left
+                print("fedpriv: an answer came too late; it is kept in case it is asked for again", file=sys.stderr, flush=True)
 
 
 class _Answers:

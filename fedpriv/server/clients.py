@@ -66,7 +66,7 @@ class Clients(PrivateStates, ABC):
         """Have the clients score the server's model, with their own parts, on their own test samples."""
 
     def missing(self) -> Mapping[int, str]:
-        """Clients that gave no answer to the last instruction, with reasons; where they are all here, there are none."""
+        """Clients that gave no answer to what the round asked last, with reasons; where they are all here, there are none."""
         return {}
 
     def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 POLL = 0.2
 """Seconds between questions whether the resident process is back."""
 _LOST = {
-    3: "its node did not answer in time",
+    3: None,
     4: "its answer was lost on the way",
     5: "its node was gone",
     8: "its node's app ended",
 }
-"""Flower's errors after which a message may be sent again, in words."""
+"""Flower's errors after which a message may be sent again, in words; the first says that its time is over."""
 MOST_ENDS = 3
 """Times that a resident process may end over one frame, such as for want of memory."""
 
@@ -122,8 +122,8 @@ def _answer(reply: Message) -> Frame | str | Lost:
     from fedpriv.wire.message import Refused
 
     if reply.has_error():
-        why = _LOST.get(reply.error.code)
-        return f"Flower's error {reply.error.code}" if why is None else Lost(why)
+        code = reply.error.code
+        return Lost(_LOST[code]) if code in _LOST else f"Flower's error {code}"
     try:
         return Frame.of(*_unpacked(reply))
     except (Broken, Refused) as reason:
