@@ -11,7 +11,7 @@ from fedpriv.audit.verdict import LIMIT
 
 Found = Mapping[str, Any]
 Measured = dict[str, dict[str, Any]]
-"""By attack: ``value``, its 95 % interval from ``low`` to ``high``, and ``n``, the number of samples (for labels: of messages)."""
+"""By attack: ``value``, its 95 % interval from ``low`` to ``high``, and ``n``, the number of samples (of labels: of messages)."""
 
 
 def compared(sums: Found, alone: Found) -> list[dict[str, Any]]:
