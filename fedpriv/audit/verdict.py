@@ -118,11 +118,10 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     ways = sorted({one["how"] for one in messages})
     if ways == [NO_RULE]:
         return [f"No rule applies that infers a client's classes from these {len(messages)} messages."]
+    whose = "a client's classes" if isinstance(messages[0]["client"], int) else "the classes behind a sum"
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
-    return [
-        f"The set of a client's classes was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
-    ]
+    return [f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

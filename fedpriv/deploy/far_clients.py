@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -66,6 +67,8 @@ class FarClients(Clients):
         self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
         self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
         self._missing = dict[int, str]()
+        self._session = secrets.token_hex(8)
+        """Tells a frame that is sent again from the same one of a server that was started again, whose secure sum is another."""
 
     def welcome(self, broadcast: Sealed) -> None:
         self._welcome = [_Task({"do": "welcome"}, broadcast)]
@@ -138,7 +141,7 @@ class FarClients(Clients):
             letter = Letter()
             for task in tasks:
                 letter.say(task.facts, message=task.message)
-            frames[client] = letter.frame(run=self.run)
+            frames[client] = letter.frame(run=self.run, session=self._session)
         silent = dict.fromkeys(frames, True)
         for client, frame in self.grid.exchange(frames, self.seconds, round):
             if not silent.pop(client, False):
