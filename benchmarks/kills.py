@@ -115,8 +115,9 @@ class Killer:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    """The processes that a process has started, and that have not ended."""
+    found = [one for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    return [int(one) for one in found if Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] != "Z"]
 
 
 def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: Callable[[], None], killer: Killer) -> str | None:
@@ -142,6 +143,8 @@ def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: C
 
     while True:
         request = Request.write(home.requests, run_dir, config, clients, ANSWER)
+        while not link.answers():
+            look()
         number = link.start(request.path)
         try:
             request.follow(alive, on_round)
