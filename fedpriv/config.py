@@ -235,6 +235,10 @@ class WireConfig(_Section):
     """Transforms of an upload before it is sent, and stored payloads."""
 
     transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
+    secure_aggregation: bool = Field(
+        False,
+        description="the server learns the sum of a round's uploads, and no upload; not with a merge that needs single ones",
+    )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",
         description="sealed payloads that the run folder keeps: of the first, middle and last round for three clients "

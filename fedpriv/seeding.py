@@ -21,6 +21,11 @@ def derive(seed: int, *labels: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def derive_key(seed: int, *labels: int | str) -> bytes:
+    """As :func:`derive`, 32 bytes."""
+    return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32).digest()
+
+
 def derive_secretly(secret: bytes, seed: int, *labels: int | str) -> int:
     """As :func:`derive`, but known to none who lacks the secret (at most 64 bytes)."""
     text = repr((seed, *labels)).encode()

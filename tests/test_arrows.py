@@ -26,6 +26,7 @@ LAYERS = (
     "tracking",
     "evaluation",
     "server client",
+    "secure",
     "agreement",
     "privacy",
     "defenses methods",

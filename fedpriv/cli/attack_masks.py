@@ -28,7 +28,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     from attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
     from attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
     from attacks.lab.controls import Control
-    from fedpriv.deploy.secure.masks import mask
+    from fedpriv.secure.masks import mask
 
     if given := [option for option, value in others.items() if value and option != "runs_dir"]:
         names = ", ".join(f"--{option.replace('_', '-').replace('count', 'n')}" for option in given)

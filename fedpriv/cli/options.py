@@ -45,6 +45,11 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "clip": ("privacy.clip", float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": ("privacy.delta", float, "Delta of --dp."),
     "target-epsilon": ("privacy.target_epsilon", float, "Epsilon that the whole run may spend; the noise is found for it."),
+    "secure-aggregation": (
+        "wire.secure_aggregation",
+        bool,
+        "The server learns the sum of a round's uploads, and no upload (masks that cancel; at least three clients).",
+    ),
     "keep-payloads": (
         "wire.keep_payloads",
         str,
@@ -83,10 +88,16 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
         if run:
             function = _defense_options(function)
         for flag, (_, kind, text) in reversed(flags.items()):
-            function = click.option("--" + flag, type=FilePath() if kind is Path else kind, help=text)(function)
+            function = _option(flag, kind, text)(function)
         return function
 
     return add
+
+
+def _option(flag: str, kind: Any, text: str) -> Callable[[Command], Command]:
+    if kind is bool:
+        return click.option("--" + flag, is_flag=True, default=None, help=text)
+    return click.option("--" + flag, type=FilePath() if kind is Path else kind, help=text)
 
 
 def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:

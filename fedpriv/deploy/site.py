@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedpriv.agreement import Declared
+from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
@@ -33,6 +33,9 @@ from fedpriv.simulation.setup import Loaded, dealt, load
 from fedpriv.simulation.terms import settle
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
+
+if TYPE_CHECKING:
+    from fedpriv.client.masking import Masking
 
 _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
 UNKNOWN_RUN = "unknown run"
@@ -70,10 +73,24 @@ class Site:
         self.number, self.source, self.folder, self.device = number, source, folder, device
         self._open: _Run | None = None
         self._loaded: tuple[str, Loaded] | None = None
+        self._answered: tuple[bytes, Frame] | None = None
+        """Digest of the last frame, and its answer."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def answer(self, frame: Frame) -> Frame:
-        """What it answers; an error becomes one line, without paths."""
+        """What it answers; an error becomes one line, without paths.
+
+        A frame that comes again, as its answer was lost, gets the same answer: a step of a secure sum is taken once.
+        """
+        digest = frame.digest
+        if self._answered is not None and self._answered[0] == digest:
+            return self._answered[1]
+        answer = self._answer(frame)
+        if answer.error is None:
+            self._answered = digest, answer
+        return answer
+
+    def _answer(self, frame: Frame) -> Frame:
         letter = Letter()
         try:
             asked, run = frame.head.get("said"), frame.head.get("run")
@@ -139,7 +156,16 @@ class Site:
         message = frame.sealed(asked.get("message"))
         opened.check_repeated(round, message)
         answer = opened.client.train(opened.model, opened.received(round, message), _last(last, round))
+        if opened.masking is not None:
+            answer = opened.masking.hold(answer, {} if message is None else message.tensors())
         letter.say({}, upload=answer.upload, report=answer.report)
+
+    def _step(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
+        """Take a step of a secure sum."""
+        opened, message = self._of(run), frame.sealed(asked.get("message"))
+        if message is None or opened.masking is None:
+            raise Refused("a step of a secure sum that is none")
+        letter.say({}, message=opened.masking.answer(message))
 
     def _test(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Score the server's model on its own test samples."""
@@ -163,6 +189,7 @@ class Site:
         "agree": _agree,
         "welcome": _welcome,
         "train": _train,
+        "step": _step,
         "test": _test,
         "forget": _forget,
         "keep_only": _keep_only,
@@ -252,6 +279,7 @@ class _Run:
         self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
         self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
 
     def take_broadcast(self, message: Sealed) -> None:
@@ -275,6 +303,15 @@ class _Run:
         if asked.setdefault(str(round), digest) != digest:
             raise FedprivError(f"client {self._number} has played round {round} with another message, and spends once a round")
         save_json(path, asked)
+
+
+def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:
+    """A client's part in secure sums; ``None``: the run has none."""
+    if not agreement.config.wire.secure_aggregation:
+        return None
+    from fedpriv.client.masking import Masking
+
+    return Masking(number, agreement, run, folder / "summed.json")
 
 
 def digest_of(row: torch.Tensor) -> str:

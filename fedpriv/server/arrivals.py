@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,6 +13,9 @@ from fedpriv.agreement import Agreement
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
+
+if TYPE_CHECKING:
+    from fedpriv.secure.protocol import PublicKeys
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Arrivals:
         asked: the clients that the server asked, in the order in which their uploads are merged.
         sent: what they had been sent, by name.
         reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
+        keys: in place of the uploads, where these are summed behind masks.
         refused: client -> why its answer, or its second one, was left out.
     """
 
@@ -31,6 +36,7 @@ class Arrivals:
     sent: Mapping[str, Tensor]
     reports: dict[int, Report] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
+    keys: dict[int, PublicKeys] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
     def take(self, answer: Answer) -> Report:
@@ -75,6 +81,11 @@ class Arrivals:
             return
         if upload is None:
             raise Refused("it uploads nothing")
+        if agreement.config.wire.secure_aggregation:
+            from fedpriv.secure.messages import own_key
+
+            self.keys[answer.client] = own_key(upload, self.round, answer.client)
+            return
         if upload.num_examples not in (None, report.num_examples):
             raise Refused(f"it uploads {upload.num_examples} samples and reports {report.num_examples}")
         self.uploads[answer.client] = agreement.expected(self.round, answer.client, self.sent).check(upload)

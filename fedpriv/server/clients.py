@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from fedpriv.errors import FedprivError
 from fedpriv.methods.base import ServerState
 from fedpriv.wire import Sealed
 from fedpriv.wire.report import Answer
@@ -63,6 +64,18 @@ class Clients(PrivateStates, ABC):
     @abstractmethod
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         """Have the clients score the server's model, with their own parts, on their own test samples."""
+
+    def missing(self) -> Mapping[int, str]:
+        """Clients that gave no answer to what the round asked last, with reasons; where they are all here, there are none."""
+        return {}
+
+    def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come.
+
+        Raises:
+            FedprivError: by default, they can take none.
+        """
+        raise FedprivError("wire.secure_aggregation: these clients send their uploads one by one")
 
     def measured(self) -> Mapping[str, float]:
         """Numbers about how the round was run, for its record; reading them starts them afresh."""

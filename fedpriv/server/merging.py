@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedpriv.aggregation import Uploads, aggregations
+from fedpriv.aggregation import Uploads
 from fedpriv.aggregation.completing import complete
-from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.wire.coding import Upload
 
@@ -50,32 +49,22 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     return _merged(method, server, matrix)
 
 
-def merge_sum(
-    method: Method, server: ServerState, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int,
-    round: int,
-) -> ServerState:  # fmt: skip
-    """The sum of what clients add (:meth:`Method.addend`) -> the new server state, as their uploads would give it.
+def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], count: int, round: int) -> ServerState:
+    """The mean upload of a secure sum -> the new server state, as the uploads behind it would give it.
 
     Args:
-        received: what every client had been sent, by name.
-        weight: the sum of their weights.
-        count: how many they are.
-
-    Raises:
-        UsageError: the merge takes single uploads.
+        mean: the upload of which ``count`` copies merge as those (:meth:`Method.mean_upload`), by name.
     """
-    check_linear(method)
     whole = method.context.space
-    upload = method.mean_upload(sums, received, weight, count)
-    sent = [name for name in upload if name in whole]
+    sent = [name for name in mean if name in whole]
     space = whole.restricted(sent)
-    row = space.pack({name: upload[name] for name in sent}, server.row.new_empty(space.size))
+    row = space.pack({name: mean[name] for name in sent}, server.row.new_empty(space.size))
     matrix = Uploads(
         space=space,
         rows=row.expand(count, -1),
         previous=space.pack(whole.unpack(server.row, sent), torch.empty_like(row)),
         examples=[1] * count,
-        statistics=[{name: tensor for name, tensor in upload.items() if name not in whole}] * count,
+        statistics=[{name: tensor for name, tensor in mean.items() if name not in whole}] * count,
         clients=[-1] * count,
         round=round,
         registered=method.context.config.data.clients,
@@ -84,21 +73,6 @@ def merge_sum(
     state = _merged(method, server, matrix)
     state.report = {name: value for name, value in state.report.items() if name not in method.aggregation.of_single}
     return state
-
-
-def check_linear(method: Method) -> None:
-    """
-    Raises:
-        UsageError: the method cannot be merged from a sum over the clients.
-    """
-    if not method.shared_names:
-        raise UsageError(f"method {method.name} sends nothing, so there is nothing to sum")
-    if not method.aggregation.linear:
-        right = ", ".join(sorted({kind.name for kind in aggregations().values() if kind.linear}))
-        raise UsageError(f"aggregation {method.aggregation.name} looks at single uploads, so a sum is not enough; use {right}")
-    kind = type(method)
-    if kind.remember is not Method.remember and kind.addend is Method.addend:
-        raise UsageError(f"method {method.name} keeps what single uploads say, so a sum is not enough; use fedavg")
 
 
 def _merged(method: Method, server: ServerState, matrix: Uploads) -> ServerState:

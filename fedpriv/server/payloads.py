@@ -5,6 +5,10 @@ participant of round 3 was sent, ``payloads/round-0003/client-0007.safetensors``
 ``payloads/round-0003/report-0007.safetensors`` what it reported beside it. Nothing else is stored: an audit derives the data
 behind an upload from the run's config again.
 
+With secure aggregation, ``sum.safetensors`` is the mean upload that the server learned, and a simulation keeps as
+``hidden-0007.safetensors`` what client 7 held back, so that an audit can compare the two. Masked uploads are random numbers and
+are not kept.
+
 Beside the messages of a round lies ``SHA256SUMS``, the list of their checksums in the form of ``sha256sum --check``. The round's
 record holds the list's own checksum. Rounds that an earlier version played have neither: what is kept of them is read as it is.
 """
@@ -16,6 +20,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal, Self
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
@@ -23,11 +28,14 @@ from fedpriv.files import Damaged, write_atomically
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Direction, Sealed, unseal
 
+Kept = Literal[Direction, "sum", "hidden"]
+"""What is kept: messages that crossed, the mean upload of a secure sum, and what a client of a simulation held back for it."""
 UPLOADS_BY_DEFAULT = 3
 """Uploads of a round that ``wire.keep_payloads: default`` keeps."""
 
-_BROADCAST, _DOWNLOAD, _CLIENT, _REPORT = "broadcast", "download", "client-", "report-"
+_BROADCAST, _DOWNLOAD, _SUM, _CLIENT, _REPORT, _HIDDEN = "broadcast", "download", "sum", "client-", "report-", "hidden-"
 _ROUND, _SUMS = "round-", "SHA256SUMS"
+_OF_CLIENTS: Mapping[Kept, str] = {"up": _CLIENT, "report": _REPORT, "hidden": _HIDDEN}
 
 
 def rounds_to_keep(config: RunConfig) -> Collection[int]:
@@ -57,14 +65,14 @@ class PayloadKeeper:
         self._written: dict[str, str] = {}
         """Of this round: name -> checksum."""
 
-    def __call__(self, direction: Direction, payload: Sealed) -> None:
+    def __call__(self, direction: Kept, payload: Sealed) -> None:
         if not self._rounds or payload.round not in (0, *self._rounds):
             return
         if payload.round != self._round:
             self._round, self._written = payload.round, {}
         name = _name(direction, payload)
         alike = sum(known.startswith(name.partition("-")[0]) for known in self._written)
-        if name in self._written or (direction != "down" and alike == self._uploads):
+        if name in self._written or (payload.client is not None and alike == self._uploads):
             return
         with self.folder.writing(f"the payloads of round {payload.round}"):
             path = _file(self.folder.payloads, payload.round, name)
@@ -88,16 +96,18 @@ class PayloadStore:
     Args:
         path: the folder ``payloads`` of a run; it need not be there.
         sums: round -> checksum of the list of its checksums.
+        uploads: what it reads as the clients' uploads: those that were sent, or those that were held back for a secure sum.
     """
 
-    def __init__(self, path: Path, sums: Mapping[int, str] | None = None) -> None:
-        self.path, self.sums = path, sums or {}
+    def __init__(self, path: Path, sums: Mapping[int, str] | None = None, uploads: Literal["up", "hidden"] = "up") -> None:
+        self.path, self.sums, self._upload = path, sums or {}, _OF_CLIENTS[uploads]
         self._listed = cache(self._read_list)
 
     @classmethod
-    def of(cls, folder: RunFolder) -> PayloadStore:
+    def of(cls, folder: RunFolder, uploads: Literal["up", "hidden"] = "up") -> Self:
         """The payloads of a run, and what its records say of them; ``Damaged`` where these are not known any more."""
-        return cls(folder.payloads, {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record})
+        sums = {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record}
+        return cls(folder.payloads, sums, uploads)
 
     def rounds(self) -> list[int]:
         """The rounds (1-based, ascending) with at least one upload.
@@ -112,7 +122,7 @@ class PayloadStore:
         """The clients whose upload of a round was kept, ascending."""
         listed = self._listed(round)
         there = _folder(self.path, round).glob("*") if listed is None else map(Path, listed)
-        return _numbers(_CLIENT, (file.stem for file in there if file.suffix == ".safetensors"))
+        return _numbers(self._upload, (file.stem for file in there if file.suffix == ".safetensors"))
 
     def broadcast(self) -> Sealed | None:
         """The initial model as every client was sent it in round 0; ``None`` where the method sends none, or nothing was kept."""
@@ -129,7 +139,7 @@ class PayloadStore:
             UsageError: it was not kept; says what was, or how to keep payloads.
             Damaged: its file is not what was written.
         """
-        sealed = self._read(round, f"{_CLIENT}{client:04d}")
+        sealed = self._read(round, f"{self._upload}{client:04d}")
         if sealed is not None:
             return sealed
         if not (rounds := self.rounds()):
@@ -138,6 +148,10 @@ class PayloadStore:
             raise UsageError(f"{self.path.parent} kept no uploads of round {round}, but of rounds {_listed(rounds)}")
         kept = _listed(self.clients(round))
         raise UsageError(f"{self.path.parent} kept no upload of client {client} in round {round}, but of clients {kept}")
+
+    def mean(self, round: int) -> Sealed | None:
+        """The mean upload of a round's secure sum; ``None``: it was not kept, or there was none."""
+        return self._read(round, _SUM)
 
     def report(self, round: int, client: int) -> Sealed | None:
         """What a client reported beside its upload in a round; ``None``: it was not kept."""
@@ -206,16 +220,18 @@ class PayloadStore:
         return {line[2].decode(): line[1].decode() for line in lines if line is not None}
 
 
-def _direction(name: str) -> Direction:
-    return "up" if name.startswith(_CLIENT) else "report" if name.startswith(_REPORT) else "down"
+def _direction(name: str) -> Kept:
+    return next((way for way, start in _OF_CLIENTS.items() if name.startswith(start)), "sum" if name == _SUM else "down")
 
 
-def _name(direction: Direction, payload: Sealed) -> str:
+def _name(direction: Kept, payload: Sealed) -> str:
     if direction == "down":
         return _DOWNLOAD if payload.round else _BROADCAST
+    if direction == "sum":
+        return _SUM
     if payload.client is None:
         raise ValueError("an upload must say its client: Payload(..., client=turn.client)")
-    return f"{_CLIENT if direction == 'up' else _REPORT}{payload.client:04d}"
+    return f"{_OF_CLIENTS[direction]}{payload.client:04d}"
 
 
 def _folder(payloads: Path, round: int) -> Path:

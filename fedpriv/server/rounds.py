@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,17 +17,22 @@ from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
+from fedpriv.secure.terms import label_of
 from fedpriv.seeding import generator
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
-from fedpriv.server.merging import merge
+from fedpriv.server.merging import merge, merge_sum
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
+from fedpriv.wire.report import Report
+
+if TYPE_CHECKING:
+    from fedpriv.server.secure_sum import Summed
 
 _MODEL, _MEMORY = "model.", "memory."
 
@@ -71,6 +77,7 @@ class Server:
         self.is_private = self.config.privacy.level != "none"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
         self._noisy_mean = _noisy_mean(agreement)
+        self._secure = self.config.wire.secure_aggregation
         self.server = ServerState(agreement.initial)
         self.stop_requested = False
 
@@ -136,15 +143,15 @@ class Server:
         arrivals = self._arrivals(round, chosen, download, sent)
         turns = arrivals.in_order()
         reports, uploads = [report for report, _ in turns], [upload for _, upload in turns if upload is not None]
-        reported: dict[str, list[float]] = {}
-        for report in reports:
-            for name, value in report.numbers.items():
-                reported.setdefault(name, []).append(value)
+        summed = self._sum(round, arrivals, sent)
+        if self._secure:
+            reports = [report for report in reports if summed is not None and report.client in summed.clients]
+        merged = len(uploads) if summed is None else len(summed.clients)
         least, keepers = self.config.train.min_uploads, [report.client for report in reports if report.keeps]
-        if too_few := len(uploads) < least and self._noisy_mean is None and bool(method.shared_names):
+        if too_few := merged < least and self._noisy_mean is None and bool(method.shared_names):
             if least > 1:
-                self.warn(f"round {round}: the model stays as it is, with {len(uploads)} of {least} uploads (train.min_uploads)")
-            uploads = []
+                self.warn(f"round {round}: the model stays as it is, with {merged} of {least} uploads (train.min_uploads)")
+            uploads, summed = [], None
             self.clients.forget((client, round) for client in keepers)  # these turns do not count either
         else:
             self.progress.clients |= dict.fromkeys(keepers, round)
@@ -152,20 +159,17 @@ class Server:
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
                 self.server = self._noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
+            elif summed is not None:
+                self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
                 self.server = merge(method, self.server, uploads)
-        diverged = sum(report.diverged for report in arrivals.reports.values())
-        metrics: dict[str, Any] = {"participants": len(chosen), "dropped": diverged}
-        if arrivals.refused:
-            metrics["refused"] = len(arrivals.refused)
+        metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
+        if missing := self.clients.missing():
+            metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
-        if uploads:
+        if uploads or summed is not None:
             metrics |= self.server.report
-        losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]
-        if samples := sum(number for _, number in losses):
-            metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
-        metrics |= {name: fmean(values) for name, values in reported.items()}
         metrics |= self.clients.measured()
         if self.is_private:
             metrics["epsilon"] = self.ledger.epsilon
@@ -174,7 +178,14 @@ class Server:
             with profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
                 metrics |= scores
-        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, arrivals.refused)
+        facts: dict[str, Any] = {
+            how: [{"client": client, "reason": reason} for client, reason in sorted(left_out.items())]
+            for how, left_out in (("refused", arrivals.refused), ("missing", missing))
+            if left_out
+        }
+        if summed is not None:
+            facts["summed"] = list(summed.clients)
+        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, facts)
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
@@ -223,8 +234,29 @@ class Server:
             accepted[answer.client] = messages
         for client in chosen:  # not as they came, or the kept ones would depend on who is quickest
             for direction, sealed in accepted.get(client, ()):
-                self._keep(direction, sealed)
+                if direction == "report" or not self._secure:
+                    self._keep(direction, sealed)
         return arrivals
+
+    def _sum(self, round: int, arrivals: Arrivals, sent: Mapping[str, Tensor]) -> Summed | None:
+        """The sum of the uploads that clients hold back; ``None``: they hold none back, or too few are left for a sum."""
+        if not self._secure:
+            return None
+        from fedpriv.server.secure_sum import SecureSum
+
+        examples = {client: report.num_examples for client, report in arrivals.reports.items()}
+        label = label_of(self.folder.path.name, round)
+        secure = SecureSum(self.agreement, self.clients, label, round, sent, self._crossed, self.warn)
+        try:
+            with self.profile("aggregation"):
+                summed = secure.sum(arrivals.keys, examples)
+        except Refused as reason:
+            self.warn(f"round {round}: there is no sum, so the model stays as it is: {reason}")
+            return None
+        self._keep("sum", summed.mean)
+        lost = arrivals.keys.keys() - set(summed.clients)
+        self.clients.forget((client, round) for client in lost if arrivals.reports[client].keeps)  # such a turn does not count
+        return summed
 
     def _refuse(self, client: int, round: int, reason: Refused) -> None:
         """Leave an answer out, or stop the run, as ``train.on_refused`` says."""
@@ -247,7 +279,7 @@ class Server:
         metrics: Mapping[str, Any],
         accuracies: list[float | None] | None,
         seconds: float,
-        refused: Mapping[int, str] | None = None,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         progress = self.progress
         up, down = self.meter.read()
@@ -262,9 +294,8 @@ class Server:
             "time_ms": int(time.time() * 1000),
             "metrics": {**metrics, **traffic, **totals, "seconds": seconds},
             "per_client": {} if accuracies is None else {"accuracy": accuracies},
+            **facts,
         }
-        if refused:
-            progress.record["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             if (kept := self._keeper.close(round)) is not None:
                 progress.record["payloads"] = kept
@@ -278,6 +309,29 @@ class Server:
             **{_MODEL + name: tensor for name, tensor in model.items()},
             **{_MEMORY + name: tensor for name, tensor in self.server.memory.items()},
         }
+
+
+def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | None) -> dict[str, Any]:
+    """What the answers of a round say, for its record.
+
+    Args:
+        reports: of the turns that count.
+    """
+    numbers: dict[str, Any] = {"dropped": sum(report.diverged for report in arrivals.reports.values())}
+    if arrivals.refused:
+        numbers["refused"] = len(arrivals.refused)
+    losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]
+    if samples := sum(number for _, number in losses):
+        numbers["train_loss"] = sum(loss * number for loss, number in losses) / samples
+    if summed is not None:
+        numbers["summed"] = len(summed.clients)
+        if summed.loss is not None:
+            numbers["train_loss"] = summed.loss
+    reported: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.numbers.items():
+            reported.setdefault(name, []).append(value)
+    return numbers | {name: fmean(values) for name, values in reported.items()}
 
 
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
+from fedpriv.server.clients import Clients
 from fedpriv.server.rounds import Server, on_divergence
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.executors.build import executor_of
@@ -31,7 +32,12 @@ class Simulation(Server):
         self.executor.profile = profile
         scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn))
         holders = federation.data.partition.holders() if federation.config.privacy.level == "sample" else None
-        super().__init__(federation.agreement, folder, self.executor, scorer, warn, holders, profile)
+        clients: Clients = self.executor
+        if federation.config.wire.secure_aggregation:
+            from fedpriv.simulation.masked_clients import MaskedClients
+
+            clients = MaskedClients(self.executor, folder.path.name, lambda upload: self._keep("hidden", upload), warn)
+        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile)
         self.scorer: AllClientsScorer = scorer
 
     def restore(self) -> None:

@@ -15,6 +15,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import Shares, check, with_noise
+from fedpriv.secure.terms import check_run
 from fedpriv.server.sampling import participants
 from fedpriv.wire import Transform
 
@@ -35,7 +36,7 @@ def settle(
         shares: who holds the same sample.
 
     Raises:
-        UsageError: a schedule, a mask or a privacy setting that cannot be right.
+        UsageError: a schedule, a mask, a privacy setting or a secure sum that cannot be right.
     """
     schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
     if strangers := sorted({client for clients in schedule for client in clients} - set(declared.trainable)):
@@ -43,6 +44,9 @@ def settle(
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
     _ = agreement.sent_names  # refuses a mask that cannot be right
+    if config.wire.secure_aggregation:
+        rounds = range(1, len(schedule) + 1) if schedule else [1]
+        check_run(agreement, min(len(participants(agreement, round)) for round in rounds))
     if config.privacy.level != "none":
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-Kind = Literal["weights", "delta", "gradient", "report"]
+Kind = Literal["weights", "delta", "gradient", "report", "keys", "letters", "masked", "members", "shares"]
+"""What is in a message: a model in one of three forms, a client's report, or (the last five) a step of a secure sum."""
 Direction = Literal["down", "up", "report"]
 """A download, an upload, and a client's report, which goes up beside the upload."""
 
@@ -38,7 +39,8 @@ class Payload:
         tensors: by name; model tensors have their parameter's name, others the prefix ``statistic.``.
         round: the round it belongs to (0: the broadcast of the initial model).
         client: the client it comes from or goes to; ``None``: the same to every client.
-        kind: what the model tensors are; ``report``: there are none (:class:`fedpriv.wire.report.Report`).
+        kind: what the model tensors are; there are none in a ``report`` (:class:`fedpriv.wire.report.Report`) and in the steps
+            of a secure sum (:mod:`fedpriv.secure.messages`).
         num_examples: the client's number of training samples, if the method reveals it.
         transforms: what the tensors went through, in order.
     """

@@ -200,7 +200,7 @@ def test_masks_of_a_secure_aggregation(fedpriv: Fedpriv) -> None:
 def test_masks_without_a_secret_fail_the_control(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     from attacks.inference.masked_round import flower_mask
 
-    monkeypatch.setattr("fedpriv.deploy.secure.masks.mask", flower_mask)
+    monkeypatch.setattr("fedpriv.secure.masks.mask", flower_mask)
     result = fedpriv("attack", "secagg-masks", "--set", "bits=12")
     assert result.exit_code == 1 and "a control failed, so there can be no result: AES-CTR" in result.stderr
 

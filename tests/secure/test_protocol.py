@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedpriv.deploy.secure.fixed_point import CLIP, MOST_CLIENTS, PLACES, Array, decoded, encoded
-from fedpriv.deploy.secure.keys import agreed, closed, new_private, opened, public_of
-from fedpriv.deploy.secure.masks import Words, mask
-from fedpriv.deploy.secure.protocol import Participant, pairwise, threshold, unmasked
-from fedpriv.deploy.secure.shares import join, split
+from fedpriv.secure.fixed_point import CLIP, PLACES, Array, decoded, encoded
+from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
+from fedpriv.secure.masks import Words, mask
+from fedpriv.secure.protocol import Participant, pairwise, threshold, unmasked
+from fedpriv.secure.shares import join, split
+from fedpriv.secure.terms import MOST
 from fedpriv.wire.message import Refused
 
 SIZE = 1000
@@ -188,7 +189,7 @@ def test_rounding_is_without_bias_seeded_and_clipped() -> None:
     assert encoded(values, bytes(32)).tolist() != encoded(values, b"\1" * 32).tolist()
     largest = encoded(np.array([1e9, -1e9]), bytes(32))
     assert decoded(largest) == pytest.approx([CLIP, -CLIP], rel=1e-12)
-    assert decoded(largest * np.uint64(MOST_CLIENTS)) == pytest.approx([CLIP * MOST_CLIENTS, -CLIP * MOST_CLIENTS], rel=1e-12)
+    assert decoded(largest * np.uint64(MOST)) == pytest.approx([CLIP * MOST, -CLIP * MOST], rel=1e-12)
     with pytest.raises(ValueError, match="not finite"):
         encoded(np.array([np.nan]), bytes(32))
 

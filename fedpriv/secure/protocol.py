@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedpriv.deploy.secure.fixed_point import MOST_CLIENTS, Array, decoded, encoded
-from fedpriv.deploy.secure.keys import agreed, closed, new_private, opened, public_of
-from fedpriv.deploy.secure.masks import Words, mask
-from fedpriv.deploy.secure.shares import SHARE, join, split
+from fedpriv.secure.fixed_point import Array, decoded, encoded
+from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
+from fedpriv.secure.masks import Words, mask
+from fedpriv.secure.shares import SHARE, join, split
+from fedpriv.secure.terms import FEWEST, MOST
 from fedpriv.wire.message import Refused
-
-FEWEST = 3
-"""Clients of a sum: of two, each knows the other's upload."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ class Participant:
         """
         if self._keys:
             raise Refused("the keys of this round were sent before")
-        if not FEWEST <= len(keys) <= MOST_CLIENTS:
-            raise Refused(f"a sum of {len(keys)} clients; {FEWEST} to {MOST_CLIENTS} are needed")
+        if not FEWEST <= len(keys) <= MOST:
+            raise Refused(f"a sum of {len(keys)} clients; {FEWEST} to {MOST} are needed")
         every = [key for one in keys.values() for key in (one.letters, one.masks)]
         if len(set(every)) < len(every):
             raise Refused("two clients have the same public key")

@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-_NONCE = 12
+_NONCE, _TAG = 12, 16
+ENVELOPE = _NONCE + _TAG
+"""Bytes by which :func:`closed` makes a text longer."""
 
 
 def new_private() -> bytes:

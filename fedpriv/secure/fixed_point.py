@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedpriv.deploy.secure.masks import Words, mask
+from fedpriv.secure.masks import Words, mask
 
 Array = npt.NDArray[np.float64]
 
 PLACES = 36
 CLIP = 2.0**16
-MOST_CLIENTS = 1024
-"""So many clipped numbers add up to less than 2**63, half the modulus."""
+"""1024 clipped numbers add up to less than 2**63, half the modulus."""
 
 
 def encoded(values: Array, seed: bytes) -> Words:
@@ -28,5 +27,5 @@ def encoded(values: Array, seed: bytes) -> Words:
 
 
 def decoded(total: Words) -> Array:
-    """The numbers ``(p,)`` of a sum of at most :data:`MOST_CLIENTS` encoded ones."""
+    """The numbers ``(p,)`` of a sum of at most 1024 encoded ones."""
     return np.asarray(total.view(np.int64) / 2.0**PLACES, dtype=np.float64)

@@ -7,14 +7,29 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.deploy.secure.fixed_point import Array
-from fedpriv.errors import UsageError
-from fedpriv.server.merging import check_linear
 from fedpriv.wire.message import Refused
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sum of some clients' uploads.
+
+    Attributes:
+        tensors: what they added (:meth:`fedpriv.aggregation.base.Aggregation.addend`), by name, in float64.
+        weight: the sum of their weights.
+        loss: their mean training loss, each sample as heavy as the others; ``None``: none of them took a step.
+    """
+
+    tensors: Mapping[str, Tensor]
+    weight: float
+    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -23,10 +38,7 @@ class Layout:
 
     Attributes:
         received: what every client is sent in the round, by name.
-        shapes: of the tensors that are added up, by name, in their order in the row. The sum of the weights follows them.
-
-    Raises:
-        UsageError: the run's uploads cannot be merged from a sum.
+        shapes: of the tensors that are added up, by name, in their order in the row. The weight and the loss follow them.
     """
 
     agreement: Agreement
@@ -34,11 +46,7 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_linear(self.agreement.method)
-        expected = self.agreement.expected(0, 0, self.received)
-        if expected.kind != "weights":
-            raise UsageError(f"uploads through {expected.transforms[-1]} are compressed one by one and have no sum; leave it out")
-        forms = expected.tensors
+        forms = self.agreement.expected(0, 0, self.received).tensors
         nothing = {
             name: torch.zeros([0 if isinstance(size, str) else size for size in form.shape], dtype=form.dtype or torch.float32)
             for name, form in forms.items()
@@ -49,10 +57,10 @@ class Layout:
     @property
     def size(self) -> int:
         """Numbers in a row."""
-        return sum(prod(shape) for shape in self.shapes.values()) + 1
+        return sum(prod(shape) for shape in self.shapes.values()) + 3
 
-    def row(self, upload: Mapping[str, Tensor], examples: int) -> Array:
-        """What a client adds ``(size,)``, from the tensors of its upload.
+    def row(self, upload: Mapping[str, Tensor], examples: int, loss: float | None) -> Array:
+        """What a client adds ``(size,)``, from the tensors of its upload and its mean training loss.
 
         Raises:
             Refused: it cannot be added to what the others send, such as where a client has no data for a part of the net.
@@ -61,15 +69,18 @@ class Layout:
         added = self.agreement.method.addend(upload, self.received, weight)
         if {name: tuple(tensor.shape) for name, tensor in added.items()} != self.shapes:
             raise Refused("the upload has other tensors than those of the sum; every client must send the same")
-        return np.concatenate([*(added[name].cpu().numpy().reshape(-1) for name in self.shapes), [weight]])
+        share = 0.0 if loss is None else examples / self.agreement.declared.most_samples
+        tail = [weight, share, share * (loss or 0.0)]
+        return np.concatenate([*(added[name].cpu().numpy().reshape(-1) for name in self.shapes), tail])
 
-    def sums(self, total: Array) -> tuple[dict[str, Tensor], float]:
-        """The sums of the tensors, by name, and that of the weights."""
+    def sums(self, total: Array) -> Sums:
+        """What the server reads from the sum of the rows."""
         found, start = dict[str, Tensor](), 0
         for name, shape in self.shapes.items():
             found[name] = torch.from_numpy(total[start : start + prod(shape)].reshape(shape))
             start += prod(shape)
-        return found, float(total[-1])
+        weight, share, losses = (float(number) for number in total[start:])
+        return Sums(found, weight, losses / share if share > 0 else None)
 
     def _weight(self, examples: int) -> float:
         """At most one, so that what is added is no larger than what is sent."""

@@ -1,0 +1,75 @@
+"""The terms of a run whose uploads are summed behind masks: whether they can be, and what both sides call a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedpriv.aggregation import aggregations
+from fedpriv.agreement import Agreement
+from fedpriv.errors import UsageError
+from fedpriv.methods.base import Method
+from fedpriv.wire import Expected
+
+FEWEST, MOST = 3, 1024
+"""Clients of a sum. Of two, each knows the other's upload; the numbers of more might not fit into 64 bits."""
+
+
+def label_of(run: str, round: int) -> bytes:
+    """Names a sum; keys and letters of another are worth nothing."""
+    return f"{run}, round {round}".encode()
+
+
+def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tensor], count: int) -> Expected:
+    """The message of which ``count`` copies merge as the uploads of a sum.
+
+    Args:
+        received: what every client had been sent, by name.
+    """
+    expected = agreement.expected(round, 0, received)
+    return replace(expected, client=None, examples=expected.examples and (1, count * expected.examples[1]))
+
+
+def check_linear(method: Method) -> None:
+    """
+    Raises:
+        UsageError: the method cannot be merged from a sum over the clients.
+    """
+    if not method.shared_names:
+        raise UsageError(f"method {method.name} sends nothing, so there is nothing to sum")
+    if not method.aggregation.linear:
+        right = ", ".join(sorted({kind.name for kind in aggregations().values() if kind.linear}))
+        raise UsageError(f"aggregation {method.aggregation.name} looks at single uploads, so a sum is not enough; use {right}")
+    kind = type(method)
+    if kind.remember is not Method.remember and kind.addend is Method.addend:
+        raise UsageError(f"method {method.name} keeps what single uploads say, so a sum is not enough; use fedavg")
+
+
+def check_run(agreement: Agreement, participants: int) -> None:
+    """Check that the rounds of a run can be secure sums.
+
+    Args:
+        participants: the least number of clients in a round.
+
+    Raises:
+        UsageError: they cannot; the message says why.
+    """
+    check_linear(agreement.method)
+    if agreement.config.privacy.level == "client":
+        raise UsageError(
+            "wire.secure_aggregation: under privacy.level client the server clips single uploads, so a sum is not enough"
+        )
+    expected = agreement.expected(0, 0, agreement.space.unpack(agreement.initial))
+    if expected.kind != "weights":
+        raise UsageError(f"uploads through {expected.transforms[-1]} are compressed one by one and have no sum; leave it out")
+    if lacking := agreement.declared.lacks:
+        client, what = min(lacking.items())
+        raise UsageError(
+            f"wire.secure_aggregation: every client must send the same tensors, and client {client} has no {what} samples"
+        )
+    if not FEWEST <= participants <= MOST:
+        raise UsageError(
+            f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
+        )

@@ -1,0 +1,107 @@
+"""The server's part in a secure sum: it carries keys and letters between clients, and learns the sum of their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from fedpriv.agreement import Agreement
+from fedpriv.secure import messages
+from fedpriv.secure.layout import Layout, Sums
+from fedpriv.secure.protocol import PublicKeys, threshold, unmasked
+from fedpriv.secure.terms import expected_mean
+from fedpriv.server.clients import Clients
+from fedpriv.wire import Payload, Sealed, Tap, seal
+from fedpriv.wire.message import Refused
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What the server learns of a round's uploads.
+
+    Attributes:
+        clients: whose uploads are in the sum, ascending.
+        loss: their mean training loss; ``None``: none of them took a step.
+        mean: the upload of which as many copies merge as theirs do: a message for the run folder, which never crossed the wire.
+    """
+
+    clients: tuple[int, ...]
+    loss: float | None
+    mean: Sealed
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """Sums the uploads of a round (:mod:`fedpriv.secure.protocol`).
+
+    Args:
+        label: names run and round.
+        received: what every client had been sent, by name.
+        crossed: called with every message that crosses.
+        warn: called with a line for each client that drops out.
+    """
+
+    agreement: Agreement
+    clients: Clients
+    label: bytes
+    round: int
+    received: Mapping[str, Tensor]
+    crossed: Tap
+    warn: Callable[[str], None]
+
+    def sum(self, keys: Mapping[int, PublicKeys], examples: Mapping[int, int]) -> Summed:
+        """Sum the uploads that clients hold.
+
+        Args:
+            keys: what each of them sent in the place of its upload.
+            examples: their numbers of training samples.
+
+        Raises:
+            Refused: too few clients are left for a sum, or their mean is no upload of this run.
+        """
+        layout, all_keys = Layout(self.agreement, self.received), {one: messages.public(found) for one, found in keys.items()}
+        letters = self._ask({one: messages.table("keys", self.round, one, all_keys) for one in keys}, self._letters)
+        letters = {one: sent for one, sent in letters.items() if sent.keys() == keys.keys() - {one}}
+        carried = {to: {of: sent[to] for of, sent in letters.items() if of != to} for to in letters}
+        questions = {to: messages.table("letters", self.round, to, rows) for to, rows in carried.items()}
+        uploads = self._ask(questions, lambda one, answer: messages.words_of(answer, self.round, one, layout.size))
+        dropped = letters.keys() - uploads.keys()
+        if len(uploads) < threshold(len(keys)):
+            raise Refused(f"{len(uploads)} of {len(keys)} clients are left for the sum; a majority is needed")
+        lists = {one: messages.members(self.round, one, uploads.keys(), dropped) for one in uploads}
+        shares = self._ask(lists, lambda one, answer: messages.rows_of(answer, "shares", self.round, one))
+        sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
+        active = tuple(sorted(uploads))
+        return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
+
+    def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:
+        """What the sum stands for, checked as an upload is."""
+        tensors = self.agreement.method.mean_upload(sums.tensors, self.received, sums.weight, count)
+        expected = expected_mean(self.agreement, self.round, self.received, count)
+        rounded = {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
+        sealed = seal(Payload(rounded, self.round, None, "weights", expected.examples and examples, expected.transforms))
+        expected.check(sealed)
+        return sealed
+
+    def _letters(self, client: int, answer: Sealed) -> dict[int, bytes]:
+        return messages.rows_of(answer, "letters", self.round, client)
+
+    def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:
+        """What clients answer, by client in ascending order; those who do not, or not as they should, drop out."""
+        found: dict[int, T] = {}
+        for question in questions.values():
+            self.crossed("down", question)
+        for client, answer in self.clients.step(self.round, questions):
+            self.crossed("up", answer)
+            try:
+                if client not in questions or client in found:
+                    raise Refused("it was not asked, or has answered before")
+                found[client] = read(client, answer)
+            except Refused as reason:
+                self.warn(f"round {self.round}: what client {client} sent for the sum is refused: {reason}")
+        return {client: found[client] for client in sorted(found)}

@@ -1,0 +1,230 @@
+"""Whole runs with secure aggregation: they end where plain ones do, and the server sees nothing but sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.wire import Sealed, unseal
+from tests.deploy.apart import go_on, hashes, play_apart, sites
+from tests.marks import slow_but
+from tests.simulation.small import config, play, simulation
+
+SMALL = {"data.clients": 5, "data.limit": 200, "model.projection": 8, "train.participation": 0.8, "executor.name": "sequential"}
+SETTINGS = {**SMALL, "train.rounds": 2, "wire.keep_payloads": "all"}
+ON = {**SETTINGS, "wire.secure_aggregation": True}
+LINEAR = [
+    "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedper", "fedrep", "mpfedcon", "moon", "ditto", "apfl", "perfedavg",
+    "fedbn",
+]  # fmt: skip
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [record["metrics"] for record in RunFolder.open(folder).records()]
+
+
+def weights(folder: Path) -> torch.Tensor:
+    found = load_file(folder / "weights" / "server.safetensors")
+    return torch.cat([found[name].double().flatten() for name in sorted(found)])
+
+
+@pytest.mark.parametrize("method", slow_but(["mpfedcon"], LINEAR))
+def test_a_run_ends_where_a_plain_one_does(tmp_path: Path, method: str) -> None:
+    options = {"model.name": "resnet9_narrow"} if method == "fedbn" else {}
+    play(tmp_path / "plain", method, **SETTINGS, **options)
+    play(tmp_path / "summed", method, **ON, **options)
+    plain, summed = weights(tmp_path / "plain"), weights(tmp_path / "summed")
+    assert float((plain - summed).norm() / plain.norm()) < 1e-5
+    for before, now in zip(metrics(tmp_path / "plain")[1:], metrics(tmp_path / "summed")[1:], strict=True):
+        assert now["train_loss"] == pytest.approx(before["train_loss"], rel=1e-4)
+        assert now["summed"] == 4 and now["sum_error"] < 1e-8
+        assert 1.9 < now["bytes_up"] / before["bytes_up"] < 2.5
+    # What the clients hold back in the first round is what they send in a plain run.
+    first = "payloads/round-0001"
+    held, sent = hashes(tmp_path / "summed" / first, "hidden-*"), hashes(tmp_path / "plain" / first, "client-*")
+    assert list(held.values()) == list(sent.values()) and len(held) == 4
+
+
+def test_masks_and_transforms_go_together(tmp_path: Path) -> None:
+    noisy = {"wire.transforms": [{"name": "mask", "last": 1}, {"name": "gaussian", "variance": 1e-4}]}
+    play(tmp_path / "plain", "fedavg", **SETTINGS, **noisy)
+    play(tmp_path / "summed", "fedavg", **ON, **noisy)
+    plain, summed = weights(tmp_path / "plain"), weights(tmp_path / "summed")
+    assert float((plain - summed).norm() / plain.norm()) < 1e-5
+
+
+def test_nothing_that_reaches_the_server_is_an_upload(tmp_path: Path) -> None:
+    crossed: list[tuple[str, Sealed]] = []
+    run = simulation(tmp_path / "run", "mpfedcon", **ON)
+    run.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
+    run.start()
+    for _ in run.rounds():
+        pass
+    assert {sealed.kind for direction, sealed in crossed if direction == "up"} == {"keys", "letters", "masked", "shares"}
+    assert {sealed.kind for direction, sealed in crossed if direction == "down"} == {"weights", "keys", "letters", "members"}
+    said = {name for direction, sealed in crossed if direction == "report" for name in sealed.names}
+    assert said <= {"keeps"}
+    # A masked upload looks like random numbers: each of its bits is set half of the time, and none tells of the upload.
+    words = next(sealed for direction, sealed in crossed if sealed.kind == "masked").tensors()["words"]
+    bits = torch.stack([(words >> place) & 1 for place in range(64)]).double().mean(1)
+    assert float((bits - 0.5).abs().max()) < 6 * 0.5 / len(words) ** 0.5
+
+
+def test_the_record_and_the_folder_have_the_sum(tmp_path: Path) -> None:
+    play(tmp_path / "run", "mpfedcon", **ON)
+    folder = RunFolder.open(tmp_path / "run")
+    record, store = list(folder.records())[1], PayloadStore.of(folder)
+    assert len(record["summed"]) == 4 and store.clients(1) == []
+    mean = unseal((folder.payloads / "round-0001" / "sum.safetensors").read_bytes())
+    held = [unseal(path.read_bytes()) for path in sorted((folder.payloads / "round-0001").glob("hidden-*"))]
+    examples = [one.num_examples or 0 for one in held]
+    assert mean.num_examples == sum(examples) and mean.client is None
+    name = next(name for name in sorted(mean.names) if name.endswith("weight"))
+    by_hand = sum(one.tensors()[name].double() * n for one, n in zip(held, examples, strict=True)) / sum(examples)
+    torch.testing.assert_close(mean.tensors()[name].double(), by_hand, rtol=1e-6, atol=1e-8)
+
+
+# --- with clients apart ---------------------------------------------------------------------------------------------------
+
+
+class Losing(Loopback):
+    """A loopback that spoils what clients answer in a step of a round's sum, or to its turn."""
+
+    def __init__(self, folder: Path, spoil: Any, method: str = "mpfedcon", **options: Any) -> None:
+        super().__init__(sites(folder, config(method, **{**ON, **options})))
+        self.spoil = spoil
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        for client, answer in super().exchange(frames, seconds, round):
+            assert isinstance(answer, Frame)
+            kinds = [unseal(part).kind for part in answer.parts]
+            yield from ((client, one) for one in self.spoil(kinds, round, client, answer))
+
+
+@pytest.mark.parametrize("method", slow_but(["scaffold"], ["fedavg", "scaffold", "mpfedcon"]))
+def test_apart_it_has_the_same_bits(tmp_path: Path, method: str) -> None:
+    play(tmp_path / "whole", method, **ON)
+    play_apart(tmp_path / "apart", method, **ON)
+    state = ("checkpoints/server-*.safetensors", "payloads/*/sum*", "payloads/*/report*", "payloads/*/download*", "weights/*")
+    assert hashes(tmp_path / "apart", *state) == hashes(tmp_path / "whole", *state)
+    assert [one["bytes_up"] for one in metrics(tmp_path / "apart")] == [one["bytes_up"] for one in metrics(tmp_path / "whole")]
+
+
+@pytest.mark.parametrize("step", slow_but(["masked"], ["keys", "letters", "masked", "shares"]))
+def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path: Path, step: str) -> None:
+    """Whatever step it does not take; after its masked upload, what it sent counts."""
+    gone: list[int] = []
+
+    def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if step in kinds and round == 1 and not gone:
+            gone.append(client)
+        return [] if step in kinds and round == 1 and gone == [client] else [answer]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Losing(tmp_path / "run-clients", spoil), **ON)
+    records = list(RunFolder.open(folder).records())
+    lost = [] if step == "shares" else gone
+    assert sorted(records[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
+    assert len(records[2]["summed"]) == 4 and gone
+
+
+def participants(folder: Path) -> list[int]:
+    stored = list((folder / "payloads" / "round-0001").glob("report-*"))
+    asked = RunFolder.open(folder).config()
+    run = simulation(folder.parent / "again", "mpfedcon", **ON)
+    assert asked.fingerprint() == run.config.fingerprint() and stored
+    return run.participants(1)
+
+
+def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
+    def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        return [] if "masked" in kinds and round == 1 and client != 0 else [answer]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "scaffold", warnings, Losing(tmp_path / "run-clients", spoil, "scaffold"), **ON)
+    assert "summed" not in (said := metrics(folder)[1]) and said["too_few_uploads"] == 1
+    assert any("there is no sum, so the model stays as it is" in text for text in warnings)
+    store = PayloadStore.of(RunFolder.open(folder))
+    first, second = (store.download(round) for round in (1, 2))
+    assert first is not None and second is not None
+    before, after = first.tensors(), second.tensors()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after)
+    # Nor do the turns count: the server names no state of that round.
+    clients, last = load_file(folder / "checkpoints" / "server-000002.safetensors")["clients"].tolist()
+    assert len(clients) == 4 and set(last) == {2}
+
+
+class Twice(Losing):
+    """Every frame reaches its client twice."""
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        list(super().exchange(frames, seconds, round))
+        return super().exchange(frames, seconds, round)
+
+
+def test_frames_that_are_sent_again_change_nothing(tmp_path: Path) -> None:
+    grid = Twice(tmp_path / "run-clients", lambda kinds, round, client, answer: [answer])
+    warnings: list[str] = []
+    play_apart(tmp_path / "run", "mpfedcon", warnings, grid, **ON)
+    play(tmp_path / "whole", "mpfedcon", **ON)
+    assert not warnings and hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
+
+
+class Killed(Exception):
+    """Ends the server."""
+
+
+def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Path) -> None:
+    """The difference of two sums would be an upload."""
+
+    def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if "shares" in kinds and round == 2 and client == 4:
+            raise Killed
+        return [answer]
+
+    options = {"train.participation": 1.0}
+    grid = Losing(tmp_path / "run-clients", die, **options)
+    with pytest.raises(Killed):
+        play_apart(tmp_path / "run", "mpfedcon", grid=grid, **{**ON, **options})
+
+    def without_client_3(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        return [] if "masked" in kinds and client == 3 and round == 2 else [answer]
+
+    warnings: list[str] = []
+    grid.spoil = without_client_3
+    go_on(tmp_path / "run", grid, warnings)
+    assert "summed" not in metrics(tmp_path / "run")[2]
+    assert any("round 2 was summed before, over other clients" in text for text in warnings)
+
+
+def test_a_killed_round_that_is_the_same_again_is_summed(tmp_path: Path) -> None:
+    def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if "shares" in kinds and round == 2 and client != 0:
+            raise Killed
+        return [answer]
+
+    grid = Losing(tmp_path / "run-clients", die)
+    with pytest.raises(Killed):
+        play_apart(tmp_path / "run", "mpfedcon", grid=grid, **ON)
+    grid.spoil = lambda kinds, round, client, answer: [answer]
+    go_on(tmp_path / "run", grid)
+    play(tmp_path / "whole", "mpfedcon", **ON)
+    assert hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
+
+
+def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:
+    """``train.max_update_norm`` holds for each upload, and with a sum only its sender can check it."""
+    warnings: list[str] = []
+    tight = {**ON, "train.max_update_norm": 1e-3, "train.on_refused": "drop"}
+    play_apart(tmp_path / "run", "fedavg", warnings, **tight)
+    assert "summed" not in metrics(tmp_path / "run")[1]
+    assert any("over 0.001" in text for text in warnings)

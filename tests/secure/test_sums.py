@@ -1,0 +1,98 @@
+"""Rows of a secure sum, and runs that cannot have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.errors import UsageError
+from fedpriv.secure import messages
+from fedpriv.secure.layout import Layout
+from fedpriv.secure.protocol import PublicKeys
+from fedpriv.simulation.simulation import Simulation
+from fedpriv.wire import Payload, seal
+from fedpriv.wire.message import Refused
+
+ON = {"wire.secure_aggregation": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "reason"),
+    [
+        ("simprox", {}, "looks at single uploads"),
+        ("local", {}, "sends nothing"),
+        ("fedavg", {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}, "through prune.* compressed one by one"),
+        ("fedavg", {"wire.transforms": [{"name": "quantise", "bits": 4}]}, "through quantise.* compressed one by one"),
+        ("fedavg", {"train.participation": 0.2}, "a round of 2 clients; 3 to 1024 are needed"),
+        ("fedavg", {"privacy.level": "client", "privacy.noise": 1.0}, "clips single uploads"),
+    ],
+)
+def test_what_has_no_sum_is_refused(
+    simulate: Callable[..., Simulation], method: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        simulate(method, play=False, **ON, **options)
+
+
+def test_pairs_of_which_a_client_lacks_the_texts_are_refused(simulate: Callable[..., Simulation]) -> None:
+    agreement = simulate("fedavg", play=False).federation.agreement
+    from dataclasses import replace
+
+    from fedpriv.secure.terms import check_run
+
+    agreement.declared = replace(agreement.declared, lacks={4: "text"})
+    with pytest.raises(UsageError, match="client 4 has no text samples"):
+        check_run(agreement, 5)
+
+
+def test_a_row_is_weighted_and_its_sum_is_read_back(simulate: Callable[..., Simulation]) -> None:
+    """By hand: two clients, one with a third of the other's samples."""
+    agreement = simulate("fedavg", play=False).federation.agreement
+    sent = agreement.space.unpack(agreement.initial)
+    most = agreement.declared.most_samples
+    layout = Layout(agreement, sent)
+    doubled = {name: 2 * tensor for name, tensor in sent.items()}
+    rows = layout.row(sent, most, 0.5) + layout.row(doubled, most // 3, None)
+    assert len(rows) == layout.size
+    sums, share = layout.sums(rows), (most // 3) / most
+    assert sums.weight == pytest.approx(1 + share) and sums.loss == 0.5
+    for name, tensor in sent.items():
+        torch.testing.assert_close(sums.tensors[name], tensor.double() * (1 + 2 * share))
+
+
+def test_an_upload_that_lacks_a_tensor_is_refused(simulate: Callable[..., Simulation]) -> None:
+    agreement = simulate("fedavg", play=False).federation.agreement
+    sent = agreement.space.unpack(agreement.initial)
+    with pytest.raises(Refused, match="every client must send the same"):
+        Layout(agreement, sent).row(dict(list(sent.items())[1:]), 1, None)
+
+
+def test_messages_are_read_as_they_were_written() -> None:
+    keys = PublicKeys(bytes(range(32)), bytes(range(1, 33)))
+    one = messages.table("keys", 3, 7, {7: messages.public(keys)})
+    assert messages.own_key(one, 3, 7) == keys
+    letters = {client: bytes([client]) * messages.WIDTHS["letters"] for client in (4, 2, 9)}
+    assert messages.rows_of(messages.table("letters", 3, 7, letters), "letters", 3, 7) == letters
+    assert messages.rows_of(messages.table("letters", 3, 7, {}), "letters", 3, 7) == {}
+    assert messages.members_of(messages.members(3, 7, {5, 1}, ()), 3, 7) == ([1, 5], [])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind", "reason"),
+    [
+        ({"clients": torch.tensor([1, 1]), "rows": torch.zeros(2, 64, dtype=torch.uint8)}, "keys", "clients"),
+        ({"clients": torch.tensor([-1, 1]), "rows": torch.zeros(2, 64, dtype=torch.uint8)}, "keys", "clients"),
+        ({"clients": torch.tensor([1]), "rows": torch.zeros(2, 64, dtype=torch.uint8)}, "keys", "shape"),
+        ({"clients": torch.tensor([1]), "rows": torch.zeros(1, 63, dtype=torch.uint8)}, "keys", "shape"),
+        ({"clients": torch.tensor([1]), "rows": torch.zeros(1, 64)}, "keys", "float32"),
+        ({"clients": torch.tensor([1])}, "keys", "rows is missing"),
+        ({"clients": torch.tensor([8]), "rows": torch.zeros(1, 64, dtype=torch.uint8)}, "keys", "other public keys"),
+        ({"clients": torch.tensor([7]), "rows": torch.zeros(1, 64, dtype=torch.uint8)}, "letters", "kind"),
+    ],
+)
+def test_a_message_of_another_form_is_refused(tensors: dict[str, torch.Tensor], kind: Any, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        messages.own_key(seal(Payload(tensors, 3, 7, kind)), 3, 7)
