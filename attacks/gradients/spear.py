@@ -132,6 +132,9 @@ def unmix(layer: SharedLinear, weight: Tensor, bias: Tensor, options: SpearOptio
     columns, gradient, left = columns[live], gradient[live], left[live]
     weight, bias = weight.double().cpu()[live], bias.double().cpu()[live]
     search = _Search(left, float(rest.sqrt()) / sizes, sizes * (weight @ right.T), bias, left.T @ columns)
+    if found == 1:  # of one sample, the gradient is its only column
+        only = left.new_ones(1, 1)
+        return Batch(sizes * right / search.inverse(only)[1], search.agreement(only), found)
     mixtures = gradient / torch.where(columns.abs() < 1e-300, 1e-300, columns)[:, None]
     least_active = (mixtures @ weight.T + bias).argsort(dim=1)
     directions, agreement, since = left.new_zeros(0, found), left.new_zeros(0), 0
@@ -192,12 +195,12 @@ class _Search:
         for _ in range(2):  # all zeros together determine a direction better than the start did
             at = self.left @ directions.T
             zeros = (at.abs() <= self.limits(directions, at)).T
-            zeros = zeros[zeros.sum(1) >= (r - 1 + max(2.0, SPARE * m) if r > 1 else 0)]
+            zeros = zeros[zeros.sum(1) >= r - 1 + max(2.0, SPARE * m)]
             if not len(zeros):
                 return 0
             values, vectors = torch.linalg.eigh(self._gram(zeros.double()))
             directions = vectors[:, :, 0]
-        determined = values[:, 1] > 1e-10 if r > 1 else torch.ones(len(zeros), dtype=torch.bool)
+        determined = values[:, 1] > 1e-10
         before = len(self.kept)
         for direction, active in zip(directions[determined], ~zeros[determined], strict=True):
             if len(self.met) and bool(((self.met ^ active).sum(1) <= ALIKE * m).any()):
