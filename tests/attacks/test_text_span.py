@@ -9,7 +9,8 @@ import torch
 
 from attacks.core.observation import Schedule
 from attacks.core.reconstruction import Inapplicable
-from attacks.text.rank import lengths, longest, rank, total_tokens
+from attacks.gradients.rank import rank
+from attacks.text.rank import lengths, longest, total_tokens
 from attacks.text.span import SpanAttack, first_span, off_span
 from attacks.text.victims import PAD
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
