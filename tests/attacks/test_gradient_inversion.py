@@ -76,6 +76,7 @@ def test_positive_control(attack: Dlg) -> None:
     assert found.passed, found.sentence
 
 
+@pytest.mark.slow
 def test_negative_control_and_one_that_must_fail() -> None:
     found = negative_control(Idlg(steps=8, restarts=0), Setting(images=2, side=SIDE))
     assert found.passed and "random gradients" in found.sentence
@@ -114,6 +115,7 @@ def test_nets_with_different_weights_are_attacked_together() -> None:
     torch.testing.assert_close(gradient[1:], gradient_alone, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
     images, labels = default_images(2)
     net = reference_victim(0)

@@ -187,6 +187,7 @@ class Foreign:
         return image_attack("analytic")().run(seen, seed)
 
 
+@pytest.mark.slow
 def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
     attacker = Attacker(Foreign(), ThreatModel())
     first = run_controls(attacker, 0)

@@ -93,6 +93,7 @@ def test_what_a_message_went_through_is_known(defence: str) -> None:
     assert plain.exact.share == 0
 
 
+@pytest.mark.slow
 def test_noise_leaves_nothing() -> None:
     observation, ids, labels = message([8])
     found = scores(Tag(steps=50, sweeps=1, length=8), noised(observation, 10.0), ids, labels)

@@ -48,6 +48,7 @@ def test_finding_one_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_the_side_classifiers_of_training_are_left_out(name: str) -> None:
     found = find_backbone(name, (3, 96, 96), pretrained=False)

@@ -272,6 +272,7 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
 
 
+@pytest.mark.slow
 def test_a_run_may_be_told_to_stop_and_what_is_refused_is_not_kept(tmp_path: Path) -> None:
     for policy in ("drop", "stop"):
         overrides = {"train.participation": 1.0, "train.on_refused": policy, "wire.keep_payloads": "all"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from tests.marks import slow_but
 from tests.simulation.processes import Process, Sabotage, die_at, die_at_record, die_within
 from tests.simulation.small import computed, facts, flags, rounds_recorded
 
@@ -91,8 +92,8 @@ def test_killed_before_round_0_was_committed_starts_from_scratch(tmp_path: Path,
     assert computed(folder) == computed(reference("mpfedcon"))
 
 
-@pytest.mark.parametrize("file", ["weights/server", "summary.json", "run.json"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("file", slow_but([True], ["weights/server", "summary.json", "run.json"]))
+@pytest.mark.parametrize("after", slow_but(["summary.json"], [False, True]), ids=["before", "after"])
 def test_killed_while_the_results_are_written(
     tmp_path: Path, halfway: Path, whole: Path, fedpriv: Callable[..., Result], file: str, after: bool
 ) -> None:

@@ -199,6 +199,7 @@ def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> 
     assert_same(played("vectorized", **options), played("sequential", **alone), 1e-9)
 
 
+@pytest.mark.slow
 def test_a_group_of_any_size_is_the_same(played: Callable[..., Simulation]) -> None:
     sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).server.row for size in (2, 3, 5, 99)]
     for row in sizes[1:]:
@@ -219,6 +220,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     assert simulation.executor.sample_count.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
 
 
+@pytest.mark.slow
 def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of clients with equal batches call the loss once."""
     calls = []
@@ -279,6 +281,7 @@ def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) 
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     reference = played("vectorized", **{"method.name": "fedrep"})
     original, sizes = stack.Stack.run, []
@@ -368,6 +371,7 @@ def test_a_compiled_group_ends_where_it_ends(played: Callable[..., Simulation], 
     assert counter.frame_count <= code + 2  # or each pass might be recompiled
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
     with pytest.raises(UsageError, match=r"the executor is sequential \(as requested\); use --compile none"):
