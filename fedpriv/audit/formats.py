@@ -10,6 +10,18 @@ from rich.filesize import decimal
 NOTHING = "–"
 
 
+def named(sender: int | str) -> str:
+    """Whose message it is: ``client 3``, or the ``sum of 10`` clients' uploads."""
+    return f"client {sender}" if isinstance(sender, int) else sender
+
+
+def message_of(found: Mapping[str, Any]) -> str:
+    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``."""
+    sender = found["client"]
+    whose = f"client {sender}'s message" if isinstance(sender, int) else f"the {sender} clients' uploads"
+    return f"{whose} of round {found['round']}"
+
+
 def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f} %"
 

@@ -13,6 +13,8 @@ from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import exposed, listed
+from fedpriv.audit.evidence.sums import HeldBack, evidence_of
+from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
@@ -20,6 +22,7 @@ from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single
 from fedpriv.audit.membership.inference import LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
+from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
 from fedpriv.audit.text.verdict import best_reading
@@ -69,7 +72,7 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.
     """
-    evidence = Evidence(run_dir)
+    evidence = evidence_of(run_dir)
     summary = evidence.folder.summary()
     if summary is None:
         raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
@@ -84,14 +87,28 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
         FedprivError: its files are damaged, or a negative control of membership inference failed.
     """
     evidence, summary = check(run_dir)
-    name, pictures = evidence.folder.path.name, {}
     say("what left the clients")
-    findings = _facts(evidence, summary)
+    findings, pictures = _facts(evidence, summary), dict[str, bytes]()
+    lower = _attacked(evidence, options, findings, pictures, say)
+    findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
+    findings["without_sums"] = None
+    if evidence.summed:
+        findings["without_sums"] = _without_sums(run_dir, options, findings, say)
+    findings["verdict"] = verdict(findings)
+    return Audited(findings, pictures)
+
+
+def _attacked(
+    evidence: Evidence, options: AuditOptions, findings: dict[str, Any], pictures: dict[str, bytes], say: Say
+) -> dict[str, Any] | None:
+    """Add what the attacks find to the findings and the pictures; returns the lower bound of epsilon, if there is one."""
+    name = evidence.folder.path.name
+    findings["statistics"] = {"listed": listed(evidence), "exposed": list(exposed(evidence))}
     findings["not_tried"] = {}
     findings["texts"] = _on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
     attacks, controls = [], list[dict[str, Any]]()
     for attacked in _on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
-        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-client-{attacked.client}.png"
+        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
         rows = attacked.pictures()
         if rows:
             pictures[picture] = grid(rows)
@@ -118,7 +135,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
         say(f"class centres of round {round}")
         if (inverted := inverted_centers(evidence, round, client, options.seed)) is not None:
-            picture = f"{name}-centers-round-{round}-client-{client}.png"
+            picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})
     findings["known_members"] = known_members(attacks, findings["texts"])
@@ -134,13 +151,28 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
         else:
             if not found.controls_passed:
                 raise FedprivError(
-                    f"{run_dir}: a membership attack finds members in its negative control; there can be no result"
+                    f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
                 )
             findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
             findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
-    findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
-    findings["verdict"] = verdict(findings)
-    return Audited(findings, pictures)
+    return lower
+
+
+def _slug(sender: int | str) -> str:
+    return named(sender).replace(" ", "-")
+
+
+def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any], say: Say) -> list[dict[str, Any]]:
+    """Each attack on the sums, beside the same on the uploads behind them, which the server did not see."""
+    try:
+        behind = HeldBack(run_dir)
+    except UsageError:
+        findings["not_tried"]["without_sums"] = "the clients of other machines hold back their uploads and keep none"
+        return []
+    say("for comparison: the uploads behind the sums")
+    alone: dict[str, Any] = {}
+    _attacked(behind, options, alone, {}, say)
+    return compared(findings, alone)
 
 
 def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,7 +202,9 @@ def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, s
         not_tried["images"] = "no client whose message was kept has images"
         return []
     singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles)
-    attacks = [*((on_message, one) for one in chosen), (singles, _easiest(evidence, chosen))]
+    attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
+    if not evidence.summed:  # of a client with one image, the server sees no message
+        attacks.append((singles, _easiest(evidence, chosen)))
     for attack, one in attacks:
         try:
             found.append(attack(evidence, *one, options.seed, say))
@@ -186,6 +220,8 @@ def _on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, st
         return []
     found: list[Read] = [on_texts_of(evidence, round, client, options.seed, say) for round, client in chosen]
     try:
+        if evidence.summed:
+            raise FedprivError("of a client with one text, the server sees no message but a sum")
         found.append(on_single_texts(evidence, *_easiest(evidence, chosen), options.seed, say))
     except FedprivError as error:
         not_tried["texts"] = str(error)
@@ -195,6 +231,8 @@ def _on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, st
 def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
     config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
     transforms = evidence.store.upload(*evidence.messages()[0]).transforms
+    summed = ["secure aggregation"] if evidence.summed else []
+    private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
     return {
         "name": evidence.folder.path.name,
         "run_id": facts["run_id"],
@@ -209,7 +247,7 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "clients": config.data.clients,
         "participants": config.participants_of(config.data.clients),
         "rounds": summary["rounds"],
-        "defence": [*transforms, *([f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else [])],
+        "defence": [*transforms, *summed, *private],
         "git_commit": facts.get("git_commit"),
         "versions": facts.get("versions") or {},
         "partition_hash": facts["partition_hash"],
@@ -219,7 +257,6 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "wire": crossed(evidence),
         "knowledge": knowledge(evidence),
         "conditions": conditions(evidence),
-        "statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))},
     }
 
 

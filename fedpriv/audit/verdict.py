@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.audit.formats import message_of
 from fedpriv.audit.membership.verdict import NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts
 
@@ -41,7 +42,7 @@ def best_attempt(attack: Found) -> Found | None:
 
 
 def _message(attack: Found) -> str:
-    where = f"client {attack['client']}'s message of round {attack['round']}"
+    where = message_of(attack)
     best = best_attempt(attack)
     if best is None:
         return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
@@ -117,10 +118,11 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     ways = sorted({one["how"] for one in messages})
     if ways == [NO_RULE]:
         return [f"No rule applies that infers a client's classes from these {len(messages)} messages."]
+    whose = "a client's classes" if isinstance(messages[0]["client"], int) else "the classes behind a sum"
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
     return [
-        f"The set of a client's classes was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
+        f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
     ]
 
 

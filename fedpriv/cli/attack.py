@@ -250,10 +250,10 @@ def _target(
         if dataset is not None:
             return target.samples(dataset, data_dir, count or 20, masked, seed)
         return target.crops(count or 20, masked, seed)
-    from fedpriv.audit.evidence.messages import Evidence
+    from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.tracking import find_run
 
-    evidence = Evidence(find_run(run_name, runs_dir))
+    evidence = evidence_of(find_run(run_name, runs_dir))
     return target.message(evidence, *evidence.messages(round_, client)[0])
 
 

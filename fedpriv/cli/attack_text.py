@@ -85,10 +85,10 @@ def _target(
     if images is not None:
         raise UsageError(f"{name} is an attack on texts; --images is for attacks on images")
     if run_name is not None:
-        from fedpriv.audit.evidence.messages import Evidence
+        from fedpriv.audit.evidence.sums import evidence_of
         from fedpriv.tracking import find_run
 
-        evidence = Evidence(find_run(run_name, runs_dir))
+        evidence = evidence_of(find_run(run_name, runs_dir))
         return text_target.message(evidence, *evidence.messages(round_, client)[0])
     count, size = USUAL.get(name, OTHERS)
     steps = text_target.Steps(

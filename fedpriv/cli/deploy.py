@@ -243,16 +243,24 @@ def stop(run_dir: Path) -> None:
 def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     """Have a request played, and show the rounds of its run."""
     import os
+    import time
 
     from fedpriv.server.run_folder import RunFolder
 
     link, run_dir = _link(home), request.run_dir
-    link.start(request.path)
+    number, looked = link.start(request.path), time.monotonic()
+
+    def alive() -> None:
+        nonlocal looked
+        if time.monotonic() > looked + 5:
+            link.check(number)
+            looked = time.monotonic()
+
     shown = os.path.relpath(run_dir)
     if detach:
         console().print(f"started: {shown}", soft_wrap=True)
         return {"run_dir": str(run_dir)}
-    finished = request.follow(lambda: None, _show_round)
+    finished = request.follow(alive, _show_round)
     if not finished:
         console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)

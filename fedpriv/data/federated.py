@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -62,6 +63,15 @@ class FederatedData:
         weights = partition.test_weights
         self._test_weights = None if weights is None else torch.as_tensor(weights, device=device)
         self.nonempty = [client for client, held in enumerate(partition.train) if len(held)]
+
+    def with_unions(self, unions: Mapping[int, Sequence[int]]) -> FederatedData:
+        """A copy in which each of these numbers, beyond those of the clients, holds the training samples of some clients."""
+        whole, held = copy(self), list(self._indices["train"])
+        held += [held[0][:0]] * (max(unions, default=-1) + 1 - len(held))
+        for number, clients in unions.items():
+            held[number] = torch.cat([held[client] for client in clients])
+        whole._indices = {**self._indices, "train": held}
+        return whole
 
     def size(self, client: int) -> int:
         """Number of training samples n_i."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -65,7 +66,9 @@ class FarClients(Clients):
         self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
         self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
         self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
-        self._missing = 0
+        self._missing = dict[int, str]()
+        self._session = secrets.token_hex(8)
+        """Tells a frame that is sent again from the same one of a server that was started again, whose secure sum is another."""
 
     def welcome(self, broadcast: Sealed) -> None:
         self._welcome = [_Task({"do": "welcome"}, broadcast)]
@@ -85,7 +88,7 @@ class FarClients(Clients):
                 if (found := frame.sealed(_last_said(frame).get("message"))) is None:
                     raise Refused("it says nothing")
             except Refused as reason:
-                self.warn(f"round {round}: what client {client} sent is no answer: {reason}")
+                self._misses(client, round, f"what it sent is none: {reason}")
                 continue
             yield client, found
 
@@ -103,9 +106,8 @@ class FarClients(Clients):
         for client, rounds in kept.items():
             self._waiting[client].append(_Task({"do": "keep_only", "rounds": sorted(rounds)}))
 
-    def measured(self) -> Mapping[str, float]:
-        missing, self._missing = self._missing, 0
-        return {"missing": missing} if missing else {}
+    def missing(self) -> Mapping[int, str]:
+        return self._missing
 
     def close(self) -> None:
         self.grid.close()
@@ -123,16 +125,14 @@ class FarClients(Clients):
         for client in instruction.clients:
             facts = {"do": what, "round": instruction.round, "last": instruction.last.get(client)}
             letters[client] = [*self._waiting[client], _Task(facts, instruction.message)]
-        answered = 0
+        self._missing = {}
         for client, frame in self._exchange(letters, instruction.round):
             try:
                 answer = _answer(client, frame)
             except Refused as reason:
-                self.warn(f"round {instruction.round}: what client {client} sent is no answer: {reason}")
+                self._misses(client, instruction.round, f"what it sent is none: {reason}")
                 continue
-            answered += 1
             yield answer
-        self._missing += len(letters) - answered
 
     def _exchange(self, letters: Mapping[int, Sequence[_Task]], round: int) -> Iterator[tuple[int, Frame]]:
         """Send tasks to each client, and yield the frames of those that did them all."""
@@ -141,7 +141,7 @@ class FarClients(Clients):
             letter = Letter()
             for task in tasks:
                 letter.say(task.facts, message=task.message)
-            frames[client] = letter.frame(run=self.run)
+            frames[client] = letter.frame(run=self.run, session=self._session)
         silent = dict.fromkeys(frames, True)
         for client, frame in self.grid.exchange(frames, self.seconds, round):
             if not silent.pop(client, False):
@@ -149,7 +149,7 @@ class FarClients(Clients):
                 continue
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
-                self.warn(f"round {round}: client {client} gives no answer: {why}")
+                self._misses(client, round, str(why))
                 if str(why).startswith(UNKNOWN_RUN):
                     self._waiting[client] = [self._terms, *self._welcome]
                 continue
@@ -157,7 +157,11 @@ class FarClients(Clients):
             self._waiting[client] = []
             yield client, frame
         for client in silent:
-            self.warn(f"round {round}: client {client} has not answered within {self.seconds:g} s")
+            self._misses(client, round, f"it has not answered within {self.seconds:g} s")
+
+    def _misses(self, client: int, round: int, why: str) -> None:
+        self.warn(f"round {round}: client {client} gives no answer: {why}")
+        self._missing[client] = why
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,14 @@ class Frame:
     def head_bytes(self) -> bytes:
         """The head as it crosses."""
         return json.dumps(self.head).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all of it."""
+        found = hashlib.sha256(self.head_bytes)
+        for part in self.parts:
+            found.update(hashlib.sha256(part).digest())
+        return found.digest()
 
     @property
     def said(self) -> list[Any]:

@@ -17,6 +17,8 @@ from fedpriv.errors import UsageError
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
 
+HANDSHAKE = "handshake"
+"""The run of frames before there is one."""
 CLOCKS = 300.0
 """Seconds by which clocks may differ; certificates, keys and the time a message has depend on them."""
 

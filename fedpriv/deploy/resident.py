@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+import sys
 from pathlib import Path
 
 from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
@@ -31,18 +34,51 @@ def serve(site: Site, address: Path) -> None:
         except OSError as error:
             raise FedprivError(f"cannot listen on {address}: {error}") from None
         listening.listen()
+        answers = _Answers(site)
         while True:
             one, _ = listening.accept()
-            with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
-                try:
-                    answer = _answered(site, *read(incoming))
-                    write(outgoing, answer.head_bytes, answer.parts)
-                except (OSError, EOFError, Broken):
-                    continue  # who asked is gone, and asks again
+            try:
+                with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
+                    asked = read(incoming)
+                    if not _closed(one):  # or it waited behind a turn for longer than its answer is of use
+                        answer = answers.to(*asked)
+                        write(outgoing, answer.head_bytes, answer.parts)
+            except (EOFError, Broken):
+                continue
+            except OSError:  # of the write, or of the end of the block, which tries again to send what is left
+                print("fedpriv: an answer came too late; it is kept in case it is asked for again", file=sys.stderr, flush=True)
 
 
-def _answered(site: Site, head: bytes, parts: list[bytes]) -> Frame:
+class _Answers:
+    """The answers of a site. Where one was lost on its way, and the same frame comes again, no second turn is taken."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._asked, self._answer = b"", Frame({})
+
+    def to(self, head: bytes, parts: list[bytes]) -> Frame:
+        """What the site answers to a frame, or did if it was the last."""
+        digest = hashlib.blake2b(head)
+        for part in parts:
+            digest.update(hashlib.blake2b(part).digest())
+        asked = digest.digest()
+        if asked != self._asked:
+            try:
+                frame = Frame.of(head, parts)
+                answer = self._site.answer(frame)
+            except Refused as reason:
+                return Frame({"error": str(reason)})
+            if answer.error is not None or frame.head.get("run") == HANDSHAKE:  # may be another next time
+                asked = b""
+            self._asked, self._answer = asked, answer
+        return self._answer
+
+
+def _closed(one: socket.socket) -> bool:
+    """Whether the other end has closed; it sends nothing after its frame."""
     try:
-        return site.answer(Frame.of(head, parts))
-    except Refused as reason:
-        return Frame({"error": str(reason)})
+        return not one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

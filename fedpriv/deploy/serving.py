@@ -14,7 +14,7 @@ from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Letter
-from fedpriv.deploy.handshake import Apart, Facts, check, code_version, declared, told_to_clients
+from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, told_to_clients
 from fedpriv.deploy.site import digest_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -82,7 +82,7 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
     """Have every client describe its data, and check that they fit together."""
     letter = Letter()
     letter.say({"do": "describe", "config": _public(config)})
-    frames = {client: letter.frame(run="handshake") for client in range(config.data.clients)}
+    frames = {client: letter.frame(run=HANDSHAKE) for client in range(config.data.clients)}
     found: dict[int, Facts] = {}
     for client, answer in grid.exchange(frames, seconds, 0):
         why = answer if isinstance(answer, str) else answer.error

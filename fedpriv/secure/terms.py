@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
 from fedpriv.aggregation import aggregations
 from fedpriv.agreement import Agreement
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method
+from fedpriv.wire import Expected
 
 FEWEST, MOST = 3, 1024
 """Clients of a sum. Of two, each knows the other's upload; the numbers of more might not fit into 64 bits."""
@@ -14,6 +20,16 @@ FEWEST, MOST = 3, 1024
 def label_of(run: str, round: int) -> bytes:
     """Names a sum; keys and letters of another are worth nothing."""
     return f"{run}, round {round}".encode()
+
+
+def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tensor], count: int) -> Expected:
+    """The message of which ``count`` copies merge as the uploads of a sum.
+
+    Args:
+        received: what every client had been sent, by name.
+    """
+    expected = agreement.expected(round, 0, received)
+    return replace(expected, client=None, examples=expected.examples and (1, count * expected.examples[1]))
 
 
 def check_linear(method: Method) -> None:

@@ -65,6 +65,10 @@ class Clients(PrivateStates, ABC):
     def test(self, instruction: Instruction) -> Iterator[Answer]:
         """Have the clients score the server's model, with their own parts, on their own test samples."""
 
+    def missing(self) -> Mapping[int, str]:
+        """Clients that gave no answer to what the round asked last, with reasons; where they are all here, there are none."""
+        return {}
+
     def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
         """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come.
 

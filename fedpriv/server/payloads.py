@@ -20,7 +20,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
@@ -96,16 +96,18 @@ class PayloadStore:
     Args:
         path: the folder ``payloads`` of a run; it need not be there.
         sums: round -> checksum of the list of its checksums.
+        uploads: what it reads as the clients' uploads: those that were sent, or those that were held back for a secure sum.
     """
 
-    def __init__(self, path: Path, sums: Mapping[int, str] | None = None) -> None:
-        self.path, self.sums = path, sums or {}
+    def __init__(self, path: Path, sums: Mapping[int, str] | None = None, uploads: Literal["up", "hidden"] = "up") -> None:
+        self.path, self.sums, self._upload = path, sums or {}, _OF_CLIENTS[uploads]
         self._listed = cache(self._read_list)
 
     @classmethod
-    def of(cls, folder: RunFolder) -> PayloadStore:
+    def of(cls, folder: RunFolder, uploads: Literal["up", "hidden"] = "up") -> Self:
         """The payloads of a run, and what its records say of them; ``Damaged`` where these are not known any more."""
-        return cls(folder.payloads, {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record})
+        sums = {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record}
+        return cls(folder.payloads, sums, uploads)
 
     def rounds(self) -> list[int]:
         """The rounds (1-based, ascending) with at least one upload.
@@ -120,7 +122,7 @@ class PayloadStore:
         """The clients whose upload of a round was kept, ascending."""
         listed = self._listed(round)
         there = _folder(self.path, round).glob("*") if listed is None else map(Path, listed)
-        return _numbers(_CLIENT, (file.stem for file in there if file.suffix == ".safetensors"))
+        return _numbers(self._upload, (file.stem for file in there if file.suffix == ".safetensors"))
 
     def broadcast(self) -> Sealed | None:
         """The initial model as every client was sent it in round 0; ``None`` where the method sends none, or nothing was kept."""
@@ -137,7 +139,7 @@ class PayloadStore:
             UsageError: it was not kept; says what was, or how to keep payloads.
             Damaged: its file is not what was written.
         """
-        sealed = self._read(round, f"{_CLIENT}{client:04d}")
+        sealed = self._read(round, f"{self._upload}{client:04d}")
         if sealed is not None:
             return sealed
         if not (rounds := self.rounds()):
@@ -146,6 +148,10 @@ class PayloadStore:
             raise UsageError(f"{self.path.parent} kept no uploads of round {round}, but of rounds {_listed(rounds)}")
         kept = _listed(self.clients(round))
         raise UsageError(f"{self.path.parent} kept no upload of client {client} in round {round}, but of clients {kept}")
+
+    def mean(self, round: int) -> Sealed | None:
+        """The mean upload of a round's secure sum; ``None``: it was not kept, or there was none."""
+        return self._read(round, _SUM)
 
     def report(self, round: int, client: int) -> Sealed | None:
         """What a client reported beside its upload in a round; ``None``: it was not kept."""

@@ -14,8 +14,9 @@ from typing import Any
 from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, write_atomically
 
 Record = dict[str, Any]
-"""One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``: the clients whose uploads were left
-out, with reasons, if any; ``payloads``: the checksum of the list of what was kept of the round, if anything was."""
+"""One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``, ``missing``: the clients whose
+uploads were left out, and those that gave no answer, with reasons, if any; ``payloads``: the checksum of the list of what was
+kept of the round, if anything was."""
 
 
 class Records:

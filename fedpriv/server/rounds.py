@@ -164,6 +164,8 @@ class Server:
             elif uploads:
                 self.server = merge(method, self.server, uploads)
         metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
+        if missing := self.clients.missing():
+            metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
         if uploads or summed is not None:
@@ -176,9 +178,11 @@ class Server:
             with profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
                 metrics |= scores
-        facts: dict[str, Any] = {}
-        if arrivals.refused:
-            facts["refused"] = [{"client": client, "reason": reason} for client, reason in arrivals.refused.items()]
+        facts: dict[str, Any] = {
+            how: [{"client": client, "reason": reason} for client, reason in sorted(left_out.items())]
+            for how, left_out in (("refused", arrivals.refused), ("missing", missing))
+            if left_out
+        }
         if summed is not None:
             facts["summed"] = list(summed.clients)
         return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, facts)

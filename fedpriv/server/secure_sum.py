@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.secure import messages
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys, threshold, unmasked
+from fedpriv.secure.terms import expected_mean
 from fedpriv.server.clients import Clients
 from fedpriv.wire import Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
@@ -81,11 +82,9 @@ class SecureSum:
     def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:
         """What the sum stands for, checked as an upload is."""
         tensors = self.agreement.method.mean_upload(sums.tensors, self.received, sums.weight, count)
-        expected = self.agreement.expected(self.round, 0, self.received)
-        of_all = None if expected.examples is None else (1, count * expected.examples[1])
-        expected = replace(expected, client=None, examples=of_all)
+        expected = expected_mean(self.agreement, self.round, self.received, count)
         rounded = {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
-        sealed = seal(Payload(rounded, self.round, None, "weights", of_all and examples, expected.transforms))
+        sealed = seal(Payload(rounded, self.round, None, "weights", expected.examples and examples, expected.transforms))
         expected.check(sealed)
         return sealed
 

@@ -163,6 +163,22 @@ def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
     assert len(clients) == 4 and set(last) == {2}
 
 
+class Twice(Losing):
+    """Every frame reaches its client twice."""
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        list(super().exchange(frames, seconds, round))
+        return super().exchange(frames, seconds, round)
+
+
+def test_frames_that_are_sent_again_change_nothing(tmp_path: Path) -> None:
+    grid = Twice(tmp_path / "run-clients", lambda kinds, round, client, answer: [answer])
+    warnings: list[str] = []
+    play_apart(tmp_path / "run", "mpfedcon", warnings, grid, **ON)
+    play(tmp_path / "whole", "mpfedcon", **ON)
+    assert not warnings and hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
+
+
 class Killed(Exception):
     """Ends the server."""
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import BYTES, kinds
+from fedpriv.audit.formats import named
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
 
@@ -28,7 +29,7 @@ def crossed(evidence: Evidence) -> dict[str, Any]:
     schemas: dict[str, dict[str, Any]] = {}
     for round, client, sealed in ups:
         one = schemas.setdefault(_hash(sealed), {"hash": _hash(sealed), "tensors": len(sealed.schema), "bytes": sealed.nbytes})
-        one.setdefault("messages", []).append(f"round {round}, client {client}")
+        one.setdefault("messages", []).append(f"round {round}, {named(evidence.sender(round, client))}")
     return {
         "tensors": _tensors(evidence, [sealed for *_, sealed in ups], downs, broadcast),
         "facts": _facts(ups[0][2]),
@@ -56,6 +57,8 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         server.append("receives each client's number of training samples")
     if (report := evidence.store.report(*evidence.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
+    if evidence.summed:
+        server.append("learns the sum of a round's uploads behind masks, and no single upload")
     if statistics := kinds(sealed.schema):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:

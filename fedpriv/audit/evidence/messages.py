@@ -44,6 +44,7 @@ class Message:
         uploaded: the tensors that it sent back, compressed changes decoded into weights.
         num_examples: its number of samples as the message states it.
         altered: the effect of the transforms on the change, by the net's names.
+        parts: how many clients it is the mean of.
     """
 
     round: int
@@ -52,6 +53,7 @@ class Message:
     uploaded: Mapping[str, Tensor]
     num_examples: int | None
     altered: Altered = UNALTERED
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,32 @@ class Truth:
 class Evidence:
     """The kept messages of a run.
 
+    Attributes:
+        summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.evidence.sums`).
+
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.
         Damaged: a file of the run is not what was written.
     """
 
+    summed = False
+
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
-        self.store = PayloadStore.of(self.folder)
+        self.store = self._stored()
         if not self.store.rounds():
             again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         config = self.folder.config()
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self._victims: dict[frozenset[str], Victim] = {}
+
+    def _stored(self) -> PayloadStore:
+        return PayloadStore.of(self.folder)
+
+    def sender(self, round: int, client: int) -> int | str:
+        """Whose message it is: the client's number; behind a secure sum, a name of it."""
+        return client
 
     @cached_property
     def federation(self) -> Federation:
@@ -239,7 +253,7 @@ class Evidence:
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
         if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
             return None
-        size = train.batch_size * self.federation.method.objective.batches_per_step
+        size = train.batch_size * self.federation.method.objective.batches_per_step * message.parts
         an_epoch = math.ceil(num_examples / size)
         phases = self.federation.method.phases(message.round)
         steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
@@ -268,7 +282,8 @@ class Evidence:
         steps = self.schedule(message, message.num_examples or batch)
         if steps is None or privacy.noise is None:
             return replace(altered, rescaled=True)
-        of_step = (privacy.noise * privacy.clip / min(batch, message.num_examples or batch)) ** 2
+        held = (message.num_examples or batch * message.parts) / message.parts
+        of_step = (privacy.noise * privacy.clip / min(batch, held)) ** 2 / message.parts
         noise = of_step * noise_gain(steps)
         variance = {name: noise + altered.variance.get(name, 0.0) for name in message.uploaded if is_model(name)}
         return replace(altered, rescaled=True, variance=variance)

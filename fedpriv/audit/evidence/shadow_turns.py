@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.samples import Modality, lacking
+from fedpriv.secure.layout import Layout
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.build import in_this_process
 from fedpriv.simulation.setup import Federation
-from fedpriv.wire import Sealed
+from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import decoded
 
 DataOf = Callable[[int], Split]
@@ -26,14 +29,19 @@ class _Shadows:
 
     Attributes:
         first: the client number of shadow 0.
+        parts: clients among whom a shadow's data are dealt.
     """
 
     of: DataOf
     first: int
+    parts: int
     lacks: dict[int, Modality | None] = field(default_factory=dict)
 
     def train(self, client: int) -> Split:
-        chosen = self.of(client - self.first)
+        shadow, part = divmod(client - self.first, self.parts)
+        chosen = self.of(shadow)
+        if self.parts > 1:
+            chosen = chosen.at(torch.arange(part, len(chosen.labels), self.parts, device=chosen.labels.device))
         self.lacks[client] = lacking(chosen.inputs)
         return chosen
 
@@ -64,10 +72,11 @@ class ShadowTurns:
     Args:
         download: the download of the round.
         broadcast: the download of round 0, if there was one.
+        parts: clients of a secure sum, among whom a shadow's data are dealt; the result is their mean.
     """
 
-    def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None) -> None:
-        self.federation, self.round, self.download = federation, round, download
+    def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None, parts: int = 1) -> None:
+        self.federation, self.round, self.download, self.parts = federation, round, download, parts
         self.received = download.tensors()
         drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
         self.initial = federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
@@ -80,13 +89,27 @@ class ShadowTurns:
         shadows' data, and do not return models.
         """
         fed = self.federation
-        shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients))
+        shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients, self.parts))
         federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
         # Grouping does not change the results, so the warning that a group did not fit into memory is dropped.
         executor = in_this_process(federation, None, lambda text: None)
-        clients = [fed.config.data.clients + number for number in numbers]
+        clients = [fed.config.data.clients + number * self.parts + part for number in numbers for part in range(self.parts)]
+        turns: list[ShadowResult | None] = []
         for answer in executor.train(Instruction(self.round, clients, self.download)):
-            if (upload := answer.upload) is None:
-                yield None
-            else:
-                yield ShadowResult(decoded(upload, self.received).tensors(), executor.model.clone(), upload)
+            upload, model = answer.upload, executor.model.clone()
+            turns.append(None if upload is None else ShadowResult(decoded(upload, self.received).tensors(), model, upload))
+            if len(turns) == self.parts:
+                yield self._mean([turn for turn in turns if turn is not None]) if None not in turns else None
+                turns = []
+
+    def _mean(self, turns: Sequence[ShadowResult]) -> ShadowResult:
+        """What a server learns of them by a secure sum."""
+        if len(turns) == 1:
+            return turns[0]
+        method, layout = self.federation.method, Layout(self.federation.agreement, self.received)
+        rows = [layout.row(turn.uploaded, turn.sealed.num_examples or 0, None) for turn in turns]
+        sums = layout.sums(np.sum(rows, axis=0))
+        mean = method.mean_upload(sums.tensors, self.received, sums.weight, len(turns))
+        uploaded = {name: tensor.to(turns[0].uploaded[name].dtype) for name, tensor in mean.items()}
+        sealed = seal(Payload(uploaded, self.round, transforms=turns[0].sealed.transforms))
+        return ShadowResult(uploaded, torch.stack([turn.model for turn in turns]).mean(0), sealed)

@@ -44,7 +44,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int, seed: int) -> 
     nearest = torch.stack([mse(image.expand_as(images), images).min() for image, images in zip(made.images, own, strict=True)])
     figures = {
         "round": round,
-        "client": client,
+        "client": evidence.sender(round, client),
         "classes": len(present),
         "samples_per_class": [len(images) for images in own],
         "to_class_mean": {

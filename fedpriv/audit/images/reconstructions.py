@@ -15,6 +15,7 @@ from attacks.lab.setting import declared
 from attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
+from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
@@ -53,7 +54,7 @@ class Attacked:
     target: Target
     kind: str
     round: int
-    client: int
+    client: int | str
     attempts: list[Attempt]
 
     def best(self) -> Attempt | None:
@@ -108,12 +109,13 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
     """Attack a client's message with every attacker whose controls cover as many images per message."""
     target = message(evidence, round, client)
     steps = _steps(target)
-    title = f"round {round}, client {client}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
+    sender = evidence.sender(round, client)
+    title = f"round {round}, {named(sender)}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
     target = replace(target, title=title)
     tried = suited(target.masked)
     attempts = [_attempt(target, attacker, target.observe, seed, say) for attacker in tried]
     attempts += _on_statistics(target, tried, seed, say)
-    return Attacked(target, "message", round, client, attempts)
+    return Attacked(target, "message", round, sender, attempts)
 
 
 def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int) -> Attacked:

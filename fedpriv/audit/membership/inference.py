@@ -39,6 +39,7 @@ _ROWS = (
     "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
 )
+_SUMS = "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
 _HIDDEN = (
     "The last layers were not sent: it completes the encoder with layers that it trained itself, in the ways listed. The "
     "positive controls of these attacks are on a whole model; they do not show that such layers suffice."
@@ -65,7 +66,7 @@ class Membership:
     """
 
     round: int
-    clients: tuple[int, ...]
+    clients: tuple[int | str, ...]
     attacks: dict[str, OperatingPoints]
     together: dict[str, Area]
     not_tried: dict[str, str]
@@ -122,10 +123,10 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         name: np.concatenate([one.control[name] for one in found]) for name in tried if kinds[name] != ("confidence", "alone")
     }
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
-    threat = (*_THREAT, *([_ROWS] if ROWS in kinds else []), *([] if LIRA in kinds else [_HIDDEN]))
+    more = [_SUMS] * evidence.summed + [_ROWS] * (ROWS in kinds) + [_HIDDEN] * (LIRA not in kinds)
     return Membership(
         round=round,
-        clients=tuple(clients),
+        clients=tuple(evidence.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
         together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
         not_tried=not_tried,
@@ -136,14 +137,16 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         shadows=shadows,
         diverged=sum(one.diverged for one in found),
         cpu_seconds=time.process_time() - began,
-        threat=threat,
+        threat=(*_THREAT, *more),
     )
 
 
 def _epsilon(
     evidence: Evidence, round: int, clients: Sequence[int], likelihoods: Sequence[Array], members: Mask, seed: int
 ) -> EpsilonBounds | None:
-    return epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed) if likelihoods else None
+    if evidence.summed or not likelihoods:  # the ledger has no account of a sum
+        return None
+    return epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         chosen = pool.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
         return chosen.followed_by(pool.spare.at(torch.arange(min(filling, len(pool.spare.labels)), device=device)))
 
-    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
+    turns = ShadowTurns(federation, round, download, evidence.store.broadcast(), message.parts)
     results = turns.run(data, [own_turn, *range(shadows)])
     own = next(results)
     if own is None:

@@ -71,7 +71,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
             note = "; ".join(dict.fromkeys(reasons))
     return {
         "round": round,
-        "client": client,
+        "client": evidence.sender(round, client),
         "how": how,
         "true": (true > 0).nonzero().flatten().tolist(),
         "found": found.nonzero().flatten().tolist(),
@@ -89,6 +89,8 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     Raises:
         FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
     """
+    if evidence.summed:
+        raise FedprivError(f"a shadow holds one to {MOST_LABELS} classes, and a sum those of all its clients")
     clients = evidence.whole_clients(round)  # as the shadows are
     messages = [evidence.message(round, client) for client in clients]
     download, federation = evidence.store.download(round), evidence.federation

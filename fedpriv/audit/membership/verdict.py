@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.scoring.scores import RECOVERED
+from fedpriv.audit.formats import message_of
 from fedpriv.audit.text.verdict import best_reading
 
 NO_RULE = "no rule applies"
@@ -38,7 +39,7 @@ def of_membership(run: Found) -> list[str]:
     """The sentences for one run of the report."""
     known, sentences = run.get("known_members") or [], []
     if known:
-        members = "; ".join(f"{_count(one)} {one['what']} behind {_message(one)}, by {one['attacker']}" for one in known)
+        members = "; ".join(f"{_count(one)} {one['what']} behind {message_of(one)}, by {one['attacker']}" for one in known)
         sentences.append(f"Reconstructed samples are known members: {members}.")
     if run["membership"]:
         sentences.append(_attacks(run["membership"], bool(known)))
@@ -90,7 +91,3 @@ def _at_few_false_alarms(attacks: Sequence[Found]) -> str | None:
 
 def _count(one: Found) -> str:
     return f"{one['known']['successes']} of {one['known']['n']} training"
-
-
-def _message(one: Found) -> str:
-    return f"client {one['client']}'s message of round {one['round']}"

@@ -112,7 +112,7 @@ def roc(attacks: Sequence[Found]) -> Chart | None:
     titles = ("non-members falsely accused (FPR)", "members found (TPR)")
     parts = [frame(x, y, titles, (_decade, _decade))]
     parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
-    names = [f"{a['attack']}, round {a['round']}, client {a['client']}" for a in shown]
+    names = [f"{a['attack']}, round {a['round']}, {formats.named(a['client'])}" for a in shown]
     parts += [line(a["roc"], x, y, style(index)) for index, a in enumerate(shown)]
     label = "ROC of membership inference on logarithmic axes; area and rates are in the table."
     return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")])

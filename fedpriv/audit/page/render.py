@@ -27,6 +27,8 @@ _FORMATS = (
     "percent",
     "points",
     "counted",
+    "named",
+    "message_of",
     "interval",
     "span",
     "whole",
@@ -72,6 +74,7 @@ def _environment(**settings: Any) -> Environment:
     made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role, "contradicts": _contradicts}
+    made.filters["measured"] = _measured
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {
         "interval_of": _interval_of,
@@ -134,6 +137,15 @@ def _contradicts(epsilon: Found) -> bool:
     """Whether the empirical lower bound exceeds the accountant's epsilon."""
     lower, upper = epsilon["lower"], epsilon["upper"]
     return lower is not None and upper is not None and lower > upper
+
+
+def _measured(found: Found | None, measure: str) -> str:
+    """A value with the number that it is of; an area under a curve is no share."""
+    if found is None:
+        return "not mounted"
+    if measure.startswith("membership"):
+        return formats.plain(found["value"])
+    return f"{formats.percent(found['value'])} of {found['n']}"
 
 
 def _traffic(rounds: Sequence[Found]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from attacks.core.text_registry import text_attack
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.formats import named
 from fedpriv.audit.text.attempts import SEEKS, TextAttacker, TextAttempt, attempt_text
 from fedpriv.audit.text.figures import guess, left_of, score_figures, text_figures
 from fedpriv.audit.text.target import TextTarget, message, of_messages
@@ -28,7 +29,7 @@ class Read:
     target: TextTarget
     kind: str
     round: int
-    client: int
+    client: int | str
     attempts: list[TextAttempt]
     seed: int
 
@@ -48,8 +49,9 @@ class Read:
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
     """Attack a client's message of a round."""
     target = message(evidence, round, client)
-    target = replace(target, title=f"round {round}, client {client}: {len(target.ids)} training texts")
-    return _read(target, "message", round, client, seed, say)
+    sender = evidence.sender(round, client)
+    target = replace(target, title=f"round {round}, {named(sender)}: {len(target.ids)} training texts")
+    return _read(target, "message", round, sender, seed, say)
 
 
 def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
@@ -62,7 +64,7 @@ def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say:
     return _read(target, "single text", round, client, seed, say)
 
 
-def _read(target: TextTarget, kind: str, round: int, client: int, seed: int, say: Say) -> Read:
+def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: int, say: Say) -> Read:
     tried = [TextAttacker(text_attack(name)(**BUDGET.get(name, {}))) for name in ("tokens", *SEEKS)]
     if target.hidden:
         tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.name in SEEKS]

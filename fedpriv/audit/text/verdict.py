@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpriv.audit.formats import message_of
+
 Found = Mapping[str, Any]
 
 
@@ -25,7 +27,7 @@ def _merit(one: Found) -> tuple[float, float, float]:
 
 
 def _message(read: Found) -> str:
-    where = f"client {read['client']}'s message of round {read['round']}, {read['texts']} training texts behind it"
+    where = f"{message_of(read)}, {read['texts']} training texts behind it"
     best = best_reading(read)
     if best is None:
         return f"No attack on texts was mounted on {where}: {_reasons(read)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,18 @@ from fedpriv.deploy.stream import Broken, ask
 from fedpriv.errors import FedprivError
 
 if TYPE_CHECKING:
+    from fedpriv.deploy.courier import Lost
     from fedpriv.deploy.frames import Frame
 
 POLL = 0.2
-"""Seconds between questions for replies."""
-JOIN, JOIN_AGAIN = 120.0, 5.0
-"""Seconds in which a node that is not connected may come back before a message to it is given up; if it was away before too."""
-_ERRORS = {3: "it has not answered in time", 5: "its node is gone"}
-"""Flower's most frequent errors in words."""
+"""Seconds between questions whether the resident process is back."""
+_LOST = {
+    3: None,
+    4: "its answer was lost on the way",
+    5: "its node was gone",
+    8: "its node's app ended",
+}
+"""Flower's errors after which a message may be sent again, in words; the first says that its time is over."""
 MOST_ENDS = 3
 """Times that a resident process may end over one frame, such as for want of memory."""
 
@@ -52,9 +56,10 @@ def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tu
 
 def play(grid: Grid, context: Context) -> None:
     """Play the run that a file names, and note there how it ended."""
+    from fedpriv.deploy.courier import Courier
     from fedpriv.deploy.flower.requests import Request
 
-    Request(Path(str(context.run_config["request"]))).play(lambda clients: FlowerGrid(grid, clients))
+    Request(Path(str(context.run_config["request"]))).play(lambda clients: Courier(FlowerPost(grid, clients)))
 
 
 client_app = ClientApp()
@@ -63,50 +68,34 @@ server_app = ServerApp()
 server_app.main()(play)
 
 
-class FlowerGrid:
-    """Carries frames by Flower's messages. A client's node is the one whose key was registered as ``client-N``."""
+class FlowerPost:
+    """Carries each frame once, by Flower's messages. A client's node is the one whose key was registered as ``client-N``."""
 
     def __init__(self, grid: Grid, clients: int) -> None:
         self._grid, self._clients = grid, clients
-        self._absent = set[int]()
+        self._nodes = dict[int, int]()
 
-    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        """As :meth:`fedpriv.deploy.far_clients.Grid.exchange`."""
-        until = time.monotonic() + seconds
-        waiting, sent = dict(frames), dict[str, int]()
-        began = time.monotonic()
-        while (waiting or sent) and time.monotonic() < until:
-            nodes = self._nodes() if waiting else {}
-            if here := sorted(waiting.keys() & nodes.keys()):
-                left = until - time.monotonic()
-                messages = [_message(waiting.pop(client), nodes[client], left, round) for client in here]
-                sent |= dict(zip(self._grid.push_messages(messages), here, strict=True))
-            for client in list(waiting):
-                if time.monotonic() > began + min(seconds, JOIN_AGAIN if client in self._absent else JOIN):
-                    self._absent.add(client)
-                    del waiting[client]
-                    yield client, "its node is not connected"
-            self._absent -= set(sent.values())
-            for reply in self._grid.pull_messages(list(sent)) if sent else ():
-                answering = sent.pop(reply.metadata.reply_to_message_id, None)
-                if answering is not None:
-                    yield answering, _answer(reply)
-            if waiting or sent:
-                time.sleep(POLL)
-
-    def close(self) -> None:
-        """Flower closes its own."""
-
-    def _nodes(self) -> dict[int, int]:
-        """Client -> its node, of those connected now."""
-        found: dict[int, int] = {}
+    def connected(self) -> dict[int, str]:
+        """As :meth:`fedpriv.deploy.courier.Post.connected`; a connection is the time at which a node has joined."""
+        found: dict[int, str] = {}
         for node in self._grid.get_nodes():
             prefix, _, number = node.name.partition("-")
             if prefix == "client" and number.isdecimal() and int(number) < self._clients:
                 if int(number) in found:
                     raise FedprivError(f"two nodes are registered as {node.name}; unregister one of them")
-                found[int(number)] = node.node_id
+                found[int(number)], self._nodes[int(number)] = node.last_activated_at, node.node_id
         return found
+
+    def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> dict[str, int]:
+        """As :meth:`fedpriv.deploy.courier.Post.send`."""
+        messages = [_message(frame, self._nodes[client], seconds, round) for client, frame in frames.items()]
+        sent = zip(self._grid.push_messages(messages), frames, strict=True)
+        return {ticket: client for ticket, client in sent if ticket}
+
+    def receive(self, tickets: Iterable[str]) -> Iterator[tuple[str, Frame | str | Lost]]:
+        """As :meth:`fedpriv.deploy.courier.Post.receive`."""
+        for reply in self._grid.pull_messages(list(tickets)):
+            yield reply.metadata.reply_to_message_id, _answer(reply)
 
 
 def _message(frame: Frame, node: int, seconds: float, round: int) -> Message:
@@ -127,12 +116,14 @@ def _unpacked(message: Message) -> tuple[bytes, list[bytes]]:
         raise Broken("a message that holds no frame") from None
 
 
-def _answer(reply: Message) -> Frame | str:
+def _answer(reply: Message) -> Frame | str | Lost:
+    from fedpriv.deploy.courier import Lost
     from fedpriv.deploy.frames import Frame
     from fedpriv.wire.message import Refused
 
     if reply.has_error():
-        return _ERRORS.get(reply.error.code, f"Flower's error {reply.error.code}")
+        code = reply.error.code
+        return Lost(_LOST[code]) if code in _LOST else f"Flower's error {code}"
     try:
         return Frame.of(*_unpacked(reply))
     except (Broken, Refused) as reason:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -109,6 +109,16 @@ class SuperLink:
         if not answer.HasField("run_id"):
             raise FedprivError(f"the server at {self.address} did not start the run {answer.note or ''}")
         return int(answer.run_id)
+
+    def check(self, run: int) -> None:
+        """Raise :class:`FedprivError` where the app of a run has ended before its end, as by a kill."""
+        try:
+            with self._client() as client:
+                status = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        except (OSError, httpx.HTTPError):
+            return  # the SuperLink may be back in a moment
+        if status.status == "finished" and status.sub_status != "completed":
+            raise FedprivError(f"the server's app was ended ({status.sub_status}); `fedpriv deploy resume` goes on with the run")
 
     def stop(self, run: int) -> None:
         """Stop a run at once."""

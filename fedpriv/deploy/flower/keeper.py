@@ -23,6 +23,8 @@ GRACE = 10.0
 """Seconds that a process has to end when it is told to."""
 TOO_OFTEN = 5
 """Ends within a minute of its start, one after another, at which a process is given up."""
+REFUSED = 2
+"""Exit code of a process that cannot run, however often it is started; its last line says why."""
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 """Flower starts commands of its own by name: they are beside this Python."""
@@ -70,6 +72,8 @@ class Keeper:
             code = kept.process.poll()
             if code is None:
                 continue
+            if code == REFUSED:
+                raise FedprivError(f"{name} cannot run: {self._last_line().removeprefix('fedpriv: ')}")
             now = time.monotonic()
             kept.ends = kept.ends + 1 if now - kept.started < 60 else 1
             if kept.ends >= TOO_OFTEN:

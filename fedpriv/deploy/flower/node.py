@@ -6,17 +6,25 @@ import os
 import signal
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx
+from flwr.supercore import heartbeat
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor import LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedpriv.deploy.flower.keeper import REFUSED
 from fedpriv.processes import die_with_parent
+
+HEARTBEAT = 10
+"""Seconds, the fewest that Flower takes. A node that is silent for two heartbeats is given up; from then on it may join again."""
 
 
 class ForkingExecutor:
@@ -70,14 +78,37 @@ class _Clock:
         return getattr(time, name)
 
 
+_NOT_ADMITTED = "the server does not admit this node: its key is not registered, or another node with the same key is connected"
+
+
 def run_node(poll: float) -> None:
     """Flower's SuperNode, with the arguments in ``sys.argv[1:]``.
 
     Args:
         poll: seconds between its questions for messages.
     """
-    module: Any = start_client_internal
-    module.time = _Clock(poll)
+    client: Any = FleetHttpClient
+    join = client.ActivateNode
+
+    def activate(self: Any, request: Any) -> Any:
+        until = time.monotonic() + 3 * HEARTBEAT
+        while True:
+            try:
+                return join(self, request)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != HTTPStatus.PRECONDITION_FAILED:
+                    raise
+                if time.monotonic() > until:
+                    print(f"fedpriv: {_NOT_ADMITTED}", file=sys.stderr, flush=True)
+                    os._exit(REFUSED)
+            time.sleep(1)
+
+    client.ActivateNode = activate
+    loop: Any = start_client_internal
+    loop.time = _Clock(poll)
+    modules: tuple[Any, ...] = (heartbeat, fleet_http_connection)
+    for module in modules:
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     flower_supernode()
 
 

@@ -94,5 +94,9 @@ class Request:
                     failed.exit_code = int(ended.get("exit_code") or 1)
                     raise failed
                 return bool(ended["finished"])
-            alive()
+            try:
+                alive()
+            except FedprivError:
+                if self.ended is None:
+                    raise
             time.sleep(0.2)

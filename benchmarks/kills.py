@@ -1,0 +1,261 @@
+"""Processes of deployed runs are killed at random: is a run lost, is a client counted twice, and are the bits the same?
+
+A server and some clients on this machine, joined by Flower with TLS and node authentication, play one run after another. Moments,
+processes and clients come from a seed. At each moment one process gets SIGKILL:
+
+    server app    plays the run; it is resumed at once, as `fedpriv deploy resume` does
+    SuperLink     Flower's server; its keeper starts it again
+    SuperNode     Flower's process at a client; its keeper starts it again
+    client        the client's resident process, with its data and net; its keeper starts it again
+
+After a kill the run has to come to its next round before the next kill. Every run is compared with a simulation of its config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from machine import facts
+
+PROCESSES = ("server app", "SuperLink", "SuperNode", "client")
+METHODS = ("mpfedcon", "scaffold", "fedavg")
+"""One after another: with private states; with a memory at the server too; with neither."""
+APART = 60.0
+"""Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
+ANSWER = 300.0
+"""Seconds that an answer of a client may take."""
+STUCK = 600.0
+"""Seconds without a new round after which a run counts as lost."""
+
+
+class AppKilled(Exception):
+    """The run has to be resumed."""
+
+
+@dataclass
+class Killer:
+    """Kills processes of a deployment.
+
+    Attributes:
+        spread: a kill is up to so many seconds after the round before it has ended.
+        left: kills to come; ``until``: when, at the latest.
+        after: process -> seconds from each of its kills to the end of the next round.
+    """
+
+    draw: random.Random
+    keepers: list[Any]
+    spread: float
+    left: int
+    until: float
+    after: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
+    calm: list[float] = field(default_factory=list)
+    _spared: dict[tuple[str, int], float] = field(default_factory=dict)
+    _due: float | None = None
+    _killed: tuple[str, float] | None = None
+    _last: float = 0.0
+
+    def round_ended(self, record: dict[str, Any]) -> None:
+        """Note how long it took, and when the next kill is."""
+        now = time.monotonic()
+        if self._killed is not None:
+            name, when = self._killed
+            self.after[name].append(now - when)
+        elif record["round"]:
+            self.calm.append(now - self._last)
+        self._last, self._killed = now, None
+        if now > self.until:
+            self.left = 0
+        # the first round after a kill, and one in a while, are left in peace, to have a time to compare with
+        self._due = now + self.draw.uniform(0, self.spread) if self.left and self.draw.random() < 0.9 else None
+
+    def look(self) -> None:
+        """Kill, where it is time.
+
+        Raises:
+            AppKilled: it was the server's app.
+        """
+        if self._due is None or time.monotonic() < self._due:
+            return
+        name, client = self.draw.choice(PROCESSES), self.draw.randrange(1, len(self.keepers))
+        which = name, client if name in ("SuperNode", "client") else 0
+        if time.monotonic() < self._spared.get(which, 0.0) or (pid := self._pid(name, client)) is None:
+            return
+        os.kill(pid, signal.SIGKILL)
+        self._spared[which] = time.monotonic() + APART
+        self._due, self._killed = None, (name, time.monotonic())
+        self.left -= 1
+        print(f"  killed: {name}", file=sys.stderr)
+        if name == "server app":
+            raise AppKilled
+
+    def _pid(self, name: str, client: int) -> int | None:
+        server = self.keepers[0]
+        if name == "server app":
+            return next(iter(children(server.pid("the SuperExec"))), None)
+        if name == "SuperLink":
+            return int(server.pid("the SuperLink"))
+        return int(self.keepers[client].pid("its SuperNode" if name == "SuperNode" else f"client {client - 1}"))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+
+
+def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: Callable[[], None], killer: Killer) -> str | None:
+    """Play a run to its end under kills; why it was lost, or ``None``."""
+    from fedpriv.deploy.flower.requests import Request
+    from fedpriv.errors import FedprivError
+
+    seen = [-1, time.monotonic()]
+
+    def on_round(record: dict[str, Any]) -> None:
+        if record["round"] > seen[0]:
+            seen[:] = record["round"], time.monotonic()
+            killer.round_ended(record)
+
+    def alive() -> None:
+        look()
+        killer.look()
+        if time.monotonic() > seen[1] + STUCK:
+            raise FedprivError(f"no round has ended in {STUCK:g} s")
+
+    while True:
+        request = Request.write(home.requests, run_dir, config, clients, ANSWER)
+        link.start(request.path)
+        try:
+            request.follow(alive, on_round)
+        except AppKilled:
+            config = None
+        except FedprivError as error:
+            return str(error)
+        else:
+            return None
+
+
+def compared(run_dir: Path, simulated: Path) -> dict[str, Any]:
+    """What became of a run: whether its bits are the simulation's, what is missing, and what was counted twice."""
+    from fedpriv.server.run_folder import RunFolder
+
+    here, there = (RunFolder.open(one).records() for one in (run_dir, simulated))
+    missing = sum(len(record.get("missing", ())) for record in here)
+    more = [one["round"] for one, other in zip(here, there, strict=True) if up(one) > up(other)]
+    doubled = [one["client"] for record in here for one in record.get("refused", ()) if "before" in one["reason"]]
+    equal = state(run_dir) == state(simulated) and [one["per_client"] for one in here] == [one["per_client"] for one in there]
+    return {"missing": missing, "twice": len(more) + len(doubled), "bits": "participants differ" if missing else equal}
+
+
+def up(record: dict[str, Any]) -> float:
+    """Bytes of all answers of a round."""
+    return float(record["metrics"]["bytes_up"])
+
+
+def state(run_dir: Path) -> bytes:
+    """The server's last state."""
+    return max((run_dir / "checkpoints").glob("server-*.safetensors")).read_bytes()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12, help="of each run")
+    parser.add_argument("--spread", type=float, default=3.0, help="a kill is up to so many seconds after the end of a round")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no kill after these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    options = parser.parse_args()
+
+    from fedpriv.config import load_config
+    from fedpriv.deploy.flower import machines
+    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.home import make
+    from fedpriv.simulation import run
+
+    began = time.monotonic()
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as place:
+        port = machines.free_port()
+        home = make(Path(place) / "deployment", options.clients, "127.0.0.1", port, inner_port=port)
+        for number in range(options.clients):
+            file = home.client_file(number)
+            file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+        with all_here(home) as (link, look, keepers):
+            killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills, began + 60 * options.minutes)
+            while killer.left:
+                method, before = METHODS[len(runs) % len(METHODS)], killer.left
+                config = load_config(None, {"method.name": method, **settings(options.clients, options.rounds)})
+                simulated = Path(place) / f"simulated-{method}"
+                if not simulated.exists():
+                    silent: Any = (lambda *of: None, lambda record: None, lambda text: None)
+                    run.start(config.model_copy(update={"run_dir": simulated}), Path(place), *silent)
+                run_dir = home.runs / f"run-{len(runs)}"
+                lost = play(home, link, run_dir, config, options.clients, look, killer)
+                found = {"method": method, "kills": before - killer.left, "lost": lost}
+                runs.append(found | (compared(run_dir, simulated) if lost is None else {}))
+                print(f"run {len(runs)}: {runs[-1]}", file=sys.stderr, flush=True)
+    results = shown(runs, killer)
+    about = facts(["fedpriv", "torch", "flwr"])
+    seconds = round(time.monotonic() - began)
+    print(f"{seconds} s on {about['processor']}, load {about['load_average']}, Python {about['python']}, {about['versions']}")
+    if options.json:
+        given = {name: getattr(options, name) for name in ("clients", "rounds", "spread", "seed")}
+        options.json.write_text(
+            json.dumps({"benchmark": "kills", **about, **given, "seconds": seconds, **results}, indent=1) + "\n"
+        )
+    if results["lost"] or results["twice"] or results["differing"]:
+        sys.exit("a promise is not kept")
+
+
+def settings(clients: int, rounds: int) -> dict[str, Any]:
+    """Of a run that takes about a second a round."""
+    return {
+        "data.clients": clients,
+        "data.limit": 300,
+        "train.rounds": rounds,
+        "train.participation": 1.0,
+        "train.local_epochs": 1,
+        "train.batch_size": 50,
+        "model.projection": 8,
+        "executor.name": "sequential",
+        "tracking.uri": "none",
+    }
+
+
+def shown(runs: list[dict[str, Any]], killer: Killer) -> dict[str, Any]:
+    """Print two tables; the same numbers for the results."""
+    rows: dict[str, dict[str, Any]] = {
+        name: {"kills": len(times), "seconds_to_next_round": round(median(times), 1) if times else None}
+        for name, times in killer.after.items()
+    }
+    rows["none"] = {"kills": 0, "seconds_to_next_round": round(median(killer.calm), 1) if killer.calm else None}
+    print(f"\n{'killed':14}{'kills':>8}{'seconds to the next round (median)':>38}")
+    for name, row in rows.items():
+        print(f"{name:14}{row['kills']:8}{row['seconds_to_next_round'] or '':>38}")
+    totals = {
+        "runs": len(runs),
+        "kills": sum(one["kills"] for one in runs),
+        "lost": sum(one["lost"] is not None for one in runs),
+        "twice": sum(one.get("twice", 0) for one in runs),
+        "equal": sum(one.get("bits") is True for one in runs),
+        "differing": sum(one.get("bits") is False for one in runs),
+        "participants_differ": sum(one.get("bits") == "participants differ" for one in runs),
+    }
+    print("\n" + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in totals.items()))
+    return {"processes": rows, **totals, "each_run": runs}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The sums of a run with secure aggregation, as observations: each is the mean upload of a round's clients.
+
+To an attacker such a sum is the message of one client that holds all of their samples. So it has a number too: that of the round,
+counted from the number of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
+from fedpriv.secure.terms import expected_mean
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.setup import Federation
+from fedpriv.wire import Sealed
+from fedpriv.wire.message import Refused
+
+
+def evidence_of(run_dir: Path) -> Evidence:
+    """What the server of a run saw: its clients' messages, or their sums.
+
+    Raises:
+        UsageError: there is no run, or it kept no payloads.
+        Damaged: a file of the run is not what was written.
+    """
+    return (Sums if RunFolder.open(run_dir).config().wire.secure_aggregation else Evidence)(run_dir)
+
+
+class HeldBack(Evidence):
+    """The uploads behind the sums of a simulation, which its server never saw."""
+
+    def _stored(self) -> PayloadStore:
+        return PayloadStore.of(self.folder, uploads="hidden")
+
+
+class Sums(Evidence):
+    """The kept sums of a run; arguments and errors as for :class:`Evidence`."""
+
+    summed = True
+
+    def _stored(self) -> PayloadStore:
+        store = _SumStore.of(self.folder)
+        store.first = self.folder.config().data.clients
+        return store
+
+    def sender(self, round: int, client: int) -> int | str:
+        return f"sum of {len(self._clients[round])}"
+
+    @cached_property
+    def federation(self) -> Federation:
+        """As of the run; a sum holds the samples of its clients."""
+        federation = super().federation
+        first = federation.config.data.clients
+        unions = {first + round: clients for round, clients in self._clients.items()}
+        return replace(federation, data=federation.data.with_unions(unions))
+
+    def message(self, round: int, client: int) -> Message:
+        download, sealed, count = self.store.download(round), self.store.upload(round, client), len(self._clients[round])
+        received = {} if download is None else download.tensors()
+        try:
+            expected_mean(self.federation.agreement, round, received, count).check(sealed)
+        except Refused as reason:
+            raise Damaged(f"{self.folder.path}: the sum of round {round} does not fit the run: {reason}") from None
+        return self.read(round, client, sealed, received, sealed.num_examples)
+
+    def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
+        message, count = super().read(round, client, sealed, received, num_examples), len(self._clients[round])
+        variance = {name: value / count for name, value in message.altered.variance.items()}  # of a mean
+        return replace(message, parts=count, altered=replace(message.altered, variance=variance))
+
+    @cached_property
+    def _clients(self) -> dict[int, list[int]]:
+        """Whose uploads are in the sum of a round."""
+        return {record["round"]: record["summed"] for record in self.folder.records() if "summed" in record}
+
+
+class _SumStore(PayloadStore):
+    """Payloads of which the sums are the uploads.
+
+    Attributes:
+        first: number of clients of the run.
+    """
+
+    first = 0
+
+    def clients(self, round: int) -> list[int]:
+        return [self.first + round] if self.mean(round) is not None else []
+
+    def upload(self, round: int, client: int) -> Sealed:
+        if (sealed := self.mean(round)) is None or client != self.first + round:
+            raise UsageError(f"{self.path.parent} kept no sum of round {round} under number {client}; see --keep-payloads")
+        return sealed
+
+    def report(self, round: int, client: int) -> Sealed | None:
+        """That of the first client of which one was kept."""
+        kept = (super(_SumStore, self).report(round, one) for one in range(self.first))
+        return next((found for found in kept if found is not None), None)

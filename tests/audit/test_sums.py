@@ -1,0 +1,131 @@
+"""Audits of runs with secure aggregation: the server's view is the sum, and the uploads behind it are a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attacks.core.observation import ThreatModel
+from attacks.gradients.multistep import as_gradient
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
+from fedpriv.audit.evidence.victim import cut
+from fedpriv.audit.formats import message_of, named
+from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.report import audit
+from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.audit.sums import compared
+from fedpriv.data.federated import Split
+from fedpriv.errors import UsageError
+from tests.simulation.small import play
+
+ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.rounds": 1}
+ON = {"wire.secure_aggregation": True, "data.limit": 300, "executor.name": "sequential"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step a client."""
+    path = tmp_path_factory.mktemp("sums") / "run"
+    play(path, "fedavg", **ON, **ONE_STEP)
+    return path
+
+
+def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: Path) -> None:
+    found = evidence_of(folder)
+    assert isinstance(found, Sums) and found.summed
+    ((round, number),) = found.messages()
+    message, truth = found.message(round, number), found.truth(number)
+    members = next(iter(record["summed"] for record in found.folder.records() if "summed" in record))
+    assert message.parts == len(members) == 3 and found.sender(round, number) == "sum of 3"
+    alone = HeldBack(folder)
+    assert len(truth.labels) == message.num_examples == sum(len(alone.labels(client)) for client in members)
+    observation = found.observation(message, ThreatModel())
+    assert observation.schedule is not None and observation.schedule.steps == 1
+    federation = found.federation
+    federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
+    net, dataset = federation.resident.net.requires_grad_(True), federation.dataset
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
+    loss = F.cross_entropy(net((truth.images - mean) / std).logits, truth.labels)
+    parameters = dict(net.named_parameters())
+    names = cut(net, message.uploaded).names
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    seen = as_gradient(observation).shared
+    for name, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(seen[names[name]], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_held_back_are_the_uploads_of_a_plain_run(folder: Path, tmp_path: Path) -> None:
+    play(tmp_path / "plain", "fedavg", **{**ON, "wire.secure_aggregation": False}, **ONE_STEP)
+    alone, plain = HeldBack(folder), Evidence(tmp_path / "plain")
+    assert alone.messages() == plain.messages()
+    for round, client in plain.messages():
+        assert alone.store.upload(round, client).data == plain.store.upload(round, client).data
+
+
+def test_without_the_class_of_sums_there_is_nothing_to_attack(folder: Path) -> None:
+    with pytest.raises(UsageError, match="kept no payloads"):
+        Evidence(folder)
+
+
+def test_a_shadow_of_a_sum_is_the_mean_of_turns(folder: Path) -> None:
+    found = evidence_of(folder)
+    download, federation = found.store.download(1), found.federation
+    assert download is not None
+    held = federation.data.train(0)
+
+    def dealt(number: int) -> Split:
+        return held.at(torch.arange(number, len(held.labels), 3))
+
+    together = next(ShadowTurns(federation, 1, download, None, 3).run(lambda number: held, [0]))
+    alone = list(ShadowTurns(federation, 1, download, None).run(dealt, [0, 1, 2]))
+    assert together is not None
+    shares = [len(dealt(number).labels) / len(held.labels) for number in range(3)]
+    for name, tensor in together.uploaded.items():
+        by_hand = sum(share * one.uploaded[name].double() for share, one in zip(shares, alone, strict=True) if one is not None)
+        torch.testing.assert_close(tensor.double(), by_hand, rtol=1e-6, atol=1e-7)
+
+
+def test_its_sentences_name_the_sum() -> None:
+    assert (named(3), named("sum of 4")) == ("client 3", "sum of 4")
+    assert message_of({"client": 3, "round": 1}) == "client 3's message of round 1"
+    assert message_of({"client": "sum of 4", "round": 1}) == "the sum of 4 clients' uploads of round 1"
+
+
+def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
+    def attack(attacker: str, hits: int, n: int) -> dict[str, object]:
+        return {"kind": "message", "attempts": [{"attacker": attacker, "success": {"0.01": {"successes": hits, "n": n}}}]}
+
+    nothing: dict[str, list[object]] = {"texts": [], "labels": [], "membership": []}
+    sums = {**nothing, "attacks": [attack("analytic", 1, 100)]}
+    alone = {**nothing, "attacks": [attack("analytic", 5, 10), attack("analytic", 5, 30), attack("dlg", 1, 1)]}
+    assert compared(sums, alone) == [
+        {
+            "measure": "images recovered",
+            "attack": "analytic",
+            "with": {"value": 0.01, "n": 100},
+            "without": {"value": 0.25, "n": 40},
+        },
+        {"measure": "images recovered", "attack": "dlg", "with": None, "without": {"value": 1.0, "n": 1}},
+    ]
+
+
+@pytest.mark.slow
+def test_an_audit_shows_each_attacker_with_and_without(folder: Path) -> None:
+    options = AuditOptions(messages=1, label_shadows=0, membership_shadows=8, singles=1)
+    audited = audit([folder], options, "fedpriv audit", 1, lambda text: None)
+    (found,) = audited.findings["runs"]
+    rows = {(row["measure"], row["attack"]): row for row in found["without_sums"]}
+    analytic = rows["images recovered", "analytic"]
+    assert analytic["with"] is not None and analytic["without"] is not None
+    assert analytic["with"]["n"] > analytic["without"]["n"]
+    assert {measure for measure, _ in rows} >= {"images recovered", "membership AUC (0.5: guessing)"}
+    assert "secure aggregation" in found["defence"]
+    assert any("the sum of 3 clients' uploads of round 1" in sentence for sentence in found["verdict"])
+    assert any("no single upload" in sentence for sentence in found["knowledge"]["server"])
+    for page in (render_html(audited.findings, audited.pictures), render_markdown(audited.findings)):
+        assert "With and without secure aggregation" in page and "sum of 3" in page

@@ -1,0 +1,104 @@
+"""A server and three clients as real processes on this machine, joined by Flower with TLS and keys, for the tests of a module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.apart import hashes, records
+from tests.simulation.small import config
+
+REAL = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: uv run --extra deploy pytest tests/deploy"),
+]
+SMALL = {
+    "data.clients": 3,
+    "data.limit": 300,
+    "train.rounds": 2,
+    "train.participation": 1.0,
+    "model.projection": 8,
+    "executor.name": "sequential",
+    "wire.keep_payloads": "all",
+}
+ANSWER = 120.0
+LONGEST = 600.0
+"""Seconds that a run may take."""
+
+
+@dataclass
+class Deployment:
+    """What a test may do to it."""
+
+    home: Any
+    link: Any
+    look: Callable[[], None]
+    keepers: list[Any]
+
+    def play(
+        self,
+        name: str,
+        method: str,
+        on_round: Callable[[Any], None] = lambda record: None,
+        meanwhile: Callable[[], None] = lambda: None,
+        answer: float = ANSWER,
+        **more: Any,
+    ) -> Path:
+        """A run of that name, to its end.
+
+        Args:
+            meanwhile: called now and then.
+            answer: seconds that an answer may take.
+        """
+        from fedpriv.deploy.flower.requests import Request
+
+        chosen = config(method, **{**SMALL, **more})
+        request = Request.write(self.home.requests, self.home.runs / name, chosen, 3, answer)
+        number = self.link.start(request.path)
+        assert self.follow(request, number, on_round, meanwhile)
+        return Path(request.run_dir)
+
+    def follow(
+        self,
+        request: Any,
+        number: int,
+        on_round: Callable[[Any], None] = lambda record: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Wait for a run's end, but not for ever."""
+        until = time.monotonic() + LONGEST
+
+        def look() -> None:
+            self.look()
+            meanwhile()
+            assert time.monotonic() < until, "the run does not end"
+
+        return bool(request.follow(look, on_round))
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.home import make
+    from fedpriv.deploy.flower.machines import free_port
+
+    port = free_port()
+    home = make(tmp_path_factory.mktemp("deployed") / "d", 3, "127.0.0.1", port, inner_port=port)
+    for number in range(3):
+        file = home.client_file(number)
+        file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+    with all_here(home) as (link, look, keepers):
+        yield Deployment(home, link, look, keepers)
+
+
+def same(deployed: Path, whole: Path) -> None:
+    """Both ended with the same bits at the server."""
+    state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
+    assert hashes(deployed, *state) == hashes(whole, *state)
+    assert records(deployed) == records(whole)

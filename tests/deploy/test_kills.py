@@ -1,0 +1,93 @@
+"""Random kills of the server and of clients, and a network that loses, doubles and delays: the run ends with the same bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.run_folder import RunFolder
+from tests.deploy.apart import ALL_KEPT, agree
+from tests.deploy.unreliable import KINDS, Unreliable, drawn, play_through
+from tests.marks import slow_but
+from tests.simulation.small import config, play
+
+ROUNDS, CLIENTS = 5, 4
+SETTINGS: dict[str, Any] = {
+    "data.clients": CLIENTS,
+    "data.limit": 200,
+    "model.projection": 8,
+    "train.participation": 1.0,
+    "train.rounds": ROUNDS,
+    "executor.name": "sequential",
+    **ALL_KEPT,
+}
+FRAMES = range(CLIENTS, CLIENTS * (2 + 2 * ROUNDS))
+"""Of a run without faults, after those in which clients describe their data: the terms, then a turn and a test in each round."""
+TURNS = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
+KILLS = 10
+METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
+"""One for each seed; KILLS of them make 50."""
+
+
+def same(tmp_path: Path, method: str, plan: dict[int, str]) -> tuple[Unreliable, list[str]]:
+    """Play a run by a plan, and compare it with one without faults."""
+    play(tmp_path / "whole", method, **SETTINGS)
+    post, warnings = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
+    agree(tmp_path / "run", tmp_path / "whole")
+    records = RunFolder.open(tmp_path / "run").records()
+    assert [record["round"] for record in records] == list(range(ROUNDS + 1))
+    assert not any("missing" in record or "refused" in record for record in records)
+    return post, warnings
+
+
+@pytest.mark.parametrize(("seed", "method"), slow_but([0], list(enumerate(METHODS))))
+def test_kills_by_chance(tmp_path: Path, seed: int, method: str) -> None:
+    plan = {at + CLIENTS: kind for at, kind in drawn(seed, KILLS, len(FRAMES)).items()}
+    post, _ = same(tmp_path, method, plan)
+    roles = Counter(role for kind in post.happened for role, kinds in KINDS.items() if kind in kinds)
+    assert len(roles) == 3 and roles.total() == KILLS
+
+
+@pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
+def test_each_fault_in_each_place(tmp_path: Path, kind: str) -> None:
+    """In the first turn, in the last, and in turns one after another."""
+    plan = dict.fromkeys((TURNS[0], TURNS[1], TURNS[CLIENTS + 2], TURNS[-1]), kind)
+    post, _ = same(tmp_path, "mpfedcon", plan)
+    assert post.happened == [kind] * len(plan)
+
+
+def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
+    """Others each round: the server merges exactly those that answered, and the record names the rest."""
+    settings = {**SETTINGS, "data.clients": 10, "train.rounds": 4}
+
+    def gone(round: int) -> set[int]:
+        return {(3 * round + step) % 10 for step in range(3)}
+
+    def leave(post: Unreliable, record: dict[str, Any]) -> None:
+        post.away = gone(record["round"] + 1)
+
+    _, warnings = play_through(tmp_path / "run", config("fedavg", **settings), {}, leave)
+    folder = RunFolder.open(tmp_path / "run")
+    records, kept = folder.records(), PayloadStore.of(folder)
+    for record in records[2:]:  # who is away is set after a round
+        round = record["round"]
+        here = sorted(set(range(10)) - gone(round))
+        reason = "its node is not connected"
+        assert record["missing"] == [{"client": client, "reason": reason} for client in sorted(gone(round))]
+        assert record["metrics"]["missing"] == 3 and kept.clients(round) == here
+        assert all(
+            any(f"round {round}: client {client} " in line and reason in line for line in warnings) for client in gone(round)
+        )
+    for round in range(1, 4):
+        uploads = [kept.upload(round, client) for client in kept.clients(round)]
+        counts = torch.tensor([float(one.num_examples or 0) for one in uploads], dtype=torch.float64)
+        after = kept.download(round + 1)
+        assert after is not None
+        for name, tensor in after.tensors().items():
+            merged = sum(n * one.tensors()[name].double() for n, one in zip(counts, uploads, strict=True)) / counts.sum()
+            assert torch.allclose(tensor.double(), merged, atol=1e-7), name

@@ -1,0 +1,101 @@
+"""The process of a client that stays: it outlives those that ask, and takes no turn twice, nor for one that is gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.resident import serve
+from fedpriv.deploy.stream import ask, write
+
+
+@dataclass
+class Slow:
+    """A site that answers when it may."""
+
+    may: threading.Event = field(default_factory=threading.Event)
+    asked: list[Any] = field(default_factory=list)
+
+    def answer(self, frame: Frame) -> Frame:
+        self.asked.append(frame.head["n"])
+        assert self.may.wait(60)
+        return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"said": [len(self.asked)]})
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[tuple[Slow, Path]]:
+    site, address = Slow(), tmp_path / "turns"
+    threading.Thread(target=serve, args=(site, address), daemon=True).start()
+    until = time.monotonic() + 60
+    while not address.exists():
+        assert time.monotonic() < until
+    yield site, address
+    site.may.set()
+
+
+def frame(n: object, run: str = "run") -> bytes:
+    return Frame({"run": run, "n": n}).head_bytes
+
+
+def leave(address: Path, head: bytes) -> None:
+    """Ask, and be gone before the answer."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(address))
+        with one.makefile("wb") as outgoing:
+            write(outgoing, head, [b"part"])
+
+
+def waited(site: Slow, count: int) -> None:
+    until = time.monotonic() + 60
+    while len(site.asked) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_answer_that_was_lost_is_there_when_it_is_asked_for_again(
+    serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    site, address = serving
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(address))
+        with one.makefile("wb") as outgoing:
+            write(outgoing, frame(1), [b"part"])
+        waited(site, 1)
+    site.may.set()
+    first = ask(address, frame(1), [b"part"], 60)
+    assert site.asked == [1], "no second turn"
+    assert "fedpriv: an answer came too late" in capfd.readouterr().err
+    assert ask(address, frame(1), [b"part"], 60) == first
+    ask(address, frame(1), [b"another"], 60)
+    ask(address, frame(1), [b"part"], 60)
+    assert site.asked == [1, 1, 1], "another frame came between"
+
+
+@pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, "handshake")], ids=["an error", "a handshake"])
+def test_what_may_change_is_asked_again(serving: tuple[Slow, Path], n: object, run: str) -> None:
+    site, address = serving
+    site.may.set()
+    for _ in range(2):
+        ask(address, frame(n, run), [], 60)
+    assert site.asked == [n, n]
+
+
+def test_who_is_gone_gets_no_turn(serving: tuple[Slow, Path]) -> None:
+    """It waited behind another's turn for longer than its answer is of use."""
+    site, address = serving
+    asking = threading.Thread(target=ask, args=(address, frame(1), [], 60))
+    asking.start()
+    waited(site, 1)
+    leave(address, frame(2))
+    site.may.set()
+    asking.join(60)
+    ask(address, frame(3), [], 60)
+    assert site.asked == [1, 3]
