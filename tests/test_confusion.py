@@ -42,6 +42,7 @@ def test_the_end_of_a_run_has_that_of_the_last_round(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_personalised_method_has_none(tmp_path: Path) -> None:
     folder = play(tmp_path / "run", "fedrep", **{"train.rounds": 1}).folder
     assert not folder.confusion_file.exists() and not (folder.plots / "confusion.png").exists()

@@ -121,9 +121,7 @@ def _labels(messages: Sequence[Found]) -> list[str]:
     whose = "a client's classes" if isinstance(messages[0]["client"], int) else "the classes behind a sum"
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
-    return [
-        f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."
-    ]
+    return [f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

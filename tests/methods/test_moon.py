@@ -62,6 +62,7 @@ def test_four_rounds_equal_the_oracle(simulate: Simulate, cache: bool) -> None:
     same(simulation, replay(simulation, oracles.moon, mu=3.0, tau=0.7).model)
 
 
+@pytest.mark.slow
 def test_without_the_term_it_is_fedavg_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.participation": 0.6}
     plain, off, on = (simulate(m, **shared, **o) for m, o in (("fedavg", {}), ("moon", {"method.mu": 0}), ("moon", {})))

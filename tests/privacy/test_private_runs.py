@@ -33,6 +33,7 @@ def oracle(*histories: tuple[float, float, int]) -> float:
     return float(engine.get_epsilon(1e-5))
 
 
+@pytest.mark.slow
 def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     outcome = play(tmp_path / "run", "fedavg", **CLIENT)
     records = outcome.folder.records()[1:]

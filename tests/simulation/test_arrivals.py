@@ -194,6 +194,7 @@ class Spoil:
         return payload.with_tensors({**payload.tensors, CENTERS: centers}, str(self))
 
 
+@pytest.mark.slow
 def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) -> None:
     """And the next rounds train on: no centre of it stays in the bank."""
     warnings: list[str] = []

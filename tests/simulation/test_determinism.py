@@ -23,12 +23,15 @@ from tests.simulation.small import computed, play, simulation
 
 CASES = pytest.mark.parametrize(
     ("method", "overrides"),
-    [
-        ("mpfedcon", {"wire.transforms": [{"name": "cast"}]}),
-        ("mpfedcon", {"method.negative": "R2", "method.projector_init": "per_client"}),
-        ("fedavg", {"data.augment": "crop_flip"}),
-        ("local", {}),
-    ],
+    slow_but(
+        ["fedavg"],
+        [
+            ("mpfedcon", {"wire.transforms": [{"name": "cast"}]}),
+            ("mpfedcon", {"method.negative": "R2", "method.projector_init": "per_client"}),
+            ("fedavg", {"data.augment": "crop_flip"}),
+            ("local", {}),
+        ],
+    ),
     ids=["mpfedcon-cast", "mpfedcon-R2", "fedavg-augmented", "local"],
 )
 

@@ -31,13 +31,14 @@ def play_with_deaths(tmp_path: Path, sabotages: Iterator[Sabotage], method: str,
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
         ("mpfedcon", {}),
-        pytest.param("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}, marks=pytest.mark.slow),
-        pytest.param("fedavg", {"data.augment": "crop_flip"}, marks=pytest.mark.slow),
-        pytest.param("local", {}, marks=pytest.mark.slow),
+        ("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}),
+        ("fedavg", {"data.augment": "crop_flip"}),
+        ("local", {}),
     ],
     ids=["mpfedcon", "mpfedcon-R2", "fedavg", "local"],
 )

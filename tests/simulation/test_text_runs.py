@@ -128,7 +128,9 @@ SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.0}
 
 
 @pytest.mark.parametrize("tune", slow_but([LORA], [{}, LORA, HEAD]), ids=["full", "lora", "head"])
-@pytest.mark.parametrize("level", [SAMPLE, {"privacy.level": "client", "privacy.noise": 1.0}], ids=["sample", "client"])
+@pytest.mark.parametrize(
+    "level", quick_first([SAMPLE, {"privacy.level": "client", "privacy.noise": 1.0}]), ids=["sample", "client"]
+)
 def test_private(tmp_path: Path, file: Path, tune: dict[str, Any], level: dict[str, Any]) -> None:
     outcome = play(tmp_path / "run", "fedavg", **texts(file, **tune, **level))
     assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0

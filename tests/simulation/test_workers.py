@@ -165,6 +165,7 @@ def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulati
         played(2, **{"method.name": "fedavg"})
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_in_a_worker(played: Callable[..., Simulation]) -> None:
     simulation = played(2, **{"method.name": "fedavg", "train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 1})
     assert simulation.progress.record["metrics"]["dropped"] == 6

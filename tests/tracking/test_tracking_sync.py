@@ -242,6 +242,7 @@ def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path) -> None:
     assert len(runs(runs_dir)) == 4
 
 
+@pytest.mark.slow
 def test_one_run_sent_twice_at_once_is_one(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     with ThreadPoolExecutor(4) as pool:
