@@ -16,6 +16,12 @@ class UsageError(FedprivError):
     exit_code = 2
 
 
+class ConditionMet(FedprivError):
+    """A condition under which the user wants a command to fail (exit code 3)."""
+
+    exit_code = 3
+
+
 class ClientDiverged(FedprivError):
     """A client's loss or weights are not finite."""
 

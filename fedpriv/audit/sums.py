@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from attacks.scoring.scores import wilson
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.verdict import LIMIT
 
 Found = Mapping[str, Any]
 Measured = dict[str, dict[str, Any]]
-"""By attack: ``value``, and ``n`` that it is of."""
+"""By attack: ``value``, its 95 % interval from ``low`` to ``high``, and ``n``, the number of samples (of labels: of messages)."""
 
 
 def compared(sums: Found, alone: Found) -> list[dict[str, Any]]:
@@ -28,25 +29,23 @@ def compared(sums: Found, alone: Found) -> list[dict[str, Any]]:
 
 
 def _images(found: Found) -> Measured:
-    rates = [
+    return _pooled(
         (one["attacker"], one["success"][LIMIT]["successes"], one["success"][LIMIT]["n"])
         for attack in found["attacks"]
         if attack["kind"] == "message"
         for one in attack["attempts"]
         if not one.get("inapplicable")
-    ]
-    return _pooled(rates)
+    )
 
 
 def _texts(found: Found) -> Measured:
-    recalls = [
-        (one["attacker"], one["recall"] * read["texts"], read["texts"])
+    return _pooled(
+        (one["attacker"], one["exact"]["successes"], one["exact"]["n"])
         for read in found["texts"]
         if read["kind"] == "message"
         for one in read["attempts"]
-        if not one.get("inapplicable") and one["recall"] is not None
-    ]
-    return _pooled(recalls)
+        if not one.get("inapplicable") and one["exact"]
+    )
 
 
 def _labels(found: Found) -> Measured:
@@ -54,21 +53,30 @@ def _labels(found: Found) -> Measured:
 
 
 def _membership(found: Found) -> Measured:
-    return {one["attack"]: {"value": one["auc"], "n": one["members"]} for one in found["membership"]}
+    return {
+        one["attack"].partition(" (")[0]: {
+            "value": one["auc"],
+            "low": one["auc_low"],
+            "high": one["auc_high"],
+            "n": one["members"],
+        }
+        for one in found["membership"]
+    }
 
 
-def _pooled(hits: Iterable[tuple[str, float, int]]) -> Measured:
+def _pooled(hits: Iterable[tuple[str, int, int]]) -> Measured:
     """Over the messages: (attack, how many it found, of how many)."""
-    totals: dict[str, tuple[float, int]] = {}
+    totals: dict[str, tuple[int, int]] = {}
     for name, found, of in hits:
-        before = totals.get(name, (0.0, 0))
+        before = totals.get(name, (0, 0))
         totals[name] = before[0] + found, before[1] + of
-    return {name: {"value": found / of, "n": of} for name, (found, of) in totals.items() if of}
+    rates = {name: wilson(found, of) for name, (found, of) in totals.items() if of}
+    return {name: {"value": one.share, "low": one.low, "high": one.high, "n": one.n} for name, one in rates.items()}
 
 
 _MEASURES: Mapping[str, Callable[[Found], Measured]] = {
     "images recovered": _images,
-    "words of texts found": _texts,
+    "texts recovered word by word": _texts,
     "sets of classes found exactly": _labels,
     "membership AUC (0.5: guessing)": _membership,
 }

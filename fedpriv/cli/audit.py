@@ -31,10 +31,21 @@ from fedpriv.cli.terminal import FilePath, styled
     type=FilePath(file_okay=False),
     help="Write the report to this folder, too; default: only to `audit` in each run.",
 )
+@click.option(
+    "--fail-if",
+    metavar="CONDITIONS",
+    help="Exit with 3 if one holds of a run: recovered, membership_auc, epsilon or labels, such as 'recovered>0.05,epsilon>8'.",
+)
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
 def audit(
-    runs: tuple[str, ...], workers: int | None, output: Path | None, tracking_uri: str | None, runs_dir: Path, **options: int
+    runs: tuple[str, ...],
+    workers: int | None,
+    output: Path | None,
+    fail_if: str | None,
+    tracking_uri: str | None,
+    runs_dir: Path,
+    **options: int,
 ) -> dict[str, Any]:
     """Audit what finished runs leak.
 
@@ -45,12 +56,16 @@ def audit(
     \b
     Example: fedpriv audit runs/20260131-120000-mpfedcon-digits-s0-1a2b
              fedpriv audit runs/*-fedavg-* --output report
+             fedpriv audit RUN --fail-if "recovered>0,membership_auc>0.6"
     """
     import torch
 
     from fedpriv.audit import report
+    from fedpriv.audit.conditions import conditions, first_met
     from fedpriv.audit.run_audit import AuditOptions
+    from fedpriv.errors import ConditionMet
 
+    wanted = conditions(fail_if) if fail_if is not None else []
     torch.set_num_threads(1)
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir)
@@ -68,4 +83,6 @@ def audit(
         for sentence in run["verdict"]:
             out.print(f"  {sentence}", soft_wrap=True)
     out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)
+    if (why := first_met(audited.findings["runs"], wanted)) is not None:
+        raise ConditionMet(f"{why}; the report is {places[0] / 'audit.html'}")
     return audited.findings | {"report": str(places[0] / "audit.html")}

@@ -144,8 +144,9 @@ def _measured(found: Found | None, measure: str) -> str:
     if found is None:
         return "not mounted"
     if measure.startswith("membership"):
-        return formats.plain(found["value"])
-    return f"{formats.percent(found['value'])} of {found['n']}"
+        low, value, high = (formats.plain(found[name]) for name in ("low", "value", "high"))
+        return f"{value} ({low} to {high})"
+    return f"{formats.percent(found['value'])} of {found['n']} ({formats.span(found['low'], found['high'])})"
 
 
 def _traffic(rounds: Sequence[Found]) -> list[dict[str, Any]]:

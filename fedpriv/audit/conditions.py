@@ -1,0 +1,98 @@
+"""Conditions on what an audit found, for pipelines: ``recovered>0.05,membership_auc>0.6,epsilon>8``."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.audit.text.verdict import best_reading
+from fedpriv.audit.verdict import LIMIT, best_attempt
+from fedpriv.errors import UsageError
+
+Found = Mapping[str, Any]
+
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
+
+
+def _recovered(run: Found) -> float | None:
+    made = [best["success"][LIMIT]["share"] for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
+    made += [best["exact"]["share"] for read in run["texts"] if (best := best_reading(read)) is not None and best["exact"]]
+    return max(made, default=None)
+
+
+def _membership(run: Found) -> float | None:
+    return max((one["auc"] for one in run["membership"] if one["auc"] is not None), default=None)
+
+
+def _epsilon(run: Found) -> float | None:
+    return run["epsilon"]["upper"] if run["epsilon"] else math.inf
+
+
+def _labels(run: Found) -> float | None:
+    return sum(bool(one["exact"]) for one in run["labels"]) / len(run["labels"]) if run["labels"] else None
+
+
+MEASURES: Mapping[str, Callable[[Found], float | None]] = {
+    "recovered": _recovered,
+    "membership_auc": _membership,
+    "epsilon": _epsilon,
+    "labels": _labels,
+}
+"""By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
+recovered; the area of the best membership attack; the accountant's epsilon, infinite without differential privacy; the share of
+the messages from which the set of classes was found exactly. ``None``: no attack could be mounted, so it is not known."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A measure compared with a bound."""
+
+    measure: str
+    compare: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.measure}{self.compare}{self.bound:g}"
+
+    def met(self, run: Found) -> str | None:
+        """Why it holds of a run's findings, in a line; ``None``: it does not. What is not known counts as met."""
+        value = MEASURES[self.measure](run)
+        if value is None:
+            return f"{self.measure} is not known, as no attack could be mounted ({self})"
+        return f"{self.measure} is {value:.3g} ({self})" if _OPERATORS[self.compare](value, self.bound) else None
+
+
+def conditions(text: str) -> list[Condition]:
+    """Read conditions that are parted by commas.
+
+    Raises:
+        UsageError: one has another form, or an unknown measure.
+    """
+    found = []
+    for part in text.split(","):
+        match = _FORM.fullmatch(part)
+        try:
+            bound = float(match[3]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if match is None or math.isnan(bound):
+            raise UsageError(f"--fail-if {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
+        if match[1] not in MEASURES:
+            raise UsageError(f"--fail-if {match[1]}: unknown measure; known: {', '.join(MEASURES)}")
+        found.append(Condition(match[1], match[2], bound))
+    return found
+
+
+def first_met(runs: Sequence[Found], wanted: Sequence[Condition]) -> str | None:
+    """The first condition that holds of one of the runs, in a line with the run's name; ``None``: none does."""
+    return next((f"{run['name']}: {why}" for run in runs for one in wanted if (why := one.met(run)) is not None), None)
