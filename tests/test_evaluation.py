@@ -20,6 +20,7 @@ from fedpriv.evaluation.protocols import (
     worst_tenth,
 )
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import quick_first
 
 
 def record(
@@ -128,7 +129,7 @@ def test_a_personalised_method_has_none_of_them(simulate: Callable[..., Simulati
     assert not global_metrics(simulate("fedrep", **{"train.rounds": 1}).progress.record)
 
 
-@pytest.mark.parametrize(("when", "tuned"), [("final", [4]), ("last", [3, 4])])
+@pytest.mark.parametrize(("when", "tuned"), quick_first([("final", [4]), ("last", [3, 4])]))
 def test_fine_tuning_happens_in_the_rounds_that_count(simulate: Callable[..., Simulation], when: str, tuned: list[int]) -> None:
     settings = {"train.rounds": 4, "eval.last": 2}
     plain = simulate("fedavg", **settings).folder.records()

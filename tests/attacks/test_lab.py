@@ -21,7 +21,7 @@ from attacks.lab.controls import positive_control
 from attacks.lab.images import default_images, sample_photographs
 from attacks.lab.nets import observe, reference_victim
 from attacks.lab.setting import Setting, declared
-from tests.marks import slow_but
+from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
 
@@ -84,7 +84,7 @@ def short(name: str) -> Any:
     return replace(attack, **{option: SHORT[option] for option in defaults_of(attack).keys() & SHORT.keys()})
 
 
-@pytest.mark.parametrize("masked", [0, 1])
+@pytest.mark.parametrize("masked", quick_first([0, 1]))
 @pytest.mark.parametrize("name", sorted(image_attacks()))
 def test_an_attack_gets_the_messages_and_nothing_else(name: str, masked: int, request: pytest.FixtureRequest) -> None:
     threat = ThreatModel(top="initial" if name == "known-head" else "unknown")
@@ -188,6 +188,7 @@ class Foreign:
         return image_attack("analytic")().run(seen, seed)
 
 
+@pytest.mark.slow
 def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
     attacker = Attacker(Foreign(), ThreatModel())
     first = run_controls(attacker, 0)

@@ -89,6 +89,7 @@ class Leaking:
         return replace(found, raw=self.truth[: len(observations)])
 
 
+@pytest.mark.slow
 def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     from attacks.lab.images import default_images
 

@@ -36,7 +36,7 @@ def oracle(
 @pytest.mark.parametrize(
     ("method", "mu", "cache"),
     [
-        ("mpfedcon", 5.0, True),
+        pytest.param("mpfedcon", 5.0, True, marks=pytest.mark.slow),
         pytest.param("mpfedcon", 0.5, False, marks=pytest.mark.slow),
         pytest.param("fedrep", 0.0, True, marks=pytest.mark.slow),
         ("fedrep", 0.0, False),
