@@ -4,7 +4,8 @@ A server and some clients on this machine, joined by Flower with TLS and node au
 processes and clients come from a seed. At each moment one process gets SIGKILL:
 
     server app    plays the run; it is resumed at once, as `fedpriv deploy resume` does
-    SuperLink     Flower's server; its keeper starts it again
+    SuperLink     Flower's server; its keeper starts it again. Where that takes a minute, it does not know the server app any
+                  more; the run ends with a line that says so, and is resumed too
     SuperNode     Flower's process at a client; its keeper starts it again
     client        the client's resident process, with its data and net; its keeper starts it again
 
@@ -36,6 +37,10 @@ APART = 60.0
 """Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
 ANSWER = 300.0
 """Seconds that an answer of a client may take."""
+RESUMABLE = ("deploy resume", "is running the run")
+"""In the errors of a run that goes on when it is resumed, perhaps once its app that was given up has noticed."""
+MOST_RESUMED = 5
+"""Times that a run may have to be resumed without a kill of its app."""
 STUCK = 600.0
 """Seconds without a new round after which a run counts as lost."""
 
@@ -96,7 +101,7 @@ class Killer:
         self._spared[which] = time.monotonic() + APART
         self._due, self._killed = None, (name, time.monotonic())
         self.left -= 1
-        print(f"  killed: {name}", file=sys.stderr)
+        print(f"  killed: {name}", file=sys.stderr, flush=True)
         if name == "server app":
             raise AppKilled
 
@@ -119,28 +124,35 @@ def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: C
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.errors import FedprivError
 
-    seen = [-1, time.monotonic()]
+    seen, resumed = [-1, time.monotonic(), 0.0], 0
 
     def on_round(record: dict[str, Any]) -> None:
         if record["round"] > seen[0]:
-            seen[:] = record["round"], time.monotonic()
+            seen[:2] = record["round"], time.monotonic()
             killer.round_ended(record)
 
     def alive() -> None:
         look()
+        if time.monotonic() > seen[2] + 5:
+            link.check(number)
+            seen[2] = time.monotonic()
         killer.look()
         if time.monotonic() > seen[1] + STUCK:
             raise FedprivError(f"no round has ended in {STUCK:g} s")
 
     while True:
         request = Request.write(home.requests, run_dir, config, clients, ANSWER)
-        link.start(request.path)
+        number = link.start(request.path)
         try:
             request.follow(alive, on_round)
         except AppKilled:
             config = None
         except FedprivError as error:
-            return str(error)
+            if not any(hint in str(error) for hint in RESUMABLE) or (resumed := resumed + 1) > MOST_RESUMED:
+                return str(error)
+            print(f"  resumed: {error}", file=sys.stderr, flush=True)
+            config = None
+            time.sleep(5)
         else:
             return None
 

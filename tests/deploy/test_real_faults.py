@@ -21,7 +21,7 @@ from tests.simulation.small import play
 __all__ = ["deployment"]
 pytestmark = REAL
 ROOT = Path(__file__).parents[2]
-SECONDS = 40.0
+SECONDS = 60.0
 """That an answer may take, where one does not come."""
 
 
@@ -58,7 +58,8 @@ def test_a_wrong_schema_and_a_thousandfold_update_are_refused_and_named(deployme
 
 
 def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(deployment: Deployment) -> None:
-    """Each round is bounded by its time. The one that hangs is killed by its operator, and comes back."""
+    """Each round is bounded by its time; the one that hangs is killed by its operator, and comes back. No test before the last
+    round, which would wait for them too."""
     liar.tell(folder(deployment, 1), round=1, how="sleep", seconds=10_000)
     liar.tell(folder(deployment, 2), round=2, how="sleep", seconds=SECONDS + 5)
 
@@ -66,9 +67,9 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
         if record["round"] == 1:
             os.kill(deployment.keepers[2].pid("client 1"), signal.SIGKILL)
 
-    run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3})
+    run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3, "eval.every": 3, "eval.last": 1})
     records = RunFolder.open(run).records()
-    assert all(record["metrics"]["seconds"] < 2 * SECONDS + 20 for record in records)  # turns, then tests
+    assert all(record["metrics"]["seconds"] < SECONDS + 20 for record in records[:3])
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     missing = [named(record, "missing") for record in records]  # a process may take more than a round to start again
     assert missing[0] == missing[3] == [] and missing[1] == [1] and 2 in missing[2] and set(missing[2]) <= {1, 2}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -78,7 +80,9 @@ class FlowerPost:
     def connected(self) -> dict[int, str]:
         """As :meth:`fedpriv.deploy.courier.Post.connected`; a connection is the time at which a node has joined."""
         found: dict[int, str] = {}
-        for node in self._grid.get_nodes():
+        with _admitted():
+            nodes = list(self._grid.get_nodes())
+        for node in nodes:
             prefix, _, number = node.name.partition("-")
             if prefix == "client" and number.isdecimal() and int(number) < self._clients:
                 if int(number) in found:
@@ -89,13 +93,27 @@ class FlowerPost:
     def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> dict[str, int]:
         """As :meth:`fedpriv.deploy.courier.Post.send`."""
         messages = [_message(frame, self._nodes[client], seconds, round) for client, frame in frames.items()]
-        sent = zip(self._grid.push_messages(messages), frames, strict=True)
+        with _admitted():
+            sent = zip(self._grid.push_messages(messages), frames, strict=True)
         return {ticket: client for ticket, client in sent if ticket}
 
     def receive(self, tickets: Iterable[str]) -> Iterator[tuple[str, Frame | str | Lost]]:
         """As :meth:`fedpriv.deploy.courier.Post.receive`."""
-        for reply in self._grid.pull_messages(list(tickets)):
+        with _admitted():
+            replies = list(self._grid.pull_messages(list(tickets)))
+        for reply in replies:
             yield reply.metadata.reply_to_message_id, _answer(reply)
+
+
+@contextmanager
+def _admitted() -> Iterator[None]:
+    """A block in which the SuperLink is asked; where it does not know this app any more, a line says so."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        from fedpriv.deploy.flower.requests import GivenUp
+
+        raise GivenUp(f"the SuperLink does not know the server's app any more (HTTP {error.response.status_code})") from None
 
 
 def _message(frame: Frame, node: int, seconds: float, round: int) -> Message:

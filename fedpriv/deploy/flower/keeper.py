@@ -73,7 +73,7 @@ class Keeper:
             if code is None:
                 continue
             if code == REFUSED:
-                raise FedprivError(f"{name} cannot run: {self._last_line().removeprefix('fedpriv: ')}")
+                raise FedprivError(f"{name} cannot run: {self._last_line('fedpriv: ')}")
             now = time.monotonic()
             kept.ends = kept.ends + 1 if now - kept.started < 60 else 1
             if kept.ends >= TOO_OFTEN:
@@ -127,6 +127,7 @@ class Keeper:
                 env={**os.environ, **SILENT, **self.environment, "PATH": _PATH},
             )
 
-    def _last_line(self) -> str:
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:200] if lines else ""
+    def _last_line(self, beginning: str = "") -> str:
+        """What follows that beginning in the last line that has it."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        return next((line.removeprefix(beginning)[:200] for line in reversed(lines) if line.startswith(beginning) and line), "")

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.far_clients import Grid
-from fedpriv.deploy.serving import resume, start
+from fedpriv.deploy.serving import DECLARED, resume, start
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
 from fedpriv.tracking.folder import read_lines
+
+
+class GivenUp(FedprivError):
+    """The SuperLink has given up the app, as after a minute without a sign of it; it may have started another."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +59,30 @@ class Request:
     def play(self, grid_of: Callable[[int], Grid]) -> None:
         """Play its run with a grid of so many clients, and note how it ended.
 
+        Where the SuperLink takes an app for dead, it may start another for the same request. That one waits until the first has
+        ended, and goes on with its run.
+
         Raises:
+            GivenUp: by the SuperLink.
             Exception: the run failed; that is noted too.
         """
-        said = load_json(self.path)
+        with FileLock(self.path.with_suffix(".lock")):
+            if self.ended is None:
+                self._play(grid_of)
+
+    def _play(self, grid_of: Callable[[int], Grid]) -> None:
+        said, begun = load_json(self.path), self.path.with_suffix(".begun")
         grid, run_dir, seconds = grid_of(said["clients"]), Path(said["run_dir"]), said["seconds"]
         log: tuple[Any, ...] = (lambda *of: None, lambda record: None, lambda text: print(f"fedpriv: {text}", file=sys.stderr))
         try:
-            if said["config"] is None:
+            if said["config"] is None or (begun.exists() and (run_dir / DECLARED).exists()):
                 summary = resume(run_dir, grid, seconds, *log)
             else:
+                begun.touch()
                 config = parse(RunConfig, said["config"], "the request's config")
                 summary = start(config, run_dir.parent, grid, seconds, *log)
+        except GivenUp:
+            raise
         except BaseException as error:
             what = str(error) if isinstance(error, FedprivError) else f"{type(error).__name__}: {error}"
             save_json(self._note, {"error": what, "exit_code": getattr(error, "exit_code", 1)})

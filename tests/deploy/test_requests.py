@@ -1,0 +1,72 @@
+"""A request may be given to two apps: the SuperLink starts another where it takes the first for dead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fedpriv.deploy.flower.requests import GivenUp, Request
+from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.errors import UsageError
+from tests.deploy.apart import agree, sites
+from tests.simulation.small import config, play
+
+SETTINGS = {
+    "data.clients": 3,
+    "data.limit": 200,
+    "model.projection": 8,
+    "train.participation": 1.0,
+    "executor.name": "sequential",
+}
+
+
+class Doomed(Loopback):
+    """A grid whose SuperLink gives the app up in its second round, once another one was started."""
+
+    other = threading.Event()
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        if round == 2:
+            assert self.other.wait(60)
+            raise GivenUp("the SuperLink does not know the server's app any more")
+        yield from super().exchange(frames, seconds, round)
+
+
+def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:
+    play(tmp_path / "whole", "mpfedcon", **SETTINGS)
+    chosen = config("mpfedcon", **SETTINGS)
+    here = sites(tmp_path / "run-clients", chosen)
+    (tmp_path / "requests").mkdir()
+    request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
+    doomed = Doomed(here)
+    first_ended = threading.Event()
+
+    def second() -> None:
+        doomed.other.set()
+        Request(request.path).play(lambda clients: Loopback(here) if first_ended.wait(60) else doomed)
+
+    other = threading.Thread(target=second)
+    with pytest.raises(GivenUp):
+        request.play(lambda clients: (other.start(), doomed)[1])
+    assert request.ended is None, "a run that may go on has not ended"
+    first_ended.set()
+    other.join(120)
+    assert request.ended == {"finished": True}
+    agree(tmp_path / "run", tmp_path / "whole")
+    request.play(lambda clients: pytest.fail("it is played once"))
+
+
+def test_a_new_request_takes_no_run_that_is_there(tmp_path: Path) -> None:
+    chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
+    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    (tmp_path / "requests").mkdir()
+    Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60).play(lambda clients: grid)
+    again = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
+    with pytest.raises(UsageError, match="holds a run already"):
+        again.play(lambda clients: grid)
+    ended = again.ended
+    assert ended is not None and "holds a run already" in ended["error"]
