@@ -26,13 +26,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_power_cut() -> Iterator[None]:
-    """No test waits until its files are on the disk: that takes as long as most runs, and a killed process loses nothing.
+def no_waiting() -> Iterator[None]:
+    """No run waits until its files are on the disk, or for git: both together take as long as most runs here.
 
-    Tests of the syncs themselves put their own in its place.
+    A process that is killed loses nothing that it has written. Tests of the syncs put their own in their place.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr("fedpriv.server.run_folder.git_commit", lambda: "0" * 40)
         yield
 
 

@@ -45,7 +45,8 @@ def oracle(
 def test_three_rounds_equal_the_oracle(simulate: Callable[..., Simulation], method: str, mu: float, cache: bool) -> None:
     options = {"method.mu": mu, "method.tau": 0.7} if method == "mpfedcon" else {}
     wd = {"train.weight_decay": 1e-2, "train.weight_decay_bias": 1e-3, "train.cache_features": cache}
-    simulation = simulate(method, **options, **wd, **{"method.head_epochs": 2, "train.local_epochs": 2, "model.projection": 16})
+    short = {"method.head_epochs": 2, "train.local_epochs": 2, "model.projection": 16, "data.limit": 600}
+    simulation = simulate(method, **options, **wd, **short)
     encoder, local, centers = oracle(simulation, mu, 0.7)
     space, row = simulation.federation.resident.space, simulation.server.row
     for name, expected in encoder.named_parameters():
