@@ -13,6 +13,7 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fedpriv.deploy.stream import Broken, ask
 from fedpriv.errors import FedprivError
@@ -93,8 +94,11 @@ class FlowerPost:
     def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> dict[str, int]:
         """As :meth:`fedpriv.deploy.courier.Post.send`."""
         messages = [_message(frame, self._nodes[client], seconds, round) for client, frame in frames.items()]
-        with _admitted():
-            sent = zip(self._grid.push_messages(messages), frames, strict=True)
+        try:
+            with _admitted():
+                sent = zip(self._grid.push_messages(messages), frames, strict=True)
+        except ObjectPushError:  # the SuperLink ended while it got them
+            return {}
         return {ticket: client for ticket, client in sent if ticket}
 
     def receive(self, tickets: Iterable[str]) -> Iterator[tuple[str, Frame | str | Lost]]:
