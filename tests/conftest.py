@@ -1,8 +1,10 @@
-"""Small federations, built in memory."""
+"""Small federations, built in memory; and what makes a session of tests quicker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,27 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 
+gc.disable()  # until all tests are collected: what is imported by then stays
+
+
+def pytest_collection_finish() -> None:
+    """The collector looks at what comes from now on, not at the modules again and again."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting() -> Iterator[None]:
+    """No run waits until its files are on the disk, or for git: both together take as long as most runs here.
+
+    A process that is killed loses nothing that it has written. Tests of the syncs put their own in their place.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr("fedpriv.server.run_folder.git_commit", lambda: "0" * 40)
+        yield
+
+
 SMALL = {
     "data.name": "digits",
     "data.clients": 10,
@@ -22,6 +45,7 @@ SMALL = {
     "train.local_epochs": 1,
     "train.batch_size": 50,
     "train.lr": 0.05,
+    "executor.name": "sequential",
     "tracking.uri": "none",
 }
 

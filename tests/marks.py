@@ -15,3 +15,9 @@ def slow_but(quick: Collection[str], cases: Iterable[Any]) -> list[Any]:
     """``cases`` for parametrize; those that are not named (of a tuple: by its first part) in ``quick`` are marked slow."""
     parts = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*part, marks=() if part[0] in quick else pytest.mark.slow) for part in parts]
+
+
+def quick_first(cases: Iterable[Any], number: int = 1) -> list[Any]:
+    """``cases`` for parametrize; those after the first ``number`` are marked slow."""
+    parts = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*part, marks=pytest.mark.slow if place >= number else ()) for place, part in enumerate(parts)]

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation
+from attacks.core.observation import Observation, state_names
 from attacks.core.reconstruction import Inapplicable
+
+RECTIFIED = 0.99
+"""Least share of a layer's outputs that behave as if ReLU followed; others may be lost in later layers."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,31 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
             watch(name, module)
     functional_call(net, weights, (x,))
     return seen
+
+
+def is_rectified(observation: Observation, layer: str, images: int = 64, seed: int = 0) -> bool:
+    """Whether ReLU follows the layer: what is not positive in its output has no effect on the logits, and all else has.
+
+    Found by random images, and random values for the weights that the attacker does not know.
+    """
+    net, weights = known_net(observation)
+    device, dtype = weight_dtype(observation)
+    draw = torch.Generator().manual_seed(seed)
+    parameters = dict(net.named_parameters())
+    for name in state_names(net):
+        if name not in weights:
+            drawn = torch.rand(net.state_dict()[name].shape, generator=draw).to(device, dtype)
+            weights[name] = drawn - 0.5 if name in parameters else drawn
+    outputs: list[Tensor] = []
+    net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
+    x = (torch.rand(images, *observation.input_shape, generator=draw).to(device, dtype) - 0.5) / 0.25
+    logits = functional_call(net, {name: tensor.requires_grad_() for name, tensor in _own(weights).items()}, (x,))
+    (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=draw).to(logits)).sum(), outputs[0])
+    return bool(((slope != 0) == (outputs[0] > 0)).double().mean() >= RECTIFIED)
+
+
+def _own(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 def per_channel(observation: Observation, values: tuple[float, ...], like: Tensor) -> Tensor:

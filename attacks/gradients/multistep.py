@@ -11,10 +11,12 @@ known ``shrink W_0`` is therefore exact whatever the gradients were. To first or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation, Schedule
@@ -99,6 +101,21 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
     undo_decay = undo_decay and not altered.rescaled
     shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
     return replace(observation, kind="gradient", shared=shared, altered=altered.scaled(1 / response(schedule, 0.0).gain))
+
+
+def rounding(observation: Observation, name: str) -> float:
+    """Standard deviation of an entry's error in the mean gradient ``name``, because weights were rounded at every step.
+
+    0 for a gradient, and where the weights are not known. A rounding to the nearest is uniform within half a unit of the last
+    place, which is from half of ``eps`` to ``eps`` of the weight.
+    """
+    if observation.kind == "gradient" or name not in observation.weights:
+        return 0.0
+    weights, schedule = observation.weights[name], observation.schedule
+    unit = 0.75 * torch.finfo(weights.dtype).eps * float(weights.double().square().mean().sqrt())
+    if schedule is None:
+        return unit / math.sqrt(12)
+    return unit * math.sqrt(schedule.steps / 12) / response(schedule, 0.0).gain
 
 
 def decay_left_in(observation: Observation) -> dict[str, Tensor]:

@@ -14,6 +14,9 @@ from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable, Reconstruction
 from attacks.core.registry import register
 from attacks.gradients.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
+from attacks.gradients.linear import SharedLinear, is_rectified, layer_inputs, to_picture
+from attacks.gradients.multistep import as_gradient, rounding
+from attacks.gradients.spear import SpearOptions, projected, unmix
 from attacks.image.feature_inversion import InversionOptions, invert_features
 from attacks.image.unrolled import UnrolledOptions, unroll
 from attacks.lab.setting import Setting
@@ -82,6 +85,59 @@ class AnalyticFeatures(InversionOptions):
         self.check(observation)
         image, loss, curve = invert_features(observation, self, seed)
         return _One(image, torch.tensor([-1]), [*curve, loss], (loss,))
+
+
+@register("spear")
+@dataclass(frozen=True)
+class Spear(SpearOptions):
+    """All images of a batch from a first linear layer with ReLU, whose gradient is made of sparse columns (SPEAR)."""
+
+    control: ClassVar = Setting(net="rectified")
+    usual: ClassVar = {"most": 16}
+    at_once: ClassVar = 16
+    optimises: ClassVar = False
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`.
+
+        The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
+        are certain. Where fewer are found than there are samples, the rest is grey.
+        """
+        return _together(observations, lambda observation: self._one(observation, seed))
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`attacks.lab.setting.Declared`."""
+        layer, error = Spear._layer(observation)
+        projected(layer, SpearOptions.most, error)
+
+    @staticmethod
+    def _layer(observation: Observation) -> tuple[SharedLinear, float]:
+        """The first linear layer with its gradient, and the standard deviation of an entry's error."""
+        seen = as_gradient(observation)
+        layers = leaky_layers(seen)
+        if not layers:
+            raise Inapplicable("no linear layer with a bias was shared")
+        first, name = layers[0], f"{layers[0].name}.weight"
+        if not layer_inputs(seen)[first.name].is_image:
+            raise Inapplicable(f"the input of {first.name!r} is features, not the image")
+        if name not in seen.weights or f"{first.name}.bias" not in seen.weights:
+            raise Inapplicable(f"the weights of {first.name!r} at which the client began are not known")
+        if not is_rectified(seen, first.name):
+            raise Inapplicable(f"no ReLU follows {first.name!r}, so no entry of the gradient at its output is zero")
+        if first.kept is not None:
+            raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
+        return first, (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
+
+    def _one(self, observation: Observation, seed: int) -> _One:
+        layer, error = self._layer(observation)
+        weight, bias = (observation.weights[f"{layer.name}.{kind}"] for kind in ("weight", "bias"))
+        found = unmix(layer, weight, bias, self, error, seed)
+        n = observation.num_examples or found.rank
+        images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
+        images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), 0.5)])[:n]
+        loss = 1 - float(found.agreement[:n].sum()) / n
+        return _One(images, torch.full((n,), -1), [loss], (loss,))
 
 
 @register("unrolled")

@@ -46,9 +46,12 @@ def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3
     return SplitNet(nn.Sequential(*whole[:cut]), nn.Sequential(*whole[cut:]))
 
 
-def perceptron(seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64) -> SplitNet:
-    """A net whose first layer is linear on the pixels: ``pixels -> hidden -> classes`` with a sigmoid; torch's initialisation."""
-    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.Sigmoid())
+def perceptron(
+    seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64,
+    activation: type[nn.Module] = nn.Sigmoid,
+) -> SplitNet:  # fmt: skip
+    """A net whose first layer is linear on the pixels: ``pixels -> hidden -> classes``; torch's initialisation."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), activation())
     net = SplitNet(body, nn.Linear(hidden, classes))
     generator = torch.Generator().manual_seed(seed)
     for layer in (body[1], net.top):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
@@ -22,7 +22,7 @@ class Setting:
     """The victim in the controls of an attack.
 
     Attributes:
-        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron` or
+        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron`, also with ReLU (``rectified``), or
             :func:`attacks.lab.nets.one_for_each`.
         layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
         threat: what the attacker knows of them.
@@ -33,7 +33,7 @@ class Setting:
         least: share of them that the positive control must recover; 0: only a negative control.
     """
 
-    net: Literal["reference", "perceptron", "one for each"] = "reference"
+    net: Literal["reference", "perceptron", "rectified", "one for each"] = "reference"
     layers: int = 1
     masked: int = 0
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
@@ -65,6 +65,8 @@ class Setting:
             return reference_victim(seed, 10, self.layers, self.masked, 3, self.side, self.side)
         if self.net == "perceptron":
             return perceptron(seed, height=self.side, width=self.side)
+        if self.net == "rectified":
+            return perceptron(seed, height=self.side, width=self.side, hidden=256, activation=nn.ReLU)
         return one_for_each(images, seed)
 
     def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:

@@ -6,32 +6,12 @@ is below the layer's width (the observation behind DAGER, Petrov et al. 2024). W
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attacks.core.observation import Observation
 from attacks.gradients.multistep import as_gradient
+from attacks.gradients.rank import rank
 from attacks.text.rows import used_rows
-
-ROUNDING = 32.0
-"""Singular values below so many times the machine precision, relative to the greatest, may be due to rounding."""
-
-MOST = 0.75
-"""At most this share of the singular values may count, since the least one of a noisy matrix may be small by chance."""
-
-
-def rank(matrix: Tensor) -> int | None:
-    """The numerical rank of ``(m, n)``: at the largest drop of the singular values to the level of rounding.
-
-    ``None`` where there is no such drop, as the rank is full or there is noise, and for a matrix of zeros.
-    """
-    precision = torch.finfo(matrix.dtype).eps
-    values = torch.linalg.svdvals(matrix.double())
-    if values[0] == 0:
-        return None
-    share = (values / values[0]).clamp_min(precision / 8)
-    falls = torch.where(share[1:] < ROUNDING * precision, share[:-1] / share[1:], 0)[: int(MOST * len(values))]
-    return int(falls.argmax()) + 1 if len(falls) and bool(falls.any()) else None
 
 
 def total_tokens(observation: Observation) -> int | None:

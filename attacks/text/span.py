@@ -24,9 +24,10 @@ from attacks.core.reconstruction import Inapplicable
 from attacks.core.text_reconstruction import TextReconstruction
 from attacks.core.text_registry import register
 from attacks.gradients.multistep import as_gradient
+from attacks.gradients.rank import rank
 from attacks.text.case import facts_of, text_case
 from attacks.text.mixture import Places
-from attacks.text.rank import longest, rank, total_tokens
+from attacks.text.rank import longest, total_tokens
 from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
 
 TOGETHER = 256

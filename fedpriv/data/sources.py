@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.assembling import SampleChoice, assemble
@@ -137,14 +139,19 @@ def _limited(opened: Opened, limit: int) -> Opened:
     )
 
 
-def _open_digits(_: Path | None) -> Opened:
+@cache
+def _digits() -> tuple[Tensor, NDArray[np.int64]]:
+    """Pixels ``(n, 1, 8, 8)`` and labels ``(n,)``; read once a process, not to be written to."""
     # As sklearn.datasets.load_digits, whose import would take longer than many a run.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = np.loadtxt(str(file), delimiter=",")
-    labels = rows[:, -1].astype(np.int64)
-    train, test = hold_out(labels, 0.2)
     # Its pixels are 0..16.
-    pixels = torch.from_numpy(np.round(rows[:, :-1] * 255 / 16).astype(np.uint8)).view(-1, 1, 8, 8)
+    return torch.from_numpy(np.round(rows[:, :-1] * 255 / 16).astype(np.uint8)).view(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+
+
+def _open_digits(_: Path | None) -> Opened:
+    pixels, labels = _digits()
+    train, test = hold_out(labels, 0.2)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         shown = pixels

@@ -73,7 +73,7 @@ def per_class(confusion: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
 
 
 def global_summary(confusion: NDArray[np.int64]) -> dict[str, float]:
-    """Precision, recall and F1 of the global model over its classes, as torchmetrics averages them (``zero_division=0``).
+    """Precision, recall and F1 of the global model over its classes, as scikit-learn averages them (``zero_division=0``).
 
     Args:
         confusion: as for :func:`per_class`.

@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -259,6 +259,7 @@ def test_the_paper_names_are_one_class_with_other_defaults() -> None:
         assert torch.equal(dawa(name).row, dawa("l-dawa", **options).row)
 
 
+@pytest.mark.slow
 def test_fedavg_is_the_family_without_divergence(simulate: Simulate) -> None:
     plain = simulate("fedavg", **{"data.partition.name": "lognormal"})
     same = simulate(

@@ -103,6 +103,7 @@ def test_what_waits_is_not_sent_and_clients_go_on_with_their_own(simulate: Simul
             assert torch.equal(space.view(rounds[4]["start"][client], name), space.view(source, name)), name
 
 
+@pytest.mark.slow
 def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
     late = simulate("fedavg", aggregation="euc", **OPTIONS)
     plain = simulate("fedavg", **OPTIONS, **{"train.selection": "all"})

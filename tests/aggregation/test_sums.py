@@ -14,8 +14,9 @@ from fedpriv.aggregation.mean import Mean
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.methods.base import Method, ServerState
+from fedpriv.secure.terms import check_linear
 from fedpriv.server import rounds
-from fedpriv.server.merging import check_linear, merge, merge_sum
+from fedpriv.server.merging import merge, merge_sum
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 
@@ -54,7 +55,8 @@ def test_a_sum_merges_as_the_uploads_do(
                 assert tensor.dtype == torch.float64
                 total[name] = total.get(name, torch.zeros(())) + tensor
             weights += weight
-        summed = merge_sum(method, server, total, sent.tensors, weights, len(uploads), uploads[0].sealed.round)
+        mean = method.mean_upload(total, sent.tensors, weights, len(uploads))
+        summed = merge_sum(method, server, mean, len(uploads), uploads[0].sealed.round)
         alike({"model": summed.row, **summed.memory}, {"model": plain.row, **plain.memory})
         left_out = method.aggregation.of_single
         assert summed.report == pytest.approx({k: v for k, v in plain.report.items() if k not in left_out}, rel=1e-5)

@@ -67,6 +67,7 @@ def test_features_of_a_batch_are_refused() -> None:
         AnalyticFeatures().run([batch])
 
 
+@pytest.mark.slow
 def test_unrolled_by_name() -> None:
     net, x, schedule = linear_net(), pictures(1), Schedule(lr=0.1, steps=2, momentum=0.5)
     sent = change(net, x, torch.tensor([3]), schedule)

@@ -30,7 +30,7 @@ def of(name: str, setting: Setting) -> Observation:
     return setting.observations(images, labels, 0)[0]
 
 
-@pytest.mark.parametrize("name", image_attacks())
+@pytest.mark.parametrize("name", slow_but(["analytic", "analytic-features", "idlg", "known-head"], image_attacks()))
 @pytest.mark.parametrize("setting", slow_but(["hidden"], SETTINGS))
 def test_no_attack_needs_a_value_that_it_is_not_granted(name: str, setting: str) -> None:
     observation = of(name, SETTINGS[setting])

@@ -21,7 +21,7 @@ from attacks.lab.controls import positive_control
 from attacks.lab.images import default_images, sample_photographs
 from attacks.lab.nets import observe, reference_victim
 from attacks.lab.setting import Setting, declared
-from tests.marks import slow_but
+from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
 
@@ -84,7 +84,7 @@ def short(name: str) -> Any:
     return replace(attack, **{option: SHORT[option] for option in defaults_of(attack).keys() & SHORT.keys()})
 
 
-@pytest.mark.parametrize("masked", [0, 1])
+@pytest.mark.parametrize("masked", quick_first([0, 1]))
 @pytest.mark.parametrize("name", sorted(image_attacks()))
 def test_an_attack_gets_the_messages_and_nothing_else(name: str, masked: int, request: pytest.FixtureRequest) -> None:
     threat = ThreatModel(top="initial" if name == "known-head" else "unknown")
@@ -135,7 +135,7 @@ def test_without_a_mask_an_attack_stands_for_itself() -> None:
 def test_with_a_mask_every_attacker_that_can_be_tried_is() -> None:
     found = {one.name: one for one in attackers("idlg-published", 2, {"steps": 7, "closed_form": False})}
     optimising = ["analytic-features", "head-free", "joint-head", "known-head", "random-head", "unrolled"]
-    assert list(found) == ["analytic", *optimising], "what is quick comes first"
+    assert list(found) == ["analytic", "spear", *optimising], "what is quick comes first"
     naive, known, joint, free = (found[name] for name in ("random-head", "known-head", "joint-head", "head-free"))
     assert naive.attack.assumed == 2 and naive.attack.published and joint.attack.assumed is None
     assert not {one.name: one for one in attackers("idlg", 2)}["random-head"].attack.published
@@ -145,8 +145,8 @@ def test_with_a_mask_every_attacker_that_can_be_tried_is() -> None:
 
 def test_audits_try_what_fits_at_its_usual_budget() -> None:
     seen, hidden = ({one.name: one for one in suited(masked)} for masked in (0, 3))
-    assert seen.keys() == {"analytic", "analytic-features", "dlg", "idlg", "inverting-gradients", "unrolled"}
-    assert hidden.keys() & seen.keys() == {"analytic", "analytic-features", "unrolled"}
+    assert seen.keys() == {"analytic", "analytic-features", "dlg", "idlg", "inverting-gradients", "spear", "unrolled"}
+    assert hidden.keys() & seen.keys() == {"analytic", "analytic-features", "spear", "unrolled"}
     assert seen["inverting-gradients"].attack.steps == 800 and hidden["random-head"].attack.assumed == 3
 
 
@@ -161,7 +161,8 @@ def test_every_attack_has_controls() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(("analytic", "unrolled"), ["analytic", "dlg", "inverting-gradients", "known-head", "unrolled"])
+    "name",
+    slow_but(("analytic", "unrolled"), ["analytic", "dlg", "inverting-gradients", "known-head", "spear", "unrolled"]),
 )
 def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual_budget(name: str) -> None:
     """On small images, and the negative controls elsewhere, for the time that they take."""
@@ -187,6 +188,7 @@ class Foreign:
         return image_attack("analytic")().run(seen, seed)
 
 
+@pytest.mark.slow
 def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
     attacker = Attacker(Foreign(), ThreatModel())
     first = run_controls(attacker, 0)

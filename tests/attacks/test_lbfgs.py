@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
+from tests.marks import quick_first
 
 N, P = 5, 8
 
@@ -53,7 +54,7 @@ def with_torch(one, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int) 
 
 
 @pytest.mark.parametrize("line_search", [False, True])
-@pytest.mark.parametrize("history", [3, 100])
+@pytest.mark.parametrize("history", quick_first([3, 100]))
 @pytest.mark.parametrize("one", [rosenbrock, quadratic, wavy])
 def test_every_problem_takes_the_path_that_torch_takes(one, history: int, line_search: bool) -> None:
     torch.manual_seed(1)

@@ -10,9 +10,10 @@ import pytest
 from attacks.inference import membership, membership_controls
 from attacks.inference.membership import Array
 from attacks.inference.membership_controls import positive_controls
+from tests.marks import quick_first
 
 
-@pytest.mark.parametrize("shadows", [4, 32])
+@pytest.mark.parametrize("shadows", quick_first([4, 32]))
 def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
     found = positive_controls(shadows, seed=1)
     uses = ("alone", "LiRA", "LiRA offline")
@@ -41,13 +42,14 @@ BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]
 }
 
 
-@pytest.mark.parametrize("broken", BREAKS)
+@pytest.mark.parametrize("broken", quick_first(BREAKS))
 def test_what_is_broken_fails_and_nothing_else(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead, expected = BREAKS[broken]
     monkeypatch.setattr(where, name, instead)
     assert {key for key, one in positive_controls(4).items() if not one.passed} == expected
 
 
+@pytest.mark.slow
 def test_the_outcome_is_a_function_of_budget_and_seed() -> None:
     first, again = positive_controls(4, seed=3), positive_controls(4, seed=3)
     assert [one.sentence for one in first.values()] == [one.sentence for one in again.values()]

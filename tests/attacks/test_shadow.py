@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -43,6 +44,7 @@ def test_label_sets_are_found_far_above_the_baselines() -> None:
         assert report.clients == 40
 
 
+@pytest.mark.slow
 def test_shuffled_label_sets_teach_nothing() -> None:
     known, tested = label_sets(80, 0), label_sets(40, 1)
     victims = shadow_messages(client, tested, seed=1000)

@@ -9,10 +9,12 @@ import torch
 
 from attacks.core.observation import Schedule
 from attacks.core.reconstruction import Inapplicable
-from attacks.text.rank import lengths, longest, rank, total_tokens
+from attacks.gradients.rank import rank
+from attacks.text.rank import lengths, longest, total_tokens
 from attacks.text.span import SpanAttack, first_span, off_span
 from attacks.text.victims import PAD
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
+from tests.marks import quick_first
 
 HIDDEN = "embeddings"
 
@@ -32,7 +34,7 @@ def test_true_pairs_lie_in_the_span_and_none_that_is_not_made_of_them(sizes: lis
     assert float(off[true > 0].max()) < 1e-3 < 0.1 < float(off[~made_of_three].min())
 
 
-@pytest.mark.parametrize("sizes", [[8], [9, 6]])
+@pytest.mark.parametrize("sizes", quick_first([[8], [9, 6]]))
 def test_sentences_without_the_embedding_layer(sizes: list[int]) -> None:
     observation, ids, labels = message(sizes, seed=1)
     found = scores(SpanAttack(), without(observation, HIDDEN), ids, labels)

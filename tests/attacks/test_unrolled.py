@@ -12,6 +12,7 @@ from attacks.core.reconstruction import Inapplicable
 from attacks.gradients.local_run import local_run
 from attacks.image.unrolled import UnrolledOptions, unroll
 from tests.attacks.client import CLASSES, change, linear_net, mlp, observe, pictures
+from tests.marks import quick_first
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -27,11 +28,13 @@ def test_the_simulation_is_torchs_sgd(momentum: float, decay: float) -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [
-        Schedule(lr=0.1, steps=3),
-        Schedule(lr=0.1, steps=3, momentum=0.5),
-        Schedule(lr=0.1, steps=3, momentum=0.5, weight_decay=1e-2),
-    ],
+    quick_first(
+        [
+            Schedule(lr=0.1, steps=3),
+            Schedule(lr=0.1, steps=3, momentum=0.5),
+            Schedule(lr=0.1, steps=3, momentum=0.5, weight_decay=1e-2),
+        ]
+    ),
 )
 def test_one_sample_of_a_linear_model_is_recovered_with_its_label(schedule: Schedule) -> None:
     net, x, y = linear_net(), pictures(1), torch.tensor([3])

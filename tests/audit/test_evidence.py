@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from attacks.core.observation import ThreatModel
 from attacks.core.registry import image_attack
@@ -17,6 +16,8 @@ from fedpriv.audit.evidence.victim import cut
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
 from fedpriv.simulation import run
+from tests.audit.truth import gradients_of
+from tests.marks import quick_first
 from tests.simulation.small import SILENT, config, play
 
 ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.rounds": 1}
@@ -35,15 +36,7 @@ def test_one_step_is_the_gradient_of_the_truth(tmp_path: Path, method: str) -> N
     message, truth = found.message(round, client), found.truth(client)
     observation = found.observation(message, ThreatModel())
     assert observation.num_examples == len(truth.labels) and observation.schedule is not None and observation.schedule.steps == 1
-    federation = found.federation
-    federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
-    net, dataset = federation.resident.net.requires_grad_(True), federation.dataset
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
-    loss = F.cross_entropy(net((truth.images - mean) / std).logits, truth.labels)
-    parameters = dict(net.named_parameters())
-    names = cut(net, message.uploaded).names
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    expected = {names[name]: gradient for name, gradient in zip(parameters, gradients, strict=True) if name in message.uploaded}
+    expected = gradients_of(found, message, truth)
     seen = as_gradient(observation).shared
     assert seen.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -80,7 +73,7 @@ def test_masked_and_compressed_messages(tmp_path: Path) -> None:
     assert all(change.abs().max() > 0 for change in observation.shared.values())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+@pytest.mark.parametrize("method", quick_first(["fedavg", "mpfedcon"]))
 def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tmp_path: Path, method: str) -> None:
     found = evidence(tmp_path / "plain", method)
     round, client = found.messages()[0]

@@ -72,6 +72,7 @@ def test_uploads_and_whole_models_are_the_same(runs: dict[str, Path], method: st
     assert len({float(one.model.sum()) for one in ended[0] if one is not None}) == 5
 
 
+@pytest.mark.slow
 def test_what_is_found_is_the_same(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     together, alone = evidence(runs["fedavg"], TOGETHER), evidence(runs["fedavg"], ALONE)
     clients = together.store.clients(ROUND)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from attacks.core.observation import ThreatModel
 from attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
-from fedpriv.audit.evidence.victim import cut
 from fedpriv.audit.formats import message_of, named
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.report import audit
@@ -21,6 +19,7 @@ from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.audit.sums import compared
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
+from tests.audit.truth import gradients_of
 from tests.simulation.small import play
 
 ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.rounds": 1}
@@ -46,17 +45,9 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
     assert len(truth.labels) == message.num_examples == sum(len(alone.labels(client)) for client in members)
     observation = found.observation(message, ThreatModel())
     assert observation.schedule is not None and observation.schedule.steps == 1
-    federation = found.federation
-    federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
-    net, dataset = federation.resident.net.requires_grad_(True), federation.dataset
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
-    loss = F.cross_entropy(net((truth.images - mean) / std).logits, truth.labels)
-    parameters = dict(net.named_parameters())
-    names = cut(net, message.uploaded).names
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
     seen = as_gradient(observation).shared
-    for name, gradient in zip(parameters, gradients, strict=True):
-        torch.testing.assert_close(seen[names[name]], gradient, rtol=1e-3, atol=1e-5)
+    for name, gradient in gradients_of(found, message, truth).items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_what_is_held_back_are_the_uploads_of_a_plain_run(folder: Path, tmp_path: Path) -> None:
@@ -112,7 +103,7 @@ def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_an_audit_shows_each_attacker_with_and_without(folder: Path) -> None:
+def test_an_audit_shows_each_attacker_with_and_without(folder: Path, hardly_any_steps: None) -> None:
     options = AuditOptions(messages=1, label_shadows=0, membership_shadows=8, singles=1)
     audited = audit([folder], options, "fedpriv audit", 1, lambda text: None)
     (found,) = audited.findings["runs"]

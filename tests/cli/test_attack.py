@@ -89,6 +89,7 @@ class Leaking:
         return replace(found, raw=self.truth[: len(observations)])
 
 
+@pytest.mark.slow
 def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     from attacks.lab.images import default_images
 
@@ -106,7 +107,7 @@ def test_with_a_mask_every_attacker_is_listed(fedpriv: Fedpriv) -> None:
     found = last_line(fedpriv("attack", "dlg", "--mask-layers", 2, *FEW, "--json"))
     said = {one["attacker"]: one for one in found["attackers"]}
     mounted = {"random-head", "known-head", "joint-head", "head-free"}
-    assert said.keys() == mounted | {"analytic", "analytic-features", "unrolled"}
+    assert said.keys() == mounted | {"analytic", "analytic-features", "spear", "unrolled"}
     assert all((one.keys() >= FIGURES) == (name in mounted) for name, one in said.items())
     assert "no linear layer with a bias was shared" in said["analytic-features"]["inapplicable"]
     assert {name for name, one in said.items() if one["threat"]["top"] != "unknown"} == {"known-head"}
@@ -124,8 +125,8 @@ def test_what_attackers_know_is_said_once_and_the_work_announced(fedpriv: Fedpri
     assert "known-head: knows the initial weights" in result.stdout and "analytic cannot be mounted: no linear" in result.stdout
     assert "a failure of joint-head is no evidence" in result.stdout
     begun = result.stderr.splitlines()
-    assert begun[0].startswith("1 of 7: analytic") and "s left" in begun[-1] and len(begun) == 7
-    assert "of 7" not in fedpriv("attack", "dlg", "--mask-layers", 1, *FEW, "--json").stderr
+    assert begun[0].startswith("1 of 8: analytic") and "s left" in begun[-1] and len(begun) == 8
+    assert "of 8" not in fedpriv("attack", "dlg", "--mask-layers", 1, *FEW, "--json").stderr
 
 
 def test_an_attack_that_does_not_apply_says_why(fedpriv: Fedpriv) -> None:

@@ -66,6 +66,7 @@ def test_hidden_layers_of_a_run_call_for_every_attacker(run: Path, fedpriv: Fedp
     assert [name for name, top in tried.items() if top == "initial"] == ["known-head"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_images(tmp_path: Path, fedpriv: Fedpriv) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()

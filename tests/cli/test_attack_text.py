@@ -13,6 +13,7 @@ from click.testing import Result
 
 from attacks.lab.controls import Control
 from fedpriv.audit.text.samples import requests
+from tests.marks import slow_but
 from tests.simulation.small import play
 
 Fedpriv = Callable[..., Result]
@@ -63,7 +64,7 @@ def test_tokens_of_made_up_requests(fedpriv: Fedpriv) -> None:
 
 
 @pytest.mark.usefixtures("no_controls")
-@pytest.mark.parametrize("attack", ["tag", "span"])
+@pytest.mark.parametrize("attack", slow_but(["span"], ["tag", "span"]))
 def test_sentences_word_for_word(fedpriv: Fedpriv, attack: str) -> None:
     said = found(fedpriv("attack", attack, "--n", 1, "--json"))
     (one,) = said["attackers"]

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from tests.cli.test_bad_input import assert_refused, case
+from tests.marks import quick_first
 from tests.simulation.texts_and_pairs import pairs_folder, write_texts
 
 Fedpriv = Callable[..., Result]
@@ -156,7 +157,7 @@ def test_models_names_the_encoders_of_texts(fedpriv: Fedpriv) -> None:
     assert all(word in said for word in ("transformer", "fusion", "minilm", "torchvision"))
 
 
-@pytest.mark.parametrize("arguments", ["--dataset texts.csv --encoder tiny", f"--dataset ./pairs {PAIRS}"])
+@pytest.mark.parametrize("arguments", quick_first(["--dataset texts.csv --encoder tiny", f"--dataset ./pairs {PAIRS}"]))
 def test_a_probe_of_a_run_on_texts(samples: list[str], fedpriv: Fedpriv, arguments: str) -> None:
     short = "--clients 2 --partition iid --method fedavg --rounds 1 --local-epochs 1 --tracking-uri none --run-dir run"
     assert fedpriv("train", *arguments.split(), *short.split()).exit_code == 0

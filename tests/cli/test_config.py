@@ -34,6 +34,7 @@ def test_a_dumped_config_is_the_same_run(empty_folder: Path, fedpriv: Fedpriv) -
     assert computed(Path("a")) == computed(Path("b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [["--run-dir", "other"], []], ids=["elsewhere", "default place"])
 def test_the_config_of_a_finished_run_gives_the_run_again(empty_folder: Path, fedpriv: Fedpriv, place: list[str]) -> None:
     """Also where the run had a place of its own: the stored file does not name it."""

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 
 from fedpriv.files import load_json
+from tests.marks import slow_but
 from tests.simulation.small import flags
 
 Fedpriv = Callable[..., Result]
@@ -34,7 +35,7 @@ def last_line(result: Result) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("method", ["mpfedcon", "fedavg", "local"])
+@pytest.mark.parametrize("method", slow_but(["fedavg"], ["mpfedcon", "fedavg", "local"]))
 def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
     result = fedpriv("train", *flags(method, **{"train.rounds": 2}), "--json")
     found = last_line(result)
@@ -65,6 +66,7 @@ def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpr
     assert "fedpriv compare" in result.stdout
 
 
+@pytest.mark.slow
 def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.simulation import run
 

@@ -60,6 +60,7 @@ def test_records_have_a_loss_and_no_accuracy(ssl_run: Path) -> None:
     assert not any("accuracy" in name or name == "test_loss" for one in metrics for name in one)
 
 
+@pytest.mark.slow
 def test_compare_says_so_too(fedpriv: Fedpriv, ssl_run: Path, tmp_path: Path) -> None:
     supervised = play(tmp_path / "supervised")
     done = fedpriv("compare", ssl_run, supervised, "--json")
@@ -87,6 +88,7 @@ def test_an_audit_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> No
     assert found["cost"]["accuracy"] is None and found["cost"]["probes"][0]["accuracy"] > 0
 
 
+@pytest.mark.slow
 def test_probe_stores_its_results_and_says_the_same_again(fedpriv: Fedpriv, ssl_run: Path) -> None:
     first = fedpriv("probe", ssl_run, "--fraction", 1, "--fraction", 0.1, "--json")
     assert first.exit_code == 0, first.output

@@ -70,6 +70,7 @@ def test_a_turn_is_torchvisions(side: tuple[int, int]) -> None:
         assert ((theirs - out).abs() > 1e-6).float().mean() < 0.01
 
 
+@pytest.mark.slow
 def test_turns_are_small_and_each_image_has_its_own() -> None:
     """A bright bar to the right of the centre, after the crop 13 to 22 pixels from it; by how far it moves, the angle."""
     images = torch.zeros(4000, 1, 65, 65)

@@ -12,7 +12,7 @@ from fedpriv.data.dealing import partitions
 from fedpriv.data.partition import Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
-from tests.marks import slow_but
+from tests.marks import quick_first, slow_but
 
 SHUFFLE = np.random.default_rng(0)
 TRAIN = SHUFFLE.permutation(np.repeat(np.arange(10), 600))
@@ -183,6 +183,7 @@ def test_dirichlet_capacity() -> None:
     assert largest[0] <= 600 + 600 < largest[1]  # at most one more class once at the even share
 
 
+@pytest.mark.slow
 def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
     with pytest.raises(UsageError, match="capacity"):  # whatever numpy's stream is, one of so many seeds does it
         [deal("class_dir", 2, alpha=0.001, seed=seed) for seed in range(5, 200)]
@@ -212,6 +213,7 @@ def test_shards() -> None:
     assert {len(indices) for indices in deal("shards", 7).train} == {2 * (6000 // 14)}
 
 
+@pytest.mark.slow
 def test_one_class() -> None:
     held = deal("one_class", 25).counts(TRAIN, 10) > 0
     assert (held.argmax(axis=1) == np.arange(25) % 10).all() and (held.sum(axis=1) == 1).all()
@@ -290,7 +292,7 @@ def test_the_partition_has_its_own_seed() -> None:
     assert make_partition(TRAIN, TEST, 10, fixed, 4).hash() == deal("iid", 10, seed=3).hash()
 
 
-@pytest.mark.parametrize("options", [{"test": "disjoint"}, {"test": "all_of_class"}])
+@pytest.mark.parametrize("options", quick_first([{"test": "disjoint"}, {"test": "all_of_class"}]))
 def test_file_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
     partition = deal("class_dir", 30, alpha=0.05, validation=0.2, **options)
     partition.save(tmp_path / "partition.safetensors")

@@ -20,6 +20,7 @@ from fedpriv.data.synthetic_pairs import open_synthetic, write_pairs
 from fedpriv.errors import UsageError
 
 
+@pytest.mark.slow
 def test_by_name() -> None:
     loaded = load_dataset("disaster_synthetic")
     assert loaded.train_images.shape == (1200, 3, 32, 32) and loaded.test_images.shape == (200, 3, 32, 32)

@@ -53,7 +53,7 @@ def test_with_options(tmp_path: Path, method: str, options: dict[str, Any]) -> N
 TUNE: list[tuple[str, dict[str, Any]]] = [("full", {}), ("lora", {"model.tune": "lora"}), ("head", {"model.tune": "head"})]
 
 
-@pytest.mark.parametrize(("how", "options"), slow_but(["full"], TUNE), ids=[how for how, _ in TUNE])
+@pytest.mark.parametrize(("how", "options"), slow_but([], TUNE), ids=[how for how, _ in TUNE])
 def test_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, options: dict[str, Any]) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = texts(write_texts(tmp_path / "intents.csv"), **options, **ALL_KEPT, **{"executor.name": "sequential"})
@@ -77,6 +77,7 @@ def test_the_run_folder_says_what_it_is(tmp_path: Path) -> None:
     assert at_the_clients(tmp_path / "run-clients") and not (folder / "clients").exists()
 
 
+@pytest.mark.slow
 def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., Any]) -> None:
     """Each has a folder that no other has; the server has none, and says so where it would need one."""
     own = [tmp_path / f"own-{client}" for client in range(2)]

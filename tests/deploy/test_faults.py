@@ -17,6 +17,7 @@ from fedpriv.deploy.serving import STOP
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
+from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
 
 FOUR = {"data.clients": 4, "data.limit": 200, "model.projection": 8, "train.participation": 1.0, "executor.name": "sequential"}
@@ -51,7 +52,7 @@ SPOILED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("how", slow_but(["garbage"], SPOILED))
 def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         return SPOILED[how](answer) if (asked, round, client) == ("train", 2, 1) else [answer]
@@ -64,6 +65,7 @@ def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> Non
     assert len(list((folder / "payloads" / "round-0003").glob("client-*"))) == 4
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     warnings: list[str] = []
     grid = Faulty(tmp_path / "twice-clients", lambda asked, round, client, answer: [answer, answer])
@@ -71,6 +73,7 @@ def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     assert any("has answered before" in text for text in warnings)
 
 
+@pytest.mark.slow
 def test_an_answer_under_another_number_is_refused(tmp_path: Path) -> None:
     kept: dict[int, Any] = {}
 
@@ -106,7 +109,7 @@ class Killed(Exception):
     """Ends the server from the outside."""
 
 
-@pytest.mark.parametrize("method", ["mpfedcon", "scaffold"])
+@pytest.mark.parametrize("method", quick_first(["mpfedcon", "scaffold"]))
 def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> None:
     """Clients that had their turn take it again, from the state before it; all of them are other processes by then."""
 
@@ -122,6 +125,7 @@ def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> 
     agree(tmp_path / "run", play_whole(tmp_path, method))
 
 
+@pytest.mark.slow
 def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -> None:
     here, settings = tmp_path / "run-clients", config("scaffold", **SETTINGS)
 
@@ -147,6 +151,7 @@ def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) ->
     assert metrics(folder)[2]["missing"] == 1 and "missing" not in metrics(folder)[3]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
     def stop(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if asked == "train" and round == 1:
@@ -175,6 +180,7 @@ def test_errors_cross_without_paths(tmp_path: Path) -> None:
     assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
 
 
+@pytest.mark.slow
 def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> None:
     private = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
     seen: dict[str, Frame] = {}
@@ -200,6 +206,7 @@ def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> No
     assert "another message" in grid.sites[0].answer(replace(seen["train"], parts=parts)).head["error"]
 
 
+@pytest.mark.slow
 def test_noise_comes_from_a_secret_of_the_client(tmp_path: Path) -> None:
     noisy = {**SETTINGS, "train.rounds": 1, "wire.transforms": [{"name": "gaussian", "variance": 1e-4}]}
     first, second = (play_apart(tmp_path / name, "fedavg", **noisy) for name in ("a", "b"))
@@ -210,6 +217,7 @@ def test_noise_comes_from_a_secret_of_the_client(tmp_path: Path) -> None:
     assert (tmp_path / "a-clients" / "client-0" / "secret").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_terms_do_not_change(tmp_path: Path) -> None:
     here = sites(tmp_path / "c", config("fedavg", **SETTINGS))
     play_apart(tmp_path / "run", "fedavg", grid=Loopback(here), **SETTINGS)

@@ -18,6 +18,7 @@ from made_results import BASE, play, write_result, write_yaml
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
 from fedpriv.server.run_folder import RunFolder
+from tests.marks import quick_first
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
 TINY = {
@@ -159,7 +160,7 @@ def test_a_result_of_another_config_is_not_done(tmp_path: Path, in_process: Call
     assert outcome.error is not None and outcome.error.startswith("it did start")
 
 
-@pytest.mark.parametrize(("when", "last", "points"), [("final", 1, [4]), ("final", 2, [4]), ("last", 2, [3, 4])])
+@pytest.mark.parametrize(("when", "last", "points"), quick_first([("final", 1, [4]), ("final", 2, [4]), ("last", 2, [3, 4])]))
 def test_only_the_rounds_with_fine_tuning_show_the_method(tmp_path: Path, when: str, last: int, points: list[int]) -> None:
     base = {**TINY, "train": {**TINY["train"], "rounds": 4}, "eval": {"every": 1, "last": last}}
     method = {"name": "fedavg-ft", "ft_when": when, "ft_epochs": 1}

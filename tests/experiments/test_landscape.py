@@ -49,9 +49,8 @@ def test_curvature_is_the_derivative_of_the_gradient(simulate: Simulate) -> None
     assert loss(row) == pytest.approx(float(torch.nn.functional.cross_entropy(fed.resident.net(images).logits, labels)), rel=1e-4)
 
 
-@pytest.mark.slow
 def test_directions_have_the_filters_lengths_and_leave_biases(simulate: Simulate) -> None:
-    fed = simulate("fedavg", play=False, **{"model.name": "resnet18", "data.clients": 5}).federation
+    fed = simulate("fedavg", play=False, **{"model.name": "resnet9_narrow", "data.clients": 5}).federation
     space, row = fed.resident.space, fed.initial
     direction, again, other = (filter_direction(space, row, generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(direction, again) and not torch.equal(direction, other)

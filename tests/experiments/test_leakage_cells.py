@@ -147,6 +147,7 @@ def test_what_is_known_of_the_top(dealt: Dealt) -> None:
     assert any(name.startswith("top.") for name in theirs.weights) and ours.shared.keys() == theirs.shared.keys()
 
 
+@pytest.mark.slow
 def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: Dealt) -> None:
     two = first(dealt, 2)
     result = attack_cell("a", cell(victim={"layers": 2, "masked": 1}), two)

@@ -14,6 +14,7 @@ from tests.oracles.global_baselines import Row, World
 RAGGED = {
     "data.partition.name": "lognormal",
     "data.partition.size_offset": 5,
+    "data.limit": 600,
     "train.participation": 0.4,
     "train.batch_size": 16,
     "train.weight_decay": 1e-2,

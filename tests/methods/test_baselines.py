@@ -184,9 +184,13 @@ def test_mean_weights_sum_to_one_and_refuse_nonsense() -> None:
             normalised(bad)
 
 
-@pytest.mark.slow
 def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> None:
-    options = {"model.name": "resnet18", "data.clients": 5, "data.partition.name": "lognormal", "data.partition.size_offset": 9}
+    options = {
+        "model.name": "resnet9_narrow",
+        "data.clients": 5,
+        "data.partition.name": "lognormal",
+        "data.partition.size_offset": 9,
+    }
     simulation, uploads = (
         simulate("fedavg", play=False, **options, **{"train.participation": 0.4, "train.batch_size": 999}),
         list[Sealed](),

@@ -12,7 +12,7 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 
 Simulate = Callable[..., Simulation]
-BATCHNORM = {"model.name": "resnet18", "data.clients": 3, "data.limit": 60, "data.partition.name": "iid"}
+BATCHNORM = {"model.name": "resnet9_narrow", "data.clients": 3, "data.limit": 60, "data.partition.name": "iid"}
 BATCHNORM |= {"train.participation": 0.67, "train.batch_size": 20, "train.rounds": 2, "eval.every": 9, "eval.last": 1}
 
 
@@ -44,8 +44,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, list[S
 def test_batchnorm_never_crosses_the_wire(played: tuple[Simulation, list[Sealed]]) -> None:
     simulation, crossed = played
     norms = simulation.federation.method.context.norms
-    weight = next(name for name in norms if name.endswith("downsample.1.weight"))
-    assert "bn" not in weight, "found by its type: its name does not say it"
+    assert any("bn" not in name for name in norms), "found by their type: their names do not say it"
     assert crossed and all(not norms & set(sealed.schema) for sealed in crossed)
     others = set(simulation.federation.resident.space.names) - norms
     assert all(others == set(sealed.schema) for sealed in crossed)

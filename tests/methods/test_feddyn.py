@@ -9,6 +9,7 @@ import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import quick_first
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -23,7 +24,7 @@ def displacements(simulation: Simulation) -> torch.Tensor:
     return torch.stack([one.get("feddyn.displacement", none) for one in kept])
 
 
-@pytest.mark.parametrize(("alpha", "decay", "momentum"), [(0.1, 1.0, 0.0), (0.01, 1.0, 0.5), (0.1, 0.9, 0.0)])
+@pytest.mark.parametrize(("alpha", "decay", "momentum"), quick_first([(0.1, 1.0, 0.0), (0.01, 1.0, 0.5), (0.1, 0.9, 0.0)]))
 def test_four_rounds_equal_the_oracle(simulate: Simulate, alpha: float, decay: float, momentum: float) -> None:
     options = {"method.alpha": alpha, "method.h_decay": decay, "train.momentum": momentum, "train.rounds": 4}
     simulation = simulate("feddyn", **RAGGED, **UNBOUNDED, **options)
@@ -64,6 +65,7 @@ def test_everybody_in_one_round_moves_twice_as_far(simulate: Simulate) -> None:
     torch.testing.assert_close(moved.server.row - start, 2 * (mean.server.row - start), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_alpha_by_size_leaves_clients_of_one_size_alone(simulate: Simulate) -> None:
     even = {"data.partition.name": "iid", "data.limit": 400, "train.rounds": 2}
     plain, scaled = (simulate("feddyn", **even, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))

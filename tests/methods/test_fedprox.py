@@ -12,19 +12,20 @@ from torch import nn
 from fedpriv.objectives.proximal import on_received
 from fedpriv.parameters import ParameterSpace
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import quick_first
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
 Simulate = Callable[..., Simulation]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", quick_first([0.0, 0.9]))
 def test_three_rounds_equal_the_oracle(simulate: Simulate, momentum: float) -> None:
     simulation = simulate("fedprox", **RAGGED, **{"method.mu": 0.5, "train.momentum": momentum})
     same(simulation, replay(simulation, oracles.fedprox, mu=0.5).model)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", quick_first(["sgd", "adam"]))
 def test_without_a_pull_it_is_fedavg_bit_for_bit(simulate: Simulate, optimizer: str) -> None:
     shared = {"train.optimizer": optimizer, "train.lr": 0.01}
     plain, off, on = (
@@ -62,7 +63,7 @@ def test_only_parameters_that_the_server_sent_are_pulled() -> None:
     assert all(not row.any() for name, row in strength.items() if name not in pulled)
 
 
-@pytest.mark.parametrize("method", ["fedprox", "scaffold"])
+@pytest.mark.parametrize("method", quick_first(["fedprox", "scaffold"]))
 def test_fine_tuning_is_without_corrections_and_changes_no_state(simulate: Simulate, method: str) -> None:
     plain, tuned = simulate(method), simulate(f"{method}-ft", **{"method.ft_epochs": 2})
     assert torch.equal(plain.server.row, tuned.server.row)

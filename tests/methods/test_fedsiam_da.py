@@ -19,6 +19,7 @@ from fedpriv.methods.build import with_options
 from fedpriv.objectives.siamese import PREVIOUS, mean_cosine
 from fedpriv.seeding import generator
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import quick_first
 from tests.oracles import siamese as oracle
 
 Simulate = Callable[..., Simulation]
@@ -120,7 +121,7 @@ def test_every_option_matters(simulate: Simulate) -> None:
 # --- identities ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("off", [{"method.mu": 0.0}, {"method.pull": False, "method.push": False}])
+@pytest.mark.parametrize("off", quick_first([{"method.mu": 0.0}, {"method.pull": False, "method.push": False}]))
 def test_without_its_terms_it_is_uniform_fedavg(simulate: Simulate, off: dict[str, Any]) -> None:
     plain = simulate("fedavg", **SHORT, **{"method.weights": "uniform", "train.min_batch": 2})
     ours = simulate("fedsiam-da", **SHORT, **UNIFORM, **off)
@@ -142,6 +143,7 @@ def test_no_client_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
     assert same == [True, False]
 
 
+@pytest.mark.slow
 def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> None:
     """Eq. 3 is eq. 10 with M = 1."""
     options = {**SHORT, "train.local_epochs": 1, "method.mu": 1.0}
@@ -149,11 +151,13 @@ def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> 
     assert torch.equal(by_epoch.server.row, by_round.server.row)
 
 
+@pytest.mark.slow
 def test_it_is_its_two_halves(simulate: Simulate) -> None:
     whole, halves = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
     assert torch.equal(whole.server.row, halves.server.row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["dual", {"name": "mean", "weights": "uniform"}, {"name": "mean", "weights": "samples"}])
 def test_the_cells_of_the_ablation(simulate: Simulate, aggregation: Any) -> None:
     """{cross-entropy, + pull, + push, + both} under each aggregation."""
@@ -294,6 +298,7 @@ def test_a_predictor_of_64_is_suggested_and_can_be_another(simulate: Simulate) -
     assert widths == [64, 8]
 
 
+@pytest.mark.slow
 def test_the_record_says_how_alike_the_models_are(simulate: Simulate) -> None:
     simulation = simulate("fedsiam-da", **{**SHORT, "train.participation": 1.0})
     first, last = (simulation.folder.records()[i]["metrics"] for i in (1, -1))

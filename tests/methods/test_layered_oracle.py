@@ -36,7 +36,7 @@ def oracle(
 @pytest.mark.parametrize(
     ("method", "mu", "cache"),
     [
-        ("mpfedcon", 5.0, True),
+        pytest.param("mpfedcon", 5.0, True, marks=pytest.mark.slow),
         pytest.param("mpfedcon", 0.5, False, marks=pytest.mark.slow),
         pytest.param("fedrep", 0.0, True, marks=pytest.mark.slow),
         ("fedrep", 0.0, False),
@@ -45,7 +45,8 @@ def oracle(
 def test_three_rounds_equal_the_oracle(simulate: Callable[..., Simulation], method: str, mu: float, cache: bool) -> None:
     options = {"method.mu": mu, "method.tau": 0.7} if method == "mpfedcon" else {}
     wd = {"train.weight_decay": 1e-2, "train.weight_decay_bias": 1e-3, "train.cache_features": cache}
-    simulation = simulate(method, **options, **wd, **{"method.head_epochs": 2, "train.local_epochs": 2, "model.projection": 16})
+    short = {"method.head_epochs": 2, "train.local_epochs": 2, "model.projection": 16, "data.limit": 600}
+    simulation = simulate(method, **options, **wd, **short)
     encoder, local, centers = oracle(simulation, mu, 0.7)
     space, row = simulation.federation.resident.space, simulation.server.row
     for name, expected in encoder.named_parameters():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedpriv.objectives.moon import model_contrast
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import quick_first
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -54,13 +55,14 @@ def test_reference_models_get_no_gradient() -> None:
     assert z.grad is not None and received.grad is None and previous.grad is None
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", quick_first([True, False]))
 def test_four_rounds_equal_the_oracle(simulate: Simulate, cache: bool) -> None:
     options = {"method.mu": 3.0, "method.tau": 0.7, "train.rounds": 4, "train.participation": 0.6, "train.cache_features": cache}
     simulation = simulate("moon", **{**RAGGED, **options})
     same(simulation, replay(simulation, oracles.moon, mu=3.0, tau=0.7).model)
 
 
+@pytest.mark.slow
 def test_without_the_term_it_is_fedavg_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.participation": 0.6}
     plain, off, on = (simulate(m, **shared, **o) for m, o in (("fedavg", {}), ("moon", {"method.mu": 0}), ("moon", {})))

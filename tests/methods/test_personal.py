@@ -27,7 +27,13 @@ from tests.methods.test_baselines import central_sgd
 from tests.oracles import personal
 
 Simulate = Callable[..., Simulation]
-TINY: dict[str, Any] = {"model.projection": 16, "train.weight_decay": 1e-2, "data.clients": 20, "train.batch_size": 16}
+TINY: dict[str, Any] = {
+    "model.projection": 16,
+    "train.weight_decay": 1e-2,
+    "data.clients": 20,
+    "data.limit": 600,
+    "train.batch_size": 16,
+}
 ALL_TAKE_PART: dict[str, Any] = {"train.participation": 1.0, "data.clients": 4, "model.projection": 16, "train.batch_size": 50}
 
 
@@ -74,7 +80,7 @@ def assert_is(simulation: Simulation, row: Tensor, expected: personal.Model, ato
 # --- the oracle ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", slow_but(["hessian_free"], ["first_order", "hessian_free"]))
+@pytest.mark.parametrize("variant", slow_but(["first_order"], ["first_order", "hessian_free"]))
 def test_perfedavg_equals_the_oracle(simulate: Simulate, variant: str) -> None:
     """The oracle's Hessian is exact, and a large inner rate makes it count."""
     own = {"method.variant": variant, "method.a": 0.5, "method.b": 0.05}
@@ -91,7 +97,7 @@ def test_perfedavg_equals_the_oracle(simulate: Simulate, variant: str) -> None:
             )
 
 
-@pytest.mark.parametrize("adaptive", slow_but([True], [False, True]))
+@pytest.mark.parametrize("adaptive", slow_but([], [False, True]))
 def test_apfl_equals_the_oracle(simulate: Simulate, adaptive: bool) -> None:
     own = {"method.alpha": 0.3, "method.adaptive": adaptive, "method.alpha_lr": 2.0}
     simulation = smooth(simulate("apfl", play=False, **own, **TINY, **{"train.local_epochs": 2, "train.participation": 0.4}))
@@ -161,7 +167,7 @@ def test_the_hessian_free_step_is_the_exact_one_up_to_the_square_of_e(simulate: 
         simulation = smooth(simulate("perfedavg", play=False, **TINY, **own), play=False)
         simulation.federation.resident.net.double()
         objective, space = simulation.federation.method.objective, simulation.federation.resident.space
-        learner, batch = Double(simulation), DoubleBatch(simulation, torch.arange(30))
+        learner, batch = Double(simulation), DoubleBatch(simulation, torch.arange(27))
         start = learner.row.clone()
         objective.step(DoubleTurn(learner), batch, objective.loss)  # type: ignore[arg-type]
         world = personal.World(simulation.federation.resident.frozen.net, 1.0, 0.0, 0.0)
@@ -234,6 +240,7 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
     assert not torch.equal(simulate("apfl", **ALL_TAKE_PART).private(0)[PERSONAL], everything.private(0)[PERSONAL])
 
 
+@pytest.mark.slow
 def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None:
     same = {"train.batch_size": 50}
     fedavg, pulled, ditto = (
@@ -359,7 +366,7 @@ def test_only_the_model_crosses_the_wire_and_a_mask_hides_what_it_says(simulate:
 
 
 BATCHNORM = {
-    "model.name": "resnet18",
+    "model.name": "resnet9_narrow",
     "data.clients": 20,
     "train.participation": 0.05,
     "train.batch_size": 40,
@@ -369,19 +376,17 @@ BATCHNORM = {
 }
 
 
-@pytest.mark.slow
 def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulate) -> None:
     simulation = simulate("apfl", play=False, **BATCHNORM)
     simulation.run_round()
     space, client = simulation.federation.resident.space, simulation.participants(1)[0]
-    entry = next(e for e in space.entries if e.name.endswith("bn2.running_mean"))
+    entry = next(e for e in space.entries if e.name.endswith("running_mean"))
     kept = simulation.private(client)[PERSONAL]
     assert not torch.equal(space.view(kept, entry.name), space.view(simulation.server.row, entry.name))
     row = simulation.federation.method.client_state(simulation.server.row, simulation.private(client))
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
-@pytest.mark.slow
 def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Simulate) -> None:
     rows = []
     for a in (0.0, 1e-12):  # a step so small that the outer pass sees the same model
@@ -407,6 +412,7 @@ def test_sample_level_dp_is_refused_and_says_why(simulate: Simulate, name: str, 
     simulate(name, **{"privacy.level": "client", "privacy.noise": 1.0, "train.rounds": 1})
 
 
+@pytest.mark.slow
 def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
     a, b = (simulate("fedavg", **{"objective.name": "perfedavg", "objective.a": a, "train.rounds": 1}) for a in (0.0, 0.1))
     assert not torch.equal(a.server.row, b.server.row)

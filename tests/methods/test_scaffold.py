@@ -13,7 +13,7 @@ from fedpriv.aggregation.scaffold import chosen_layers
 from fedpriv.errors import UsageError
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed, statistic, tensor_of
-from tests.marks import slow_but
+from tests.marks import quick_first, slow_but
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -54,7 +54,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, option: str, momentum
             torch.testing.assert_close(own[client][name].double(), kept["c"][name], rtol=1e-3, atol=5e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", quick_first([0.0, 0.9]))
 def test_fedpvr_equals_the_oracle(simulate: Simulate, momentum: float) -> None:
     """The last layers by plain SGD and corrected, the others with momentum."""
     simulation = simulate("fedpvr", **RAGGED, **{"train.momentum": momentum, "method.variate": "II"})
@@ -73,6 +73,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simula
     assert any(bool(c.any()) for c in server.values())
 
 
+@pytest.mark.slow
 def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulate) -> None:
     two, mean = (simulate("scaffold", **RAGGED, **PLAIN, **{"method.variate": option}) for option in ("II", "mean"))
     torch.testing.assert_close(two.server.row, mean.server.row, rtol=1e-4, atol=1e-6)
@@ -164,13 +165,14 @@ def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any],
         simulate("scaffold", play=False, **options, **{"method.variate": "II"})
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedpvr"])
+@pytest.mark.parametrize("method", quick_first(["scaffold", "fedpvr"]))
 def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     shared = {"train.optimizer": "adam", "train.lr": 1e-3}
     corrected, plain = simulate(method, **shared), simulate("fedavg", **shared, **UNIFORM)
     assert torch.isfinite(corrected.server.row).all() and not torch.equal(corrected.server.row, plain.server.row)
 
 
+@pytest.mark.slow
 def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: Simulate) -> None:
     """FedRep's head phase leaves the encoder where it is; what is stale in its gradient must not count."""
     halves = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}

@@ -33,6 +33,7 @@ def test_only_the_top_is_state(classes: int, parameters: int) -> None:
     assert list(net.state_dict()) == ["encoder.fc1.weight", "encoder.fc1.bias", "head.weight", "head.bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_weights")
 def test_gradients_reach_the_top_and_the_images_and_not_the_convolutions() -> None:
     net = build_model("vgg16_frozen", (3, 32, 32), 10, projection=None)

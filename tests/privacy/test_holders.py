@@ -16,7 +16,6 @@ from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
-from tests.marks import slow_but
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
 from tests.simulation.small import settings
 
@@ -99,7 +98,8 @@ def test_a_sample_dealt_to_one_client_twice_is_refused(monkeypatch: pytest.Monke
         build(load_config(None, settings("fedavg", **SAMPLE, **{"data.partition.name": "iid"})))
 
 
-@pytest.mark.parametrize("accountant", slow_but(["rdp"], ["rdp", "prv"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     """Of all, none spends more, and one spends nearly as much; the hardest is not the one that a first guess would take."""
     plans = [((0.1, 20), (0.1, 25)), ((0.3, 5),), ((0.05, 40), (0.1, 20), (0.02, 100)), ((0.2, 12),), ((0.02, 900),)]

@@ -33,6 +33,7 @@ def oracle(*histories: tuple[float, float, int]) -> float:
     return float(engine.get_epsilon(1e-5))
 
 
+@pytest.mark.slow
 def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     outcome = play(tmp_path / "run", "fedavg", **CLIENT)
     records = outcome.folder.records()[1:]
@@ -87,6 +88,7 @@ def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, priv
     assert whole["progress"]["privacy"] and again == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "private"),
     slow_but(["fedavg"], [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample", "data.limit": 500})]),
@@ -114,6 +116,7 @@ def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path
     assert all(one.num_examples is None for one in seen)
 
 
+@pytest.mark.slow
 def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None:
     mask = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}], "method.center_init": "random_unit"}
     outcome = play(tmp_path / "run", "mpfedcon", **SAMPLE, **mask, **{"train.rounds": 1})

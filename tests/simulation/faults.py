@@ -143,7 +143,6 @@ def quick() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
         stack.enter_context(patch.object(setup, "load_dataset", cache(setup.load_dataset)))
-        stack.enter_context(patch("fedpriv.server.run_folder.git_commit", lambda: "0" * 40))
         for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield

@@ -22,6 +22,7 @@ SMALL: dict[str, Any] = {
     "train.local_epochs": 1,
     "train.batch_size": 50,
     "train.lr": 0.05,
+    "executor.name": "sequential",
     "tracking.uri": "none",
 }
 QUICK: dict[str, dict[str, Any]] = {

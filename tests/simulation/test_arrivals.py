@@ -194,6 +194,7 @@ class Spoil:
         return payload.with_tensors({**payload.tensors, CENTERS: centers}, str(self))
 
 
+@pytest.mark.slow
 def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) -> None:
     """And the next rounds train on: no centre of it stays in the bank."""
     warnings: list[str] = []
@@ -272,6 +273,7 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
 
 
+@pytest.mark.slow
 def test_a_run_may_be_told_to_stop_and_what_is_refused_is_not_kept(tmp_path: Path) -> None:
     for policy in ("drop", "stop"):
         overrides = {"train.participation": 1.0, "train.on_refused": policy, "wire.keep_payloads": "all"}

@@ -16,6 +16,7 @@ from click.testing import Result
 
 from fedpriv.data.dataset import Dataset
 from fedpriv.server.run_folder import RunFolder
+from tests.marks import slow_but
 from tests.simulation.small import computed, damage, facts, play, without_checksums
 
 Fedpriv = Callable[..., Result]
@@ -28,8 +29,10 @@ def newest(folder: Path, what: str) -> Path:
 
 @pytest.mark.parametrize(
     ("what", "how"),
-    [(what, how) for what in ("server", "round", "client") for how in ("torn", "flipped", "removed", "empty")]
-)  # fmt: skip
+    slow_but(
+        ["client"], [(what, how) for what in ("server", "round", "client") for how in ("torn", "flipped", "removed", "empty")]
+    ),
+)
 def test_the_checkpoint_before_a_damaged_one_is_used(halfway: Path, whole: Path, fedpriv: Fedpriv, what: str, how: str) -> None:
     broken = newest(halfway, what)
     assert broken.stem.endswith("000003")

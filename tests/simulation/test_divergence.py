@@ -13,6 +13,7 @@ import torch
 from click.testing import Result
 
 from fedpriv.client.turn import Turn
+from tests.marks import slow_but
 from tests.simulation.small import computed, facts, flags, play, rounds_recorded, simulation
 
 Fedpriv = Callable[..., Result]
@@ -74,7 +75,7 @@ def test_weights_that_overflow_in_the_very_last_step_are_not_sent(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("method", "overrides"),
-    [("mpfedcon", {}), ("mpfedcon", {"method.negative": "R2"}), ("fedavg", {})],
+    slow_but(["fedavg"], [("mpfedcon", {}), ("mpfedcon", {"method.negative": "R2"}), ("fedavg", {})]),
     ids=["mpfedcon", "R2", "fedavg"],
 )
 def test_a_dropped_client_leaves_no_trace_in_the_round(
@@ -104,6 +105,7 @@ def test_a_dropped_client_leaves_no_trace_in_the_round(
     assert sent[-10:] == [(3, client) for client in range(10)]
 
 
+@pytest.mark.slow
 def test_the_round_of_a_dropped_client_is_the_round_without_it(tmp_path: Path, poison: Any) -> None:
     """What the server makes of it is what it makes of the other uploads alone."""
     dropping = simulation(tmp_path / "dropping", "mpfedcon", **ALL, **{"train.on_nan": "drop"})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from tests.simulation.processes import Process, wait_for_interrupt
@@ -45,6 +46,7 @@ def test_ctrl_c_ends_the_round_and_resume_finishes(
     assert facts(folder)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_at_once_and_resume_finishes(
     tmp_path: Path, reference: Callable[..., Path], fedpriv: Callable[..., Result]
 ) -> None:

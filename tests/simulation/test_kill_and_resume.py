@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from tests.marks import slow_but
 from tests.simulation.processes import Process, Sabotage, die_at, die_at_record, die_within
 from tests.simulation.small import computed, facts, flags, rounds_recorded
 
@@ -30,13 +31,14 @@ def play_with_deaths(tmp_path: Path, sabotages: Iterator[Sabotage], method: str,
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
         ("mpfedcon", {}),
-        pytest.param("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}, marks=pytest.mark.slow),
-        pytest.param("fedavg", {"data.augment": "crop_flip"}, marks=pytest.mark.slow),
-        pytest.param("local", {}, marks=pytest.mark.slow),
+        ("mpfedcon", {"method.negative": "R2", "method.center_ema": 0.5}),
+        ("fedavg", {"data.augment": "crop_flip"}),
+        ("local", {}),
     ],
     ids=["mpfedcon", "mpfedcon-R2", "fedavg", "local"],
 )
@@ -91,8 +93,8 @@ def test_killed_before_round_0_was_committed_starts_from_scratch(tmp_path: Path,
     assert computed(folder) == computed(reference("mpfedcon"))
 
 
-@pytest.mark.parametrize("file", ["weights/server", "summary.json", "run.json"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("file", slow_but([True], ["weights/server", "summary.json", "run.json"]))
+@pytest.mark.parametrize("after", slow_but(["summary.json"], [False, True]), ids=["before", "after"])
 def test_killed_while_the_results_are_written(
     tmp_path: Path, halfway: Path, whole: Path, fedpriv: Callable[..., Result], file: str, after: bool
 ) -> None:

@@ -175,7 +175,7 @@ def test_a_companion_learns_as_the_model_would_and_leaves_it_alone(simulate: Sim
 
 
 def test_a_look_leaves_the_running_statistics_as_they_were(simulate: Simulate) -> None:
-    simulation = simulate("fedavg", play=False, **{"model.name": "resnet18", "train.batch_size": 32})
+    simulation = simulate("fedavg", play=False, **{"model.name": "resnet9_narrow", "train.batch_size": 32})
     buffers = simulation.federation.resident.space.select(["encoder"])
     seen: list[bool] = []
 

@@ -17,7 +17,7 @@ from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
-from tests.marks import FEW, slow_but
+from tests.marks import slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
@@ -68,7 +68,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: P
     assert computed(run) == computed(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("method", slow_but(FEW, [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"]))
+@pytest.mark.parametrize("method", slow_but(["mpfedcon"], [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"]))
 def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, method: str) -> None:
     """Of any method: neither tensors of that branch, nor statistics of them."""
     outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS, **{"train.rounds": 1}))
@@ -178,6 +178,7 @@ def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> No
         assert metrics[f"global_accuracy{name}"] == pytest.approx(float((logits.argmax(1) == everything.labels).double().mean()))
 
 
+@pytest.mark.slow
 def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Path, folder: Path) -> None:
     """With all clients in each round: of a branch, of those who go through it; of the rest, of all."""
     run = played(tmp_path / "run", "scaffold", **pairs(folder))

@@ -73,6 +73,7 @@ def test_first_middle_and_last(rounds: int, expected: set[int]) -> None:
     assert set(rounds_to_keep(config("fedavg", **{"train.rounds": rounds}))) == expected
 
 
+@pytest.mark.slow
 def test_the_default_keeps_three_clients_of_three_rounds(tmp_path: Path) -> None:
     store, crossed = play_tapped(tmp_path / "run", "mpfedcon", **{"train.rounds": 5, "train.participation": 0.5})
     assert store.rounds() == [1, 3, 5]

@@ -16,6 +16,7 @@ from fedpriv.files import Damaged
 from fedpriv.server.records import Records, parsed
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import read_records
+from tests.marks import quick_first
 from tests.simulation.small import computed, without_checksums
 
 Fedpriv = Callable[..., Result]
@@ -54,7 +55,7 @@ def change(folder: Path, how: Callable[[Lines], Lines]) -> None:
     file.write_bytes(b"".join(how(file.read_bytes().splitlines(keepends=True))))
 
 
-@pytest.mark.parametrize("of", ["now", "an earlier version"])
+@pytest.mark.parametrize("of", quick_first(["now", "an earlier version"]))
 @pytest.mark.parametrize("how", MENDED)
 def test_what_the_folder_knows_is_mended(halfway: Path, whole: Path, fedpriv: Fedpriv, how: str, of: str) -> None:
     if of != "now":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from click.testing import Result
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.run_folder import RunFolder, git_commit
 from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 
@@ -182,3 +183,16 @@ def test_turns_that_were_left_out_are_said(tmp_path: Path, fedpriv: Fedpriv) -> 
     result = fedpriv("train", *flags("fedavg", **hot), "--run-dir", tmp_path / "run")
     assert result.exit_code == 0
     assert re.search(r"diverged turns, left out +9 of 9", result.stdout)
+
+
+def test_the_commit_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit() is None
+    for command in ("init", "add .", "-c user.name=me -c user.email=me@here commit --message first"):
+        Path("file").write_text("first")
+        subprocess.run(["git", *command.split()], check=True, capture_output=True)
+    commit = git_commit()
+    assert commit is not None and re.fullmatch("[0-9a-f]{40}", commit)
+    Path("file").write_text("second")
+    assert git_commit() == f"{commit}-dirty"

@@ -22,7 +22,7 @@ from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
-from tests.marks import FEW, slow_but
+from tests.marks import FEW, quick_first, slow_but
 from tests.simulation.processes import Process, die_at
 from tests.simulation.small import computed, facts, flags, play, resume, simulation
 from tests.simulation.texts_and_pairs import METHODS, texts, write_texts
@@ -77,7 +77,7 @@ def test_a_method_made_for_images(tmp_path: Path, file: Path, method: str, tune:
     assert outcome.summary["bytes_up"] > 0
 
 
-@pytest.mark.parametrize("tune", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("tune", quick_first([{}, LORA]), ids=["full", "lora"])
 def test_it_learns(tmp_path: Path, file: Path, tune: dict[str, Any]) -> None:
     """A control of all else here: what tells the intents apart is found. LoRA on random layers finds less."""
     options = {"train.optimizer": "adam", "train.lr": 0.01, "train.rounds": 6, "train.local_epochs": 3, "eval.last": 1}
@@ -127,8 +127,10 @@ def test_masked_word_embeddings_stay_where_they_are(tmp_path: Path, file: Path) 
 SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.0}
 
 
-@pytest.mark.parametrize("tune", [{}, LORA, HEAD], ids=["full", "lora", "head"])
-@pytest.mark.parametrize("level", [SAMPLE, {"privacy.level": "client", "privacy.noise": 1.0}], ids=["sample", "client"])
+@pytest.mark.parametrize("tune", slow_but([LORA], [{}, LORA, HEAD]), ids=["full", "lora", "head"])
+@pytest.mark.parametrize(
+    "level", quick_first([SAMPLE, {"privacy.level": "client", "privacy.noise": 1.0}]), ids=["sample", "client"]
+)
 def test_private(tmp_path: Path, file: Path, tune: dict[str, Any], level: dict[str, Any]) -> None:
     outcome = play(tmp_path / "run", "fedavg", **texts(file, **tune, **level))
     assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
@@ -240,6 +242,7 @@ def test_features_are_computed_once(tmp_path: Path, file: Path, cache: Path, cal
     assert len(list(cache.glob("features-*"))) == 2
 
 
+@pytest.mark.slow
 def test_another_text_encoder_or_pooling_is_computed_anew(tmp_path: Path, file: Path, cache: Path, calls: list[int]) -> None:
     folder = stored(tmp_path / "encoder")
     options = texts(file, **{"model.encoder": str(folder), "train.rounds": 1})
@@ -284,6 +287,7 @@ def test_a_random_encoder_that_is_frozen_is_the_runs_own(tmp_path: Path, file: P
 # --- what the user hears ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cut_texts_are_counted_and_said(tmp_path: Path, file: Path, fedpriv: Callable[..., Result]) -> None:
     command = [*flags("fedavg", **texts(file, **{"data.max_tokens": 8})), "--run-dir", tmp_path / "run"]
     ended = fedpriv("train", *command)

@@ -32,14 +32,23 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{**line["per_client"], **{name: line["metrics"].get(name) for name in measured}} for line in lines]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "options"), CASES, ids=[method for method, _ in CASES])
-def test_two_processes_that_share_a_pipe_end_where_one_ends(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    play(whole, method, **options, **{"wire.keep_payloads": "all", "train.participation": 0.5})
-    command = [sys.executable, "-m", "tests.simulation.two_halves", str(whole / "config.yaml"), str(halves)]
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pairs of runs, ``METHOD/whole`` and ``METHOD/halves``."""
+    folder, command = tmp_path_factory.mktemp("two-halves"), [sys.executable, "-m", "tests.simulation.two_halves"]
+    for method, options in CASES:
+        whole = folder / method / "whole"
+        play(whole, method, **options, **{"wire.keep_payloads": "all", "train.participation": 0.5})
+        command += [str(whole / "config.yaml"), str(folder / method / "halves")]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [method for method, _ in CASES])
+def test_two_processes_that_share_a_pipe_end_where_one_ends(played: Path, method: str) -> None:
+    whole, halves = played / method / "whole", played / method / "halves"
     state = ("checkpoints/server-*.safetensors", "payloads/*/*")
     assert len(hashes(whole, *state)) > 10
     assert hashes(halves, *state) == hashes(whole, *state)

@@ -27,7 +27,7 @@ from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import requests, scheduler, stack
 from fedpriv.simulation.vectorized.scheduler import Request
-from tests.marks import FEW, slow_but
+from tests.marks import FEW, quick_first, slow_but
 from tests.simulation.small import QUICK
 from tests.simulation.trial import in_float64, own_nets
 
@@ -151,7 +151,7 @@ def test_every_method(played: Callable[..., Simulation], method: str) -> None:
     assert_same(together, alone, 1e-12)
 
 
-@pytest.mark.parametrize("method", slow_but(FEW, ["fedavg", "mpfedcon", "feddual", "moon", "ditto"]))
+@pytest.mark.parametrize("method", slow_but(["fedavg"], ["fedavg", "mpfedcon", "feddual", "moon", "ditto"]))
 def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: str) -> None:
     together, alone = (played(executor, False, **{"method.name": method}) for executor in ("vectorized", "sequential"))
     assert_same(together, alone, 1e-4)
@@ -163,7 +163,7 @@ OF_METHODS = [("mpfedcon", "drawn"), ("mpfedcon", "normed"), ("moon", "joined"),
 
 
 @pytest.mark.parametrize(
-    ("method", "net"), slow_but(["fedavg"], [*(("fedavg", net) for net in NETS), *OF_METHODS, ("fedbn", "resnet9_narrow")])
+    ("method", "net"), quick_first([*(("fedavg", net) for net in NETS), *OF_METHODS, ("fedbn", "resnet9_narrow")], 2)
 )
 def test_nets(played: Callable[..., Simulation], method: str, net: str) -> None:
     # BatchNorm over few samples amplifies rounding a thousandfold in a round, in every executor.
@@ -199,6 +199,7 @@ def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> 
     assert_same(played("vectorized", **options), played("sequential", **alone), 1e-9)
 
 
+@pytest.mark.slow
 def test_a_group_of_any_size_is_the_same(played: Callable[..., Simulation]) -> None:
     sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).server.row for size in (2, 3, 5, 99)]
     for row in sizes[1:]:
@@ -219,6 +220,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     assert simulation.executor.sample_count.real == 2 * sum(map(data.size, data.nonempty))  # two epochs of all samples
 
 
+@pytest.mark.slow
 def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of clients with equal batches call the loss once."""
     calls = []
@@ -279,6 +281,7 @@ def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) 
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     reference = played("vectorized", **{"method.name": "fedrep"})
     original, sizes = stack.Stack.run, []
@@ -368,6 +371,7 @@ def test_a_compiled_group_ends_where_it_ends(played: Callable[..., Simulation], 
     assert counter.frame_count <= code + 2  # or each pass might be recompiled
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SMALL, "method.name": "fedavg", "executor.compile": "default"}
     with pytest.raises(UsageError, match=r"the executor is sequential \(as requested\); use --compile none"):

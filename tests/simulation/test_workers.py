@@ -20,7 +20,7 @@ from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.workers import Workers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from tests.marks import slow_but
+from tests.marks import quick_first
 from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 
 SMALL = {
@@ -68,8 +68,10 @@ def sent(simulation: Simulation) -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-@pytest.mark.parametrize("method", slow_but(["scaffold"], ["mpfedcon", "scaffold", "moon"]))
+@pytest.mark.parametrize(
+    ("method", "executor"),
+    quick_first([("scaffold", "sequential"), ("scaffold", "vectorized"), ("mpfedcon", "sequential"), ("moon", "vectorized")]),
+)
 def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation], method: str, executor: str) -> None:
     found = []
     for number in (1, 3):
@@ -88,6 +90,7 @@ def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation],
         assert all(torch.equal(kept[c][name], tensor) for c, own in found[0][2].items() for name, tensor in own.items())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     play(whole, "mpfedcon")
@@ -146,6 +149,7 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
     assert len(said) == 1 and "was killed by SIGKILL while it trained the clients" in said[0] and "of round 2" in said[0]
 
 
+@pytest.mark.slow
 def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     _dying(monkeypatch, lambda turn: True)
     simulation = played(2, False, **{"method.name": "fedavg"})
@@ -163,6 +167,7 @@ def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulati
         played(2, **{"method.name": "fedavg"})
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_in_a_worker(played: Callable[..., Simulation]) -> None:
     simulation = played(2, **{"method.name": "fedavg", "train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 1})
     assert simulation.progress.record["metrics"]["dropped"] == 6

@@ -1,7 +1,8 @@
-"""The halves of a run in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER``.
+"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER ...``.
 
 The server's process starts the clients' and asks them for what may be known of their data; the rest it has from the config. What
-goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
+goes through the pipe are frames: a line of JSON, then the sealed messages that it announces. The runs are played one after
+another.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -55,8 +56,28 @@ def terms(config: RunConfig, shape: Iterable[int], declared: Declared) -> tuple[
     return agree(config, new_net, declared, build_transforms(config.wire.transforms), CPU)
 
 
-def serve(path: Path, folder: Path) -> None:
-    """The server's process."""
+def serve(runs: Sequence[tuple[Path, Path]]) -> None:
+    """The server's process.
+
+    Args:
+        runs: config and folder of each.
+    """
+    command = [sys.executable, "-m", "tests.simulation.two_halves", "clients"]
+    command += [str(argument) for path, folder in runs for argument in (path, folder / "at-the-clients")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin and process.stdout
+    pipe = Frames(process.stdout, process.stdin)
+    for path, folder in runs:
+        conduct(pipe, path, folder)
+        pipe.send({"do": "end"})
+    process.stdin.close()
+    assert process.wait(60) == 0
+    foreign = [name for name in sys.modules if name.startswith(("fedpriv.client", "fedpriv.simulation", "fedpriv.data"))]
+    assert not foreign, f"the server knows {foreign}"
+
+
+def conduct(pipe: Frames, path: Path, folder: Path) -> None:
+    """The server's half of a run."""
     from fedpriv.evaluation.protocols import client_summary
     from fedpriv.methods.base import ServerState
     from fedpriv.server.clients import Clients, Instruction
@@ -66,10 +87,6 @@ def serve(path: Path, folder: Path) -> None:
     from fedpriv.wire.report import Answer, Report
 
     config = load_config(path, {})
-    command = [sys.executable, "-m", "tests.simulation.two_halves", "clients", str(path), str(folder / "at-the-clients")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin and process.stdout
-    pipe = Frames(process.stdout, process.stdin)
 
     class ByPipe(Clients):
         def welcome(self, broadcast: Sealed) -> None:
@@ -116,14 +133,20 @@ def serve(path: Path, folder: Path) -> None:
     server.start()
     for _ in server.rounds():
         pass
-    process.stdin.close()
-    assert process.wait(60) == 0
-    foreign = [name for name in sys.modules if name.startswith(("fedpriv.client", "fedpriv.simulation", "fedpriv.data"))]
-    assert not foreign, f"the server knows {foreign}"
 
 
-def hold(path: Path, folder: Path) -> None:
+def hold(runs: Sequence[tuple[Path, Path]]) -> None:
     """The clients' process."""
+    pipe = Frames(sys.stdin.buffer, sys.stdout.buffer)
+    for path, folder in runs:
+        answer(pipe, path, folder)
+    assert not sys.stdin.buffer.read()
+    foreign = [name for name in sys.modules if name.startswith(("fedpriv.server", "fedpriv.simulation"))]
+    assert not foreign, f"the clients know {foreign}"
+
+
+def answer(pipe: Frames, path: Path, folder: Path) -> None:
+    """The clients' half of a run."""
     from fedpriv.client.client import Client, receive
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
@@ -133,7 +156,6 @@ def hold(path: Path, folder: Path) -> None:
     from fedpriv.data.sources import load_dataset
 
     config = load_config(path, {})
-    pipe = Frames(sys.stdin.buffer, sys.stdout.buffer)
     dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
     labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
     partition = make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0)
@@ -146,8 +168,10 @@ def hold(path: Path, folder: Path) -> None:
     resident, store, initial = Resident(net, agreement.space, CPU), ClientStore(folder), agreement.initial
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
     torch.set_num_threads(1)
-    while sys.stdin.buffer.peek(1):
+    while True:
         said, messages = pipe.receive()
+        if said["do"] == "end":
+            return
         if said["do"] == "welcome":
             assert messages[0] is not None
             initial = receive(agreement, 0, messages[0], initial).start
@@ -157,14 +181,10 @@ def hold(path: Path, folder: Path) -> None:
             message = messages[0]
             client, round = clients[said["client"]], message.round if message else 0
             received = receive(agreement, round, message, initial)
-            answer = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
-            pipe.send({}, answer.upload, answer.report)
-    foreign = [name for name in sys.modules if name.startswith(("fedpriv.server", "fedpriv.simulation"))]
-    assert not foreign, f"the clients know {foreign}"
+            turn = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
+            pipe.send({}, turn.upload, turn.report)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "clients":
-        hold(Path(sys.argv[2]), Path(sys.argv[3]))
-    else:
-        serve(Path(sys.argv[1]), Path(sys.argv[2]))
+    half, paths = (hold, sys.argv[2:]) if sys.argv[1] == "clients" else (serve, sys.argv[1:])
+    half([(Path(path), Path(folder)) for path, folder in zip(paths[::2], paths[1::2], strict=True)])

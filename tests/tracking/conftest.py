@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `fake_runs`, whatever impo
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite store with MLflow's schema and nothing in it."""
-    path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    store.create_store(path)
+    """An SQLite store with MLflow's schema and nothing in it; one for all workers of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "mlflow.db"
+    store.create_store(path)  # one makes it, the others wait
     return path
 
 

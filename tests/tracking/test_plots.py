@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedpriv.plots import compare_curves, learning_curve, per_client_accuracy
 from fedpriv.tracking import Record
+from tests.marks import quick_first
 
 
 def records(rounds: int, seed: int = 0) -> list[Record]:
@@ -22,7 +23,7 @@ def drawn(path: Path) -> bool:
         return image.width >= 1000 and colors is not None and len(colors) > 50
 
 
-@pytest.mark.parametrize("rounds", [-1, 0, 3, 60])
+@pytest.mark.parametrize("rounds", quick_first([-1, 0, 3, 60], 2))
 def test_learning_curve(tmp_path: Path, rounds: int) -> None:
     learning_curve(records(rounds), tmp_path / "plots" / "curve.png")
     assert drawn(tmp_path / "plots" / "curve.png")
@@ -48,7 +49,7 @@ def test_compare_curves(tmp_path: Path) -> None:
     assert drawn(tmp_path / "compare.png")
 
 
-@pytest.mark.parametrize("probed", [False, True])
+@pytest.mark.parametrize("probed", quick_first([False, True]))
 def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) -> None:
     told = [
         {**record, "per_client": {}, "metrics": {"train_loss": 2.0, **({"probe/1": 0.5, "probe/0.1": 0.4} if probed else {})}}

@@ -139,6 +139,7 @@ def test_compare_passes_over_what_tracking_keeps_beside_the_runs(tmp_path: Path)
     assert result.exit_code == 2 and "no runs among" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_same_seed_twice_is_no_spread(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, name, seed=0) for name in ("a", "b")]
     for paths in ([*runs, runs[0]], [runs[0], runs[0]]):

@@ -164,6 +164,7 @@ def test_a_resumed_run_with_another_config_keeps_its_params(runs_dir: Path) -> N
     assert (params["train.lr"], params["added"]) == ("0.01", "1")
 
 
+@pytest.mark.slow
 def test_more_clients_than_fit_a_batch(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=10, clients=200, every=1)
     report = sync(folder)
@@ -233,6 +234,7 @@ def test_a_store_that_two_processes_want_at_the_same_moment(tmp_path: Path) -> N
     assert path.exists() and not list(tmp_path.glob(".mlflow-*")), "no drafts are left"
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path) -> None:
     folders = [make_run(runs_dir, name, rounds=2) for name in "abcd"]
     with ThreadPoolExecutor(4) as pool:
@@ -240,6 +242,7 @@ def test_two_runs_at_once_on_a_fresh_store(runs_dir: Path) -> None:
     assert len(runs(runs_dir)) == 4
 
 
+@pytest.mark.slow
 def test_one_run_sent_twice_at_once_is_one(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     with ThreadPoolExecutor(4) as pool:

@@ -15,10 +15,13 @@ from torch import Tensor
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.wire import STATISTIC, Expected, Form, Payload, Refused, Sealed, seal, unseal
 from fedpriv.wire.coding import INDICES, SCALE, is_model
+from tests.marks import slow_but
 from tests.wire.forging import one_line, resealed
 from tests.wire.turns import Played, cases, played
 
-CASES = list(cases())
+QUICK = ("fedavg", "feddual", "mpfedcon", "objective siamese", "aggregation scaffold", "counts", "moved and steps")
+QUICK += ("waiting layers", "mask of statistics", "prune and quantise", "half")
+CASES = slow_but(QUICK, cases())
 
 
 def refusal(sealed: Sealed, expected: Expected) -> str:
@@ -49,6 +52,7 @@ def test_what_each_client_sends_is_expected(case: str) -> None:
         expected.check(same_bytes_from_elsewhere)
 
 
+@pytest.mark.slow
 def test_what_differs_from_client_to_client_and_from_round_to_round() -> None:
     pairs, waiting = played("pairs").expected, played("waiting layers")
     assert {"image", "text"} == {

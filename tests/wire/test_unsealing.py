@@ -186,6 +186,7 @@ def payloads(draw: st.DrawFn) -> Payload:
     )
 
 
+@pytest.mark.slow
 @QUICK
 @given(payloads())
 def test_whatever_is_sealed_is_unsealed_and_sealed_again_to_the_same_bytes(payload: Payload) -> None:
