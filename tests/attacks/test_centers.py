@@ -10,7 +10,6 @@ from attacks.core.observation import Observation, Schedule, SplitNet
 from attacks.core.reconstruction import Inapplicable
 from attacks.image.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
-from tests.marks import quick_first
 
 MEAN, STD = (0.5,), (0.25,)
 
@@ -62,7 +61,8 @@ def test_a_dense_table_gives_it_away_too_and_no_centres_give_nothing() -> None:
         read_label_set(observe(observation.net, {}))
 
 
-@pytest.mark.parametrize("distance", quick_first(["cosine", "relative"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", ["cosine", "relative"])
 def test_the_centre_of_one_sample_is_that_sample(distance: str) -> None:
     observation, images, projector = client([3, 1])
     held = read_label_set(observation)

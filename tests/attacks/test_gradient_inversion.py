@@ -23,7 +23,7 @@ from attacks.lab.images import default_images
 from attacks.lab.nets import observe, reference_victim
 from attacks.optimise.lbfgs import BatchedLbfgs
 from attacks.scoring.scores import match, mse
-from tests.marks import quick_first, slow_but
+from tests.marks import quick_first
 from tests.oracles.dlg import dlg
 
 SIDE = 8
@@ -38,7 +38,8 @@ def observed(
     return images, labels, [observe(net, x, y, threat, hidden=masked > 0) for x, y in pairs]
 
 
-@pytest.mark.parametrize("improved", slow_but([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("improved", [False, True])
 def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
     """In float64, as without a line search float32 parts ways within a few steps."""
     images, labels = default_images(2)
@@ -221,6 +222,7 @@ def test_the_last_start_is_not_given_up() -> None:
     assert Idlg(restarts=1, **options).run([noisy]).iterations.tolist() == [2 + 6]
 
 
+@pytest.mark.slow
 def test_default_images_are_distinct_and_the_same_each_time() -> None:
     images, labels = default_images(50)
     again, labels_again = default_images(50)

@@ -46,6 +46,7 @@ def test_the_label_of_one_sample_is_always_found(label: int) -> None:
     assert surely_present(observation).nonzero().flatten().tolist() == [label]
 
 
+@pytest.mark.slow
 def test_random_numbers_give_labels_at_chance() -> None:
     for rule in (idlg_label, bias_label):
         assert sum(rule(noise(seed)) == 3 for seed in range(60)) < 20

@@ -8,7 +8,6 @@ from scipy.stats import norm
 
 from attacks.inference.membership import Array, Mask
 from attacks.scoring.operating_points import area, operating_points
-from tests.marks import quick_first
 
 
 def gaussians(distance: float, members: int, others: int, seed: int = 0) -> tuple[Array, Mask]:
@@ -28,7 +27,8 @@ def test_two_gaussians() -> None:
     assert found.roc[0] == (0.0, 0.0) and found.roc[-1] == (1.0, 1.0) and found.notes == ()
 
 
-@pytest.mark.parametrize("distance", quick_first([0.0, 1.0, 2.5]))
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", [0.0, 1.0, 2.5])
 def test_the_interval_of_the_area_covers(distance: float) -> None:
     true, tries = norm.cdf(distance / np.sqrt(2)), 300
     found = [area(*gaussians(distance, 20, 30, seed)) for seed in range(tries)]

@@ -207,6 +207,7 @@ def test_no_finding_is_called_safe(page: Page, markdown: str) -> None:
         assert not re.search(r"\b(safe|secure|private|protected|anonymous)\b", text, re.IGNORECASE)
 
 
+@pytest.mark.slow
 def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown: str) -> None:
     told = "The lower bound exceeds the upper one."
     assert told not in page.text and told not in markdown

@@ -69,6 +69,7 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
     assert found["baselines"]["grey image"]["mse_median"] > 0
 
 
+@pytest.mark.slow
 def test_controls_are_reported(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real ones, at which an attack with one step must fail; the whole of a sound attack is in tests/attacks."""
     result = fedpriv("attack", "dlg", "--n", 1, "--set", "steps=1", "--set", "restarts=0", "--json")

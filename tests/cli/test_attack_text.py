@@ -96,6 +96,7 @@ def test_a_masked_embedding_does_not_hide_sentences_from_who_looks_elsewhere(fed
     assert said["attackers"][0]["exact"]["successes"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_controls")
 def test_noise_drowns_tokens(fedpriv: Fedpriv) -> None:
     recall = [

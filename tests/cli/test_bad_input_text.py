@@ -152,6 +152,7 @@ def test_help_names_what_texts_need(fedpriv: Fedpriv) -> None:
     assert "--encoder" in said and "--tune" in said and "minilm" in said and "lora" in said
 
 
+@pytest.mark.slow
 def test_models_names_the_encoders_of_texts(fedpriv: Fedpriv) -> None:
     said = fedpriv("models").stdout
     assert all(word in said for word in ("transformer", "fusion", "minilm", "torchvision"))

@@ -104,6 +104,7 @@ def test_methods_by_name(fedpriv: Fedpriv) -> None:
     assert wrong.exit_code == 2 and "did you mean 'fed" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_models(fedpriv: Fedpriv) -> None:
     found = {model["name"]: model for model in last_line(fedpriv("models", "--json"))["models"]}
     assert found["cnn10"]["bytes"]["encoder"] == 4 * found["cnn10"]["parameters"]["encoder"]

@@ -43,6 +43,7 @@ def flags(**settings: Any) -> list[str]:
     return [part for key, value in {**SMALL, **settings}.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
+@pytest.mark.slow
 def test_training_says_that_there_is_no_accuracy_and_how_to_get_one(fedpriv: Fedpriv) -> None:
     done = fedpriv("train", *flags(**{"objective.name": "barlow-twins"}), "--run-dir", "here/ssl")
     assert done.exit_code == 0, done.output

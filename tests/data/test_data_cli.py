@@ -57,6 +57,7 @@ def test_show_many_classes(tmp_path: Path) -> None:
     assert "largest" in text and "word 11" in text
 
 
+@pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     file = tmp_path / "new" / "dealt.png"
     run("show", "--partition", "lognormal", "--output", str(file))

@@ -12,7 +12,7 @@ from fedpriv.data.dealing import partitions
 from fedpriv.data.partition import Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
-from tests.marks import quick_first, slow_but
+from tests.marks import slow_but
 
 SHUFFLE = np.random.default_rng(0)
 TRAIN = SHUFFLE.permutation(np.repeat(np.arange(10), 600))
@@ -292,7 +292,8 @@ def test_the_partition_has_its_own_seed() -> None:
     assert make_partition(TRAIN, TEST, 10, fixed, 4).hash() == deal("iid", 10, seed=3).hash()
 
 
-@pytest.mark.parametrize("options", quick_first([{"test": "disjoint"}, {"test": "all_of_class"}]))
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"test": "disjoint"}, {"test": "all_of_class"}])
 def test_file_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
     partition = deal("class_dir", 30, alpha=0.05, validation=0.2, **options)
     partition.save(tmp_path / "partition.safetensors")

@@ -15,7 +15,6 @@ from fedpriv.cli import main
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, TransformContext
-from tests.marks import quick_first
 from tests.simulation.small import computed, flags, play
 
 Simulate = Callable[..., Simulation]
@@ -52,7 +51,8 @@ def test_a_defended_run_learns(simulate: Simulate, transforms: list[dict[str, An
     assert run.progress.record["metrics"]["accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("method", quick_first(["fedavg", "mpfedcon"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
 def test_the_same_run_again(tmp_path: Path, quick_plots: None, method: str) -> None:
     for name in ("one", "two"):
         torch.manual_seed(len(name))

@@ -87,6 +87,7 @@ def test_an_answer_under_another_number_is_refused(tmp_path: Path) -> None:
     assert [one.get("refused") for one in metrics(folder)] == [None, None, 1, None]
 
 
+@pytest.mark.slow
 def test_an_old_round_is_refused(tmp_path: Path) -> None:
     old: list[Any] = []
 

@@ -86,6 +86,7 @@ def test_the_best_baseline_is_the_one_with_the_best_mean(tmp_path: Path) -> None
     assert judgement.verdict.word == "reproduced"
 
 
+@pytest.mark.slow
 def test_the_best_baseline_waits_for_all_methods(tmp_path: Path) -> None:
     accuracies = {"local": [0.5] * 3, "fedavg": [0.2] * 3, "fedavg-ft": [0.1] * 3, "fedrep": [0.7], "mpfedcon": [0.8] * 3}
     judgement = judged(tmp_path, {"compare": ["mpfedcon", "best_baseline"]}, accuracies)

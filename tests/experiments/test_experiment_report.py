@@ -100,6 +100,7 @@ def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Unfinished" not in text and "Attention" not in text
 
 
+@pytest.mark.slow
 def test_what_merges_reported_is_kept_by_round_and_summed_up(yaml_file: Path) -> None:
     experiment = read(yaml_file)
     for seed in (0, 1):

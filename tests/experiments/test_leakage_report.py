@@ -136,6 +136,7 @@ def test_before_any_cell(tmp_path: Path) -> None:
     assert said["experiments"][0]["claims"][0]["verdict"] == "inconclusive"
 
 
+@pytest.mark.slow
 def test_command(yaml_file: Path) -> None:
     done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file), "--json"])
     assert done.exit_code == 0, done.output

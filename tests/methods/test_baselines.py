@@ -58,6 +58,7 @@ def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simula
     torch.testing.assert_close(simulation.server.row.double(), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_local_trains_each_client_alone_in_turn_and_sends_no_model(simulate: Simulate) -> None:
     simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
     assert simulation.progress.total_bytes_down == 0

@@ -667,6 +667,7 @@ def test_samples_as_base_weights(simulate: Simulate) -> None:
     torch.testing.assert_close(merged.row.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_every_method_the_same_clients_and_batches(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

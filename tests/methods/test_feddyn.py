@@ -44,6 +44,7 @@ def test_the_servers_drift_is_the_mean_of_what_all_clients_keep(simulate: Simula
     assert bool(drift.any())
 
 
+@pytest.mark.slow
 def test_the_first_round_is_fedprox_locally(simulate: Simulate) -> None:
     shared = {"train.rounds": 1, **UNBOUNDED}
     dynamic = simulate("fedavg", **shared, objective={"name": "feddyn", "alpha": 0.3})

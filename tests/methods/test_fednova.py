@@ -83,6 +83,7 @@ def test_a_client_without_a_step_is_left_out(three: Any) -> None:
 numbers = st.floats(-10, 10)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 6))
 def test_equal_steps_are_fedavg_and_order_does_not_matter(three: Any, data: st.DataObject, count: int) -> None:

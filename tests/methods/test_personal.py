@@ -136,7 +136,8 @@ def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float
     assert bool(complaints) == said and all("train.lr = 0.2 does nothing" in one and "method.b" in one for one in complaints)
 
 
-@pytest.mark.parametrize("variant", slow_but(["first_order"], ["first_order", "hessian_free"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
 def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -271,6 +272,7 @@ def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tenso
         return central_sgd(simulation, client, [(t, 1) for t in turns]).clone()
 
 
+@pytest.mark.slow
 def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:
     """The pull is towards what was received, not towards the client's own new global model."""
     one = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10}

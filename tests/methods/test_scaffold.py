@@ -165,7 +165,8 @@ def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any],
         simulate("scaffold", play=False, **options, **{"method.variate": "II"})
 
 
-@pytest.mark.parametrize("method", quick_first(["scaffold", "fedpvr"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["scaffold", "fedpvr"])
 def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     shared = {"train.optimizer": "adam", "train.lr": 1e-3}
     corrected, plain = simulate(method, **shared), simulate("fedavg", **shared, **UNIFORM)

@@ -36,6 +36,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[int], Collec
     return make
 
 
+@pytest.mark.slow
 def test_by_default_the_run_stops_and_names_the_client_and_the_round(
     tmp_path: Path, poison: Any, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, reference: Callable[..., Path]
 ) -> None:

@@ -18,7 +18,7 @@ from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from tests.marks import FEW, quick_first, slow_but
+from tests.marks import FEW, slow_but
 from tests.simulation.small import QUICK
 from tests.simulation.trial import in_float64, own_nets
 
@@ -133,7 +133,8 @@ def test_accuracies_are_those_of_clients_tested_alone(
     assert_same(played(method, **overrides), monkeypatch)
 
 
-@pytest.mark.parametrize("method", quick_first(["mpfedcon", "ditto"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mpfedcon", "ditto"])
 def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     simulation = played(method)
     whole = scored(simulation, together=True)
@@ -144,6 +145,7 @@ def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPat
     assert scored(simulation, together=True) == whole
 
 
+@pytest.mark.slow
 def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the first group has been tested, no other client's state has been read."""
     simulation, read = played("ditto"), list[int]()

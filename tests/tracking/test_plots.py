@@ -49,7 +49,8 @@ def test_compare_curves(tmp_path: Path) -> None:
     assert drawn(tmp_path / "compare.png")
 
 
-@pytest.mark.parametrize("probed", quick_first([False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("probed", [False, True])
 def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) -> None:
     told = [
         {**record, "per_client": {}, "metrics": {"train_loss": 2.0, **({"probe/1": 0.5, "probe/0.1": 0.4} if probed else {})}}

@@ -176,6 +176,7 @@ def test_more_clients_than_fit_a_batch(runs_dir: Path) -> None:
     assert "accuracy/worst_tenth" in names
 
 
+@pytest.mark.slow
 def test_a_store_thrown_away_is_filled_again(runs_dir: Path, template: Path) -> None:
     folder = make_run(runs_dir)
     sync(folder)
