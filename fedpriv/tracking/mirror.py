@@ -42,7 +42,7 @@ from fedpriv.tracking.store import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import DatasetInput, Metric, Run
 
 ARTIFACTS = (
     "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "plots/**/*",
@@ -51,6 +51,7 @@ ARTIFACTS = (
 _CURSOR = "tracking.json"
 _WITH_ADDRESSES = ("config.yaml", "run.json")
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
+_DATASET_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -277,8 +278,20 @@ class _Copy:
             self.client.log_batch(self._id, params=batch)
             self.params += len(batch)
         name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
-        self.client.log_inputs(self._id, [DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name})))])
+        self._send_dataset(DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name}))))
         self._done(params_sent=True)
+
+    def _send_dataset(self, dataset: DatasetInput) -> None:
+        """MLflow looks the dataset up and then inserts it: of runs that do so at once, only one succeeds at first."""
+        from mlflow.exceptions import MlflowException
+
+        for attempt in range(_DATASET_ATTEMPTS):
+            try:
+                self.client.log_inputs(self._id, [dataset])
+                return
+            except MlflowException as error:
+                if attempt == _DATASET_ATTEMPTS - 1 or error.error_code not in ("INTERNAL_ERROR", "BAD_REQUEST"):
+                    raise  # otherwise another run inserted it: now it is found
 
     def _send_metrics(self) -> None:
         # A file that was mended has a line a round, and perhaps fewer than were read of it before.

@@ -251,6 +251,33 @@ def test_one_run_sent_twice_at_once_is_one(runs_dir: Path) -> None:
     assert len(runs(runs_dir)) == 1
 
 
+@pytest.mark.parametrize("refusals", [1, 100])
+def test_a_dataset_that_another_run_inserts_at_the_same_time(
+    refusals: int, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow refuses the slower of two runs that insert the same dataset; one lasting refusal is still an error."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import BAD_REQUEST, MlflowException
+
+    genuine, calls = MlflowClient.log_inputs, []
+
+    def collides(self: MlflowClient, *inputs: Any) -> None:
+        calls.append(inputs)
+        if len(calls) <= refusals:
+            raise MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed: datasets.digest", error_code=BAD_REQUEST)
+        genuine(self, *inputs)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", collides)
+    folder = make_run(runs_dir)
+    if refusals > 1:
+        with pytest.raises(TrackingError, match="UNIQUE constraint"):
+            sync(folder)
+    else:
+        sync(folder)
+        assert [one.dataset.digest for one in runs(runs_dir)[0].inputs.dataset_inputs] == ["c0ffee"]
+    assert len(calls) == min(refusals + 1, 4)
+
+
 def test_a_run_of_an_mlflow_project_hangs_below_it(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = default_uri(runs_dir)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
