@@ -74,18 +74,23 @@ def output_layer(observation: Observation) -> SharedLinear:
 
 
 def fed_by_one(layer: SharedLinear) -> Tensor:
-    """The layer's input ``(in,)`` if there was one sample, by least squares of its weight gradient on its bias gradient.
+    """The layer's input ``(in,)`` if there was one sample, whose weight and bias gradient together have rank one.
 
-    Only entries that were sent are used; an input none of whose entries was sent is small, and 0 here. Noise on the bias gradient
-    makes its square too large by a known amount, which is subtracted.
+    Without noise, by least squares of the weight gradient on the bias gradient. With noise, which is in both, by their largest
+    singular vector (total least squares), which all entries determine. Only entries that were sent are used; an input none of
+    whose entries was sent is small, and 0 here.
     """
     assert layer.bias is not None
     bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
-    if layer.kept is None:
-        squares = bias.square().sum()
-        return bias @ layer.weight / (squares - len(bias) * layer.error**2).clamp(min=squares / 10).clamp(min=tiny)
-    kept = layer.kept.to(bias)
-    return bias @ (layer.weight * kept) / (bias.square() @ kept).clamp(min=tiny)
+    if layer.kept is not None:
+        kept = layer.kept.to(bias)
+        return bias @ (layer.weight * kept) / (bias.square() @ kept).clamp(min=tiny)
+    if not layer.error:
+        return bias @ layer.weight / bias.square().sum().clamp(min=tiny)
+    both = torch.cat([layer.weight, bias[:, None]], 1).double()
+    leading = torch.linalg.svd(both, full_matrices=False).Vh[0]
+    scale = leading[-1].abs().clamp(min=1e-12).copysign(leading[-1])
+    return (leading[:-1] / scale).to(bias)
 
 
 def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:

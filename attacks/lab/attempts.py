@@ -147,6 +147,15 @@ def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: in
     return None
 
 
+def mountable(attacker: Attacker, observation: Observation) -> bool:
+    """Whether the attack does not refuse a message by its cheap check."""
+    try:
+        declared(attacker.attack).check(observation)
+    except Inapplicable:
+        return False
+    return True
+
+
 def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
     """:func:`attempt`, if the attacker passes its controls at the same budget, with as many images per message."""
     try:

@@ -12,6 +12,7 @@ from attacks.core.observation import Schedule, SplitNet
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.registry import image_attack
 from attacks.gradients.analytic import row_ratios, single_sample
+from attacks.gradients.linear import SharedLinear, fed_by_one
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
 
@@ -74,6 +75,19 @@ def test_least_squares_over_all_rows_withstands_noise_better_than_one_row() -> N
     together, left = single_sample(observe(net, noisy))[0]
     error = (together.values[0] - image[0]).norm()
     assert error < (strongest - image[0]).norm() and left > 1e-12
+
+
+def test_all_entries_together_withstand_noise_better_than_least_squares_on_the_bias() -> None:
+    draw = torch.Generator().manual_seed(0)
+    out, inputs = torch.randn(300, generator=draw), torch.rand(64, generator=draw)
+    error = 0.3 * float(torch.outer(out, inputs).std())
+    weight = torch.outer(out, inputs) + error * torch.randn(300, 64, generator=draw)
+    bias = out + error * torch.randn(300, generator=draw)
+    found = fed_by_one(SharedLinear("first", weight, bias, error=error))
+    by_bias = bias @ weight / (bias.square().sum() - 300 * error**2)
+    assert (found - inputs).norm() < 0.9 * (by_bias - inputs).norm()
+    exact = fed_by_one(SharedLinear("first", torch.outer(out, inputs), out))
+    torch.testing.assert_close(exact, inputs)
 
 
 def test_random_numbers_give_nothing() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation, ThreatModel
-from attacks.lab.attempts import Attacker, Attempt, controlled, joined, out_of_reach, suited
+from attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls, suited
 from attacks.lab.setting import declared
 from attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.evidence.messages import Evidence
@@ -19,7 +20,7 @@ from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 
 Say = Callable[[str], None]
 Observe = Callable[[ThreatModel], list[Observation]]
@@ -142,12 +143,30 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
         for attacker in (one for one in tried if one not in quick):
             so_far = attempts.setdefault(attacker, [])
             if not done or _may_decide(_together(so_far, target)):
-                so_far.append(_attempt(part, attacker, part.observe, seed + done, say))
+                so_far.append(_attempt(part, attacker, part.observe, seed + done, say, controls=not so_far))
         done = end
         if _decided([_together(some, target) for some in attempts.values()]):
             break
     found = [_together(some, target) for some in attempts.values()]
     return Attacked(target, "single image", round, client, [*found, *_on_statistics(target, tried, seed, say)])
+
+
+def controls_ahead(evidence: Evidence, round: int, client: int, seed: int) -> list[Callable[[], object]]:
+    """Calls that run the controls of :func:`on_single_images` and keep their results (:mod:`attacks.lab.kept`), so that several
+    processes may share them before it does; none where the attacks cannot be mounted."""
+    try:
+        messages = single_images(evidence, round, client, 1)
+        ((owner, at), *_) = shared_out(evidence, client, 1)
+        truth = evidence.truth(owner)
+        target = of_messages(evidence, "", messages, truth.images[at][None], truth.labels[at][None], first_turn=True)
+        found = [(attacker, target.observe(attacker.threat)) for attacker in suited(target.masked)]
+    except FedprivError:
+        return []
+    return [
+        partial(run_controls, attacker, seed, observed, target.images)
+        for attacker, observed in found
+        if declared(attacker.attack).optimises and mountable(attacker, observed[0])
+    ]
 
 
 def _stages(most: int) -> Iterable[int]:
@@ -195,7 +214,8 @@ def _on_statistics(target: Target, tried: Sequence[Attacker], seed: int, say: Sa
     return found
 
 
-def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say) -> Attempt:
+def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True) -> Attempt:
+    """Attack, after the controls; without them where it has passed them on the images before."""
     say(f"{target.title}: {attacker.name}")
     try:
         observed = observe(attacker.threat)
@@ -203,7 +223,7 @@ def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, sa
         return Attempt(attacker, inapplicable=str(error))
     if reason := out_of_reach(attacker, observed, len(target.images)):
         return Attempt(attacker, inapplicable=f"not tried: {reason}")
-    return controlled(attacker, observed, target.images, target.labels, seed)
+    return (controlled if controls else attempt)(attacker, observed, target.images, target.labels, seed)
 
 
 def _steps(target: Target) -> int | None:
