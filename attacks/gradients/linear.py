@@ -88,7 +88,7 @@ def fed_by_one(layer: SharedLinear) -> Tensor:
     if not layer.error:
         return bias @ layer.weight / bias.square().sum().clamp(min=tiny)
     both = torch.cat([layer.weight, bias[:, None]], 1).double()
-    leading = torch.linalg.svd(both, full_matrices=False).Vh[0]
+    leading: Tensor = torch.linalg.svd(both, full_matrices=False).Vh[0]
     scale = leading[-1].abs().clamp(min=1e-12).copysign(leading[-1])
     return (leading[:-1] / scale).to(bias)
 
