@@ -1,0 +1,144 @@
+"""Lower bounds on epsilon from canaries: contributions of the largest allowed norm, half of which one training run used.
+
+Each canary is used with probability 1/2, independently, and gets a score that is higher for likelier used ones. Those with the
+highest scores are guessed to be used, and as many with the lowest not to be. How many are guessed is fixed in advance, from the
+number of canaries and the claimed epsilon: the number that would show most if the claim were tight. So no bound is chosen by the
+scores, and each holds at its confidence. They do not hold simultaneously.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from attacks.inference.empirical_epsilon import CONFIDENCE, Array, Mask, epsilon_from_rates, one_run_epsilon
+from attacks.inference.gaussian_dp import MOST, epsilon_of, mu_of, one_run_mu
+
+_SHARES = tuple(share / 100 for share in (1, 2, 3, 5, 8, 12, 18, 25, 35, 50, 70, 100))
+"""Of the canaries that may be guessed."""
+
+OfGuesses = Callable[[int, int, int], float]
+"""(canaries, guesses, right guesses) -> epsilon."""
+
+
+@dataclass(frozen=True)
+class CanaryBound:
+    """With this confidence the mechanism is not (e, delta)-DP for any e below ``epsilon``, if what is assumed holds.
+
+    Attributes:
+        epsilon: 0 where the canaries show nothing.
+        guesses: canaries that were guessed; ``None``: all scores count.
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    confidence: float
+    assumes: str
+    guesses: int | None = None
+
+
+def canary_bounds(
+    scores: Array, used: Mask, claim: float, delta: float, confidence: float = CONFIDENCE, seed: int = 0
+) -> tuple[CanaryBound, ...]:
+    """All bounds, from the one that assumes least to the one that assumes most.
+
+    Args:
+        scores, used: ``(n,)`` each; ``used`` was drawn by independent fair coins, before training.
+        claim: the epsilon that is claimed; it decides how many guesses are made.
+        seed: of the halves of the canaries on which the Clopper-Pearson bound chooses and evaluates its threshold.
+    """
+
+    def guessed(name: str, of_guesses: OfGuesses, assumes: str) -> CanaryBound:
+        guesses = _guesses(of_guesses, len(scores), claim, delta)
+        epsilon = of_guesses(len(scores), guesses, right_guesses(scores, used, guesses))
+        return CanaryBound(name, epsilon, delta, confidence, assumes, guesses)
+
+    return (
+        guessed("one run", _OneRun(delta, confidence), "nothing (Steinke, Nasr & Jagielski 2023, theorem 5.2)"),
+        CanaryBound(
+            "Clopper-Pearson",
+            epsilon_from_rates(scores, used, delta, confidence, seed).epsilon,
+            delta,
+            confidence,
+            "canaries are independent trials, each as of a training run of its own",
+        ),
+        guessed(
+            "f-DP, one run",
+            _OneRunGaussian(delta, confidence),
+            "the mechanism has the trade-off curve of a Gaussian one (Mahloujifar, Melis & Chaudhuri 2025)",
+        ),
+        CanaryBound(
+            "Gaussian fit",
+            epsilon_of(fitted_mu(scores, used, confidence), delta),
+            delta,
+            confidence,
+            "scores are independent and Gaussian, with one variance for used and unused canaries",
+        ),
+    )
+
+
+def right_guesses(scores: Array, used: Mask, guesses: int) -> int:
+    """How many guesses are right: the upper half of them "used", of the highest scores, the lower half "unused"."""
+    order = np.argsort(scores, kind="stable")
+    each = guesses // 2
+    return int(used[order[len(order) - each :]].sum() + (~used[order[:each]]).sum())
+
+
+def fitted_mu(scores: Array, used: Mask, confidence: float = CONFIDENCE) -> float:
+    """The lower confidence bound of the difference of the means in standard deviations, which is mu of a Gaussian mechanism.
+
+    By the large-sample variance of a standardised difference (Hedges & Olkin 1985, ch. 5, eq. 8).
+    """
+    inside, outside = scores[used], scores[~used]
+    if min(len(inside), len(outside)) < 2:
+        return 0.0
+    freedom = len(scores) - 2
+    spread = math.sqrt(float(((len(inside) - 1) * inside.var(ddof=1) + (len(outside) - 1) * outside.var(ddof=1)) / freedom))
+    apart = float(inside.mean() - outside.mean())
+    if apart <= 0:
+        return 0.0
+    mu = min(apart / spread, MOST) if spread > 0 else MOST
+    error = math.sqrt(1 / len(inside) + 1 / len(outside) + mu * mu / (2 * freedom))
+    return max(0.0, mu + float(ndtri(1 - confidence)) * error)
+
+
+@dataclass(frozen=True)
+class _OneRun:
+    delta: float
+    confidence: float
+
+    def __call__(self, samples: int, guesses: int, right: int) -> float:
+        return one_run_epsilon(samples, guesses, right, self.delta, self.confidence)
+
+
+@dataclass(frozen=True)
+class _OneRunGaussian:
+    delta: float
+    confidence: float
+
+    def __call__(self, samples: int, guesses: int, right: int) -> float:
+        return epsilon_of(one_run_mu(samples, guesses, right, self.confidence), self.delta)
+
+
+@lru_cache(maxsize=256)
+def _guesses(of_guesses: OfGuesses, samples: int, claim: float, delta: float) -> int:
+    """The even number of guesses with the largest bound if a Gaussian mechanism spends the whole claim."""
+    mu = mu_of(claim, delta)
+    tried = sorted({2 * max(1, int(share * samples / 2)) for share in _SHARES}) if samples >= 2 else [0]
+    return max(tried, key=lambda guesses: of_guesses(samples, guesses, _expected_right(mu, samples, guesses)) if guesses else 0.0)
+
+
+def _expected_right(mu: float, samples: int, guesses: int) -> int:
+    """How many of the guesses a Gaussian mechanism lets be right on average, rounded down."""
+    share, low, high = guesses / samples, -MOST, 2 * MOST
+    for _ in range(60):  # the score above which half of the guesses lie: scores are N(0, 1) or N(mu, 1)
+        middle = (low + high) / 2
+        low, high = (middle, high) if ndtr(-middle) + ndtr(mu - middle) > share else (low, middle)
+    found, alarms = float(ndtr(mu - low)), float(ndtr(-low))
+    return math.floor(guesses * found / (found + alarms))
