@@ -35,7 +35,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 def one_run_mu(samples: int, guesses: int, right: int, confidence: float) -> float:
     """The largest mu that ``right`` of ``guesses`` refute, in one training run; 0 if none.
 
-    A guess says of a sample whether it was used. Each of ``samples`` was with probability 1/2, independently; some are not guessed
+    A guess says whether a sample was used. Each of ``samples`` was with probability 1/2, independently; some are not guessed
     (Mahloujifar, Melis & Chaudhuri, arXiv:2410.22235: the one-run f-DP audit by guesses among two choices).
     """
     alpha = 1 - confidence
