@@ -286,7 +286,7 @@ class PrivacyConfig(_Section):
         if self.level == "none" and given:
             raise ValueError("a noise or a target_epsilon without a level; --dp client or --dp sample")
         if self.level == "none" and self.canaries:
-            raise ValueError("canaries measure an epsilon, so they need a level; --dp client")
+            raise ValueError("canaries measure an epsilon, so they need a level; --dp client or --dp sample")
         if self.level != "none" and not given:
             raise ValueError(f"level {self.level} needs a noise multiplier (--noise 1.0) or a --target-epsilon")
         return self
@@ -414,6 +414,15 @@ class RunConfig(_Section):
     def _noise_is_added_in_every_round(self) -> RunConfig:
         if self.privacy.level == "client" and self.train.min_uploads > 1:
             raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_its_canaries(self) -> RunConfig:
+        if self.privacy.level == "sample" and self.privacy.canaries:
+            if self.train.optimizer != "sgd":
+                raise ValueError("privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd")
+            if self.wire.secure_aggregation:
+                raise ValueError("privacy.canaries at sample level are read off single uploads; leave secure_aggregation out")
         return self
 
     @model_validator(mode="after")

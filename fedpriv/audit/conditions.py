@@ -84,7 +84,7 @@ class Condition:
         value = MEASURES[self.measure](run)
         if value is None:
             why = _WHY.get(self.measure, "no attack could be mounted")
-            return f"{self.measure} is not known, as {_WHY.get(self.measure, 'no attack could be mounted')} ({self})"
+            return f"{self.measure} is not known, as {why} ({self})"
         return f"{self.measure} is {value:.3g} ({self})" if _OPERATORS[self.compare](value, self.bound) else None
 
 

@@ -9,7 +9,7 @@ noise that is missing in a part of the model is missed by those that lie there (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,24 +56,52 @@ class Canaries:
         signs = 2.0 * torch.randint(2, (count, width), generator=draw).double() - 1
         return cls(space, used, places, signs / math.sqrt(width))
 
-    def direction(self, canary: int) -> Tensor:
-        """``(p,)`` the unit vector of a canary."""
-        return torch.zeros(self.space.size, dtype=torch.float64).scatter_(0, self.places[canary], self.entries[canary])
+    def sum_of(self, canaries: Tensor) -> Tensor:
+        """``(p,)`` the sum of the directions of some canaries, by number."""
+        row = torch.zeros(self.space.size, dtype=torch.float64)
+        return row.scatter_(0, self.places[canaries].flatten(), self.entries[canaries].flatten())
 
     def products(self, row: Tensor) -> Tensor:
         """``(N,)`` the inner products of a row ``(p,)`` with all directions."""
         return (row[self.places] * self.entries).sum(1)
 
+    def held_by(self, client: int, clients: Sequence[int]) -> Tensor:
+        """The numbers of the canaries among a client's samples: they are dealt to the clients in turn."""
+        return torch.arange(clients.index(client), len(self.used), len(clients))
 
-def log_ratio(seen: Tensor, noise: float, rate: float) -> Tensor:
-    """The log-likelihood ratio of a canary that is drawn with probability ``rate`` to one that is a blank.
 
-    ``log(1 - q + q exp((s - 1/2) / Z^2))``. By Neyman & Pearson no other score tells used canaries from unused ones better. At
-    rate 1 its sum over rounds grows linearly with that of the products.
+@dataclass(frozen=True)
+class OfClient:
+    """The canaries among the samples of a client, each with a gradient as long as the clipping bound.
+
+    Attributes:
+        held: ``(n,)`` their numbers.
+        clip: C.
+    """
+
+    canaries: Canaries
+    held: Tensor
+    clip: float
+
+    def drawn(self, rate: float, draw: torch.Generator) -> dict[str, Tensor]:
+        """The sum of the gradients of the used ones that are drawn for a step, with probability ``rate`` each, by name."""
+        chosen = torch.rand(len(self.held), generator=draw) < rate
+        row = self.canaries.sum_of(self.held[chosen & self.canaries.used[self.held]])
+        return self.canaries.space.unpack(row * self.clip)
+
+
+def log_ratio(seen: Tensor, noise: float, rate: float, steps: int = 1) -> Tensor:
+    """The log-likelihood ratio of canaries that are drawn with probability ``rate`` in each step to those that are blanks.
+
+    ``log sum_j B(j; K, q) exp((j s - j^2 / 2) / (K Z^2))``. By Neyman & Pearson no other score tells used canaries from unused
+    ones better. At rate 1 its sum over rounds grows linearly with that of the products.
 
     Args:
-        seen: ``(N,)`` products with the released sum of a step, in units of the clipping bound: N(0, Z^2), if drawn N(1, Z^2).
+        seen: ``(N,)`` products with the released sum of K steps, in units of the clipping bound: N(j, K Z^2) if drawn j times.
         noise: Z.
+        steps: K.
     """
-    if_drawn = (seen - 0.5) / noise**2
-    return if_drawn if rate == 1 else torch.logaddexp(torch.full_like(seen, math.log1p(-rate)), if_drawn + math.log(rate))
+    j = torch.arange(steps + 1, dtype=torch.float64)
+    ways = math.lgamma(steps + 1) - torch.lgamma(j + 1) - torch.lgamma(steps - j + 1)
+    times = ways + j * math.log(rate) + torch.special.xlog1py(steps - j, torch.tensor(-rate, dtype=torch.float64))
+    return torch.logsumexp(times + (j * seen[:, None] - j**2 / 2) / (steps * noise**2), 1)

@@ -20,7 +20,7 @@ from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.terms import label_of
 from fedpriv.seeding import generator
 from fedpriv.server.arrivals import Arrivals
-from fedpriv.server.canaries import ClientCanaries
+from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.merging import merge, merge_sum
@@ -160,14 +160,17 @@ class Server:
             self.clients.forget((client, round) for client in keepers)  # these turns do not count either
         else:
             self.progress.clients |= dict.fromkeys(keepers, round)
+        if isinstance(self.canaries, SampleCanaries):
+            self.canaries.observe(round, [upload for _, upload in turns if upload is not None], sent, reports)
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
-                draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
-                before, changes = self.server, () if planted is None else planted.changes(round)
-                self.server = self._noisy_mean(before, uploads, sent, draw, changes)
-                if planted is not None:
+                before, draw, planted = self.server, generator(self.config.seed, round, "dp noise"), self.canaries
+                if isinstance(planted, ClientCanaries):
+                    self.server = self._noisy_mean(before, uploads, sent, draw, planted.changes(round))
                     planted.observe(before, self.server)
+                else:
+                    self.server = self._noisy_mean(before, uploads, sent, draw)
             elif summed is not None:
                 self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
@@ -363,8 +366,13 @@ def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
     return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(config))
 
 
-def _canaries(agreement: Agreement) -> ClientCanaries | None:
-    return ClientCanaries(agreement, _expected(agreement.config)) if agreement.config.privacy.canaries else None
+def _canaries(agreement: Agreement) -> Planted | None:
+    """The run's canaries, if it has some."""
+    if (canaries := agreement.canaries) is None:
+        return None
+    if agreement.config.privacy.level == "sample":
+        return SampleCanaries(agreement, canaries)
+    return ClientCanaries(agreement, canaries, _expected(agreement.config))
 
 
 def _expected(config: RunConfig) -> float:

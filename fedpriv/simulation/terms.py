@@ -14,7 +14,6 @@ from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.privacy.accountant import Plan
-from fedpriv.privacy.canaries import Canaries
 from fedpriv.privacy.plan import Shares, check, with_noise
 from fedpriv.secure.terms import check_run
 from fedpriv.server.sampling import participants
@@ -51,8 +50,7 @@ def settle(
     if config.privacy.level != "none":
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)
-        if config.privacy.canaries:
-            Canaries.of(config, agreement.space, agreement.sent_names)  # refuses too many
+        _ = agreement.canaries  # refuses too many
         privacy = with_noise(config.privacy, plans(agreement, sizes, shares, range(1, config.train.rounds + 1)))
         agreement.config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":
