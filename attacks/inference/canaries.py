@@ -49,7 +49,8 @@ class CanaryBound:
 def canary_bounds(
     scores: Array, used: Mask, claim: float, delta: float, confidence: float = CONFIDENCE, seed: int = 0
 ) -> tuple[CanaryBound, ...]:
-    """All bounds, from the one that assumes least to the one that assumes most.
+    """All bounds: Steinke, Nasr & Jagielski (NeurIPS 2023, thm. 5.2), which assumes nothing; Clopper-Pearson on rates; f-DP in
+    one run (Mahloujifar, Melis & Chaudhuri, arXiv:2410.22235); and a Gaussian fit, in which every score counts.
 
     Args:
         scores, used: ``(n,)`` each; ``used`` was drawn by independent fair coins, before training.
@@ -64,25 +65,25 @@ def canary_bounds(
         return CanaryBound(name, max(bounds), delta, confidence, assumes, made)
 
     return (
-        guessed("one run", one_run_epsilon, "nothing (Steinke, Nasr & Jagielski 2023, theorem 5.2)"),
+        guessed("one run", one_run_epsilon, "nothing"),
         CanaryBound(
             "Clopper-Pearson",
             epsilon_from_rates(scores, used, delta, confidence, seed).epsilon,
             delta,
             confidence,
-            "canaries are independent trials, each as of a training run of its own",
+            "independent canaries, as if each had a training run of its own",
         ),
         guessed(
             "f-DP, one run",
             _one_run_gaussian,
-            "the mechanism has the trade-off curve of a Gaussian one (Mahloujifar, Melis & Chaudhuri 2025)",
+            "the trade-off curve of a Gaussian mechanism",
         ),
         CanaryBound(
             "Gaussian fit",
             epsilon_of(fitted_mu(scores, used, confidence), delta),
             delta,
             confidence,
-            "scores are independent and Gaussian, with one variance for used and unused canaries",
+            "independent Gaussian scores, with one variance for used and unused canaries",
         ),
     )
 

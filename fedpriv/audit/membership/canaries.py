@@ -36,16 +36,13 @@ def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> dict[str
         "bounds": [asdict(bound) for bound in bounds],
         "lower": best.epsilon,
         "sentences": [
-            f"{len(used):,} canaries, {int(used.sum()):,} of them used: a lower bound of epsilon at delta {delta:g} and "
-            f"{best.confidence:.0%} confidence is " + "; ".join(f"{said(vars(bound))}" for bound in bounds) + ".",
+            f"Lower bounds of epsilon from {len(used):,} canaries, {int(used.sum()):,} of them used, at delta {delta:g} and "
+            f"{100 * best.confidence:g} % confidence: "
+            + "; ".join(f"{bound.name} {bound.epsilon:.3g}, assuming {bound.assumes}" for bound in bounds)
+            + ".",
             *([contradiction(best.name, best.epsilon, claim)] if best.epsilon > claim else []),
         ],
     }
-
-
-def said(bound: Mapping[str, Any]) -> str:
-    """A bound and what it assumes."""
-    return f"{bound['epsilon']:.3g} by {bound['name']} (assumes: {bound['assumes']})"
 
 
 def contradiction(name: str, lower: float, claim: float) -> str:
