@@ -96,7 +96,9 @@ def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
     if better:
         return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
     tried = f"None of the {len(like)} other defences that were audited here." if like else "Not measured."
-    return f"{tried} This looks for the cheapest defence that does:", "membership_auc<=0.6" if level == 2 else "recovered<=0"
+    return f"{tried} This looks for the cheapest defence that does:", {2: "membership_auc<=0.6", 4: "labels<=0.5"}.get(
+        level, "recovered<=0"
+    )
 
 
 def _defended(run: Found) -> str:

@@ -26,7 +26,9 @@ _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
 
 def _recovered(run: Found) -> float | None:
     made = [best["success"][LIMIT]["share"] for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
-    made += [best["exact"]["share"] for read in run["texts"] if (best := best_reading(read)) is not None and best["exact"]]
+    made += [
+        best["exact"]["share"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]
+    ]
     return max(made, default=None)
 
 
@@ -79,17 +81,28 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.measure}{self.compare}{self.bound:g}"
 
+    def value(self, run: Found) -> float | None:
+        """Its measure in a run's findings; ``None``: not known."""
+        return MEASURES[self.measure](run)
+
+    def holds(self, run: Found) -> bool:
+        """Whether a run's findings meet it as a target: what is not known does not."""
+        return (value := self.value(run)) is not None and _OPERATORS[self.compare](value, self.bound)
+
     def met(self, run: Found) -> str | None:
-        """Why it holds of a run's findings, in a line; ``None``: it does not. What is not known counts as met."""
-        value = MEASURES[self.measure](run)
+        """Why a run's findings meet it as an alarm, in a line; ``None``: they do not. What is not known counts as met."""
+        value = self.value(run)
         if value is None:
             why = _WHY.get(self.measure, "no attack could be mounted")
             return f"{self.measure} is not known, as {why} ({self})"
         return f"{self.measure} is {value:.3g} ({self})" if _OPERATORS[self.compare](value, self.bound) else None
 
 
-def conditions(text: str) -> list[Condition]:
+def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
     """Read conditions that are parted by commas.
+
+    Args:
+        option: which one they are of, for errors.
 
     Raises:
         UsageError: one has another form, or an unknown measure.
@@ -102,9 +115,9 @@ def conditions(text: str) -> list[Condition]:
         except ValueError:
             bound = math.nan
         if match is None or math.isnan(bound):
-            raise UsageError(f"--fail-if {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
+            raise UsageError(f"{option} {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
         if match[1] not in MEASURES:
-            raise UsageError(f"--fail-if {match[1]}: unknown measure; known: {', '.join(MEASURES)}")
+            raise UsageError(f"{option} {match[1]}: unknown measure; known: {', '.join(MEASURES)}")
         found.append(Condition(match[1], match[2], bound))
     return found
 

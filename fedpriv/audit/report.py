@@ -55,11 +55,7 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
     controls = _text_controls({name for config in configs for name in _modalities(config)}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = [part.findings for part in parts]
-    for run in runs:
-        _held_against(run, runs)
-        run["answer"]["change"] = changes(
-            run, [one for one in runs if one is not run and _without_defence(one) == _without_defence(run)]
-        )
+    _compare(runs)
     findings = {
         "created": created,
         "seconds": round(time.monotonic() - began, 1),
@@ -70,6 +66,32 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         "runs": runs,
     }
     return Audited(findings, {name: picture for part in parts for name, picture in part.pictures.items()})
+
+
+def kept(run_dir: Path) -> Audited | None:
+    """The audit that :func:`write` left in a run's folder; ``None``: there is none that can be read."""
+    folder = run_dir / "audit"
+    try:
+        findings = json.loads((folder / "audit.json").read_text())
+        return Audited(findings, {path.name: path.read_bytes() for path in (folder / "pictures").glob("*.png")})
+    except (OSError, ValueError):
+        return None
+
+
+def side_by_side(audits: Sequence[Audited], command: str) -> Audited:
+    """Audits as one, their runs compared with each other.
+
+    Args:
+        audits: at least one.
+        command: the command line, for the record.
+    """
+    every = [one.findings for one in audits]
+    runs = [run for one in every for run in one["runs"]]
+    _compare(runs)
+    controls = distinct(control for one in every for control in one["controls"])
+    seconds = round(sum(one["seconds"] for one in every), 1)
+    findings = {**every[-1], "command": command, "seconds": seconds, "controls": controls, "runs": runs}
+    return Audited(findings, {name: picture for one in audits for name, picture in one.pictures.items()})
 
 
 def write(audited: Audited, folder: Path) -> None:
@@ -143,6 +165,15 @@ def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[s
 def _relay(progress: Queue[str | None], say: Say) -> None:
     while (text := progress.get()) is not None:
         say(text)
+
+
+def _compare(runs: Sequence[dict[str, Any]]) -> None:
+    """Note in each run's findings what its defences cost, and what the other runs say would change its answer."""
+    alike = {id(run): _without_defence(run) for run in runs}
+    for run in runs:
+        _held_against(run, runs)
+        others = [other for other in runs if other is not run and alike[id(other)] == alike[id(run)]]
+        run["answer"]["change"] = changes(run, others)
 
 
 def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:

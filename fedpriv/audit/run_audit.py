@@ -109,9 +109,9 @@ def _attacked(
     name = evidence.folder.path.name
     findings["statistics"] = {"listed": listed(evidence), "exposed": list(exposed(evidence))}
     findings["not_tried"] = {}
-    findings["texts"] = _on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
+    findings["texts"] = on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
     attacks, controls = [], list[dict[str, Any]]()
-    for attacked in _on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
+    for attacked in on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
         rows = attacked.pictures()
         if rows:
@@ -200,7 +200,8 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, in
     return min(chosen, key=lambda one: evidence.federation.data.lacking(one[1]) is not None)
 
 
-def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[Attacked]:
+def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[Attacked]:
+    """Attack some messages of clients with images, and the easiest case; ``not_tried`` gets the reason where it cannot be."""
     chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
     if not chosen:
         not_tried["images"] = "no client whose message was kept has images"
@@ -217,7 +218,8 @@ def _on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, s
     return found
 
 
-def _on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[dict[str, Any]]:
+def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[dict[str, Any]]:
+    """As :func:`on_images`, for texts, as JSON."""
     chosen = _chosen(evidence, options.messages, "text")
     if not chosen:
         not_tried["texts"] = "no client whose message was kept has texts"

@@ -29,6 +29,7 @@ for _module in (
     "experiment",
     "attack",
     "audit",
+    "frontier",
     "new_plugin",
 ):
     importlib.import_module(f"fedpriv.cli.{_module}")

@@ -85,7 +85,7 @@ def judge(claim: Claim, results: Results) -> Judgement:
             values[seed] = first - sum(other)
     drawn = list(values.values())
     mean = statistics.fmean(drawn) if drawn else None
-    interval = paired_interval(drawn) if len(drawn) > 1 and claim.equals is None else None
+    interval = mean_interval(drawn) if len(drawn) > 1 and claim.equals is None else None
     return Judgement(claim, opponent, values, mean, interval, _verdict(claim, drawn))
 
 
@@ -124,7 +124,7 @@ def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = "wron
     seeds = f"{count} seed{'' if count == 1 else 's'}"
     if count < 2:
         return Verdict(INCONCLUSIVE, seeds)
-    low, high = paired_interval(differences)
+    low, high = mean_interval(differences)
     short = [margin - value for value in differences]
     sign_holds = count >= MIN_SEEDS and low > 0
     if sign_holds and statistics.fmean(differences) >= margin:
@@ -137,12 +137,12 @@ def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = "wron
     return Verdict(word, f"{seeds}, {_SHORT}" if min(short) > 0 else seeds)
 
 
-def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the mean of at least two paired differences (Student's t)."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % confidence interval of the mean of at least two values, such as paired differences (Student's t)."""
     from scipy.stats import t
 
-    mean, count = statistics.fmean(differences), len(differences)
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+    mean, count = statistics.fmean(values), len(values)
+    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(values) / math.sqrt(count)
     return mean - half, mean + half
 
 

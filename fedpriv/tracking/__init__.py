@@ -9,6 +9,7 @@ from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, 
 from fedpriv.tracking.background import Background
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
+from fedpriv.tracking.parents import parent_run
 from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
 from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of
 
@@ -26,6 +27,7 @@ __all__ = [
     "find_run",
     "flatten",
     "named_store",
+    "parent_run",
     "permitted_store",
     "read_records",
     "read_run",

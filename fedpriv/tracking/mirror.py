@@ -33,8 +33,8 @@ from fedpriv.tracking.names import (
 )
 from fedpriv.tracking.store import (
     TrackingError,
-    artifact_dir,
     create_store,
+    experiment_id,
     explained,
     quiet_mlflow,
     sqlite_path,
@@ -206,7 +206,7 @@ class _Copy:
                 self._check_place(run)
                 return run
         # If the acknowledgement of an earlier create_run was lost, the run is found by its tag.
-        self._done(experiment_id=self._experiment_id())
+        self._done(experiment_id=experiment_id(self.client, self.cursor.uri, self.cursor.experiment))
         query = f"tags.`fedpriv.run_key` = '{quote(self._key, safe='@ ')}'"
         found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
         if not found:
@@ -219,24 +219,6 @@ class _Copy:
     def _key(self) -> str:
         # A folder that was deleted and created again under the same name is another run, with another time.
         return f"{self.facts['run_id']}@{self.facts['created_ms']}"
-
-    def _experiment_id(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        name, store = self.cursor.experiment, sqlite_path(self.cursor.uri)
-        for _ in range(2):
-            if (experiment := self.client.get_experiment_by_name(name)) is not None:
-                if experiment.lifecycle_stage == "deleted":
-                    raise TrackingError(f"experiment {name!r} was deleted in MLflow; restore it, or set tracking.experiment")
-                return str(experiment.experiment_id)
-            try:
-                # Beside the SQLite file; MLflow's default is the working directory.
-                place = artifact_dir(store).as_uri() if store else None
-                return self.client.create_experiment(name, place, tags={"mlflow.experimentKind": "custom_model_development"})
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise  # otherwise another process created it: look it up again
-        raise TrackingError(f"cannot create experiment {name!r}")
 
     def _create_run(self) -> None:
         facts = self.facts

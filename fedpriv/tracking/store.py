@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedpriv.errors import FedprivError
 from fedpriv.outside.addresses import keep_secrets, said_safely
 from fedpriv.processes import python_command
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _PATIENCE = 120
 """Seconds to wait for another process that makes the same store."""
@@ -98,6 +102,30 @@ def _make_store(path: Path, drafts: str) -> None:
         if maker.returncode:
             raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
         draft.replace(path)
+
+
+def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of an experiment by its name; it is created if there is none.
+
+    Raises:
+        TrackingError: it was deleted in MLflow.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = sqlite_path(uri)
+    for _ in range(2):
+        if (experiment := client.get_experiment_by_name(name)) is not None:
+            if experiment.lifecycle_stage == "deleted":
+                raise TrackingError(f"experiment {name!r} was deleted in MLflow; restore it, or set tracking.experiment")
+            return str(experiment.experiment_id)
+        try:
+            # Beside the SQLite file; MLflow's default is the working directory.
+            place = artifact_dir(store).as_uri() if store else None
+            return str(client.create_experiment(name, place, tags={"mlflow.experimentKind": "custom_model_development"}))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise  # otherwise another process created it: look it up again
+    raise TrackingError(f"cannot create experiment {name!r}")
 
 
 def explained(error: Exception, uri: str) -> TrackingError:

@@ -23,7 +23,7 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.figures import guesses
 from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
-from fedpriv.audit.run_audit import AuditOptions, _on_images
+from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
 from tests.audit.pairs import SIDE, Runs, client, pair_runs, seen_of, single, smooth_net
@@ -155,7 +155,7 @@ def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pyte
 
 def test_the_audit_says_why_no_image_was_attacked(runs: Runs) -> None:
     not_tried: dict[str, str] = {}
-    assert _on_images(runs("frozen"), AuditOptions(messages=1), not_tried, lambda text: None) == []
+    assert on_images(runs("frozen"), AuditOptions(messages=1), not_tried, lambda text: None) == []
     assert not_tried["images"].startswith("the image encoder is frozen and sends nothing")
 
 
@@ -167,7 +167,7 @@ def test_nothing_of_the_image_branch(runs: Runs) -> None:
         seen_of(evidence, bare)
 
 
-def test_a_run_on_images_is_seen_as_it_is(tmp_path: Path) -> None:
+def test_a_runon_images_is_seen_as_it_is(tmp_path: Path) -> None:
     play(tmp_path / "digits", "fedavg", **{"train.rounds": 1})
     evidence = Evidence(tmp_path / "digits")
     one = evidence.message(*evidence.messages()[0])

@@ -11,7 +11,7 @@ from made_results import write_result, write_yaml
 
 from fedpriv.config import load_config
 from fedpriv.experiments import Result, read
-from fedpriv.experiments.claims import Judgement, decide, judge, metric, paired_interval
+from fedpriv.experiments.claims import Judgement, decide, judge, mean_interval, metric
 from fedpriv.experiments.measures import stored_results
 from fedpriv.experiments.results import difference
 
@@ -57,7 +57,7 @@ def test_the_rule(differences: list[float], margin: float, word: str, remark: st
 
 def test_the_interval_is_students() -> None:
     # mean 0.02, sd 0.01, t(0.975, 2) = 4.302653 from a printed table
-    low, high = paired_interval([0.01, 0.02, 0.03])
+    low, high = mean_interval([0.01, 0.02, 0.03])
     half = 4.302653 * 0.01 / math.sqrt(3)
     assert (low, high) == pytest.approx((0.02 - half, 0.02 + half), abs=1e-8)
 

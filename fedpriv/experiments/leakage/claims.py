@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attacks.scoring.scores import Rate
-from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, paired_interval
+from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, mean_interval
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import LeakClaim
 
@@ -72,6 +72,6 @@ def _compared(claim: LeakClaim, cells: Cells) -> Answer:
     differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]
     if n < 2:
         return Answer(claim, Verdict(INCONCLUSIVE, f"{n} images that both attacked"))
-    low, high = paired_interval(differences)
+    low, high = mean_interval(differences)
     word = REPRODUCED if low > 0 else NOT_REPRODUCED if high <= 0 else INCONCLUSIVE
     return Answer(claim, Verdict(word, f"{n} images"), difference=statistics.fmean(differences), interval=(low, high))

@@ -9,7 +9,7 @@ from typing import Any
 
 from attacks.scoring.scores import Rate
 from fedpriv.errors import UsageError
-from fedpriv.experiments.claims import metric, paired_interval
+from fedpriv.experiments.claims import mean_interval, metric
 from fedpriv.experiments.leakage.claims import Answer, Cells, answer, best_attack
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
@@ -139,7 +139,7 @@ def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
             len(seeds),
             statistics.fmean(accuracy.values()),
             None if itself else statistics.fmean(changes),
-            None if itself or len(changes) < 2 else paired_interval(changes),
+            None if itself or len(changes) < 2 else mean_interval(changes),
         )
     return costs, complaints
 

@@ -1,0 +1,93 @@
+"""``fedpriv frontier``: which defence to choose."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import FilePath
+
+
+@command(main, "frontier")
+@click.option("--config", "config_file", type=FilePath(), help="YAML file of the run, as `fedpriv train` takes it.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config key; repeatable.")
+@click.option("--methods", help="Names of `fedpriv methods`, parted by spaces. Default: the config's method.")
+@click.option(
+    "--defenses",
+    multiple=True,
+    metavar="DEFENCE[ DEFENCE…]",
+    help="As --defense of train, several joined by +; also dp-client, dp-sample:noise=1, secure-aggregation. An option that is a "
+    "range, such as gaussian:variance=1e-7..1e-2, is searched. Parted by spaces; repeatable.",
+)
+@click.option(
+    "--target", help="What must hold: recovered, membership_auc, epsilon, labels, such as 'recovered<=0.05,epsilon<=8'."
+)
+@click.option(
+    "--output", type=FilePath(file_okay=False), default=Path("frontier"), show_default=True, help="Folder of all files."
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
+@click.option("--messages", default=3, show_default=True, help="As of `fedpriv audit`, like the next three.")
+@click.option("--label-shadows", default=60, show_default=True)
+@click.option("--membership-shadows", default=32, show_default=True)
+@click.option("--singles", default=24, show_default=True)
+def frontier(
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    methods: str | None,
+    defenses: tuple[str, ...],
+    target: str | None,
+    output: Path,
+    jobs: int | None,
+    **extent: int,
+) -> dict[str, Any]:
+    """Find the cheapest defence that holds a target.
+
+    Trains and audits every method with every defence, and draws accuracy against leakage against bytes. The strength of a defence
+    with a range is searched first without training: the run's clients play their turns again from the downloads that it kept. The
+    point that is chosen is trained and audited again on a fresh seed. Called again, it goes on where it was broken off.
+
+    \b
+    Example: fedpriv frontier --methods "mpfedcon fedavg" --defenses "mask:last=2 gaussian:variance=1e-7..1e-3" \\
+               --target "recovered<=0.05,membership_auc<=0.7"
+    """
+    from fedpriv.audit.conditions import conditions
+    from fedpriv.audit.run_audit import AuditOptions
+    from fedpriv.config import assign, parse_assignment, read_yaml
+    from fedpriv.frontier.grid import Defence
+    from fedpriv.frontier.run import Plan, frontier
+    from fedpriv.frontier.show import answer
+
+    base = read_yaml(config_file) if config_file else {}
+    for key, value in map(parse_assignment, assignments):
+        assign(base, key, value)
+    for key in ("run_dir", "resumed_from"):
+        base.pop(key, None)  # of a run's own config.yaml
+    own = base.get("method")
+    usual = own if isinstance(own, str) else (own or {}).get("name") or "fedavg"
+    plan = Plan(
+        base,
+        f"config {config_file}" if config_file else "the config",
+        (methods or usual).replace(",", " ").split(),
+        [Defence.read(one) for text in defenses for one in text.split()],
+        conditions(target, "--target") if target else (),
+        AuditOptions(**extent),
+        jobs or os.cpu_count() or 1,
+        f"fedpriv frontier {' '.join(map(_quoted, sys.argv[2:]))}",
+    )
+    out = console()
+    found = frontier(plan, output, lambda text: out.print(text, soft_wrap=True))
+    out.print(f"\n{answer(found)}\n\nall points: {output / 'frontier.md'}, {output / 'frontier.png'}", soft_wrap=True)
+    out.print(f"all audits: {output / 'report' / 'audit.html'}", soft_wrap=True)
+    return found
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)

@@ -1,0 +1,104 @@
+"""The decision among audited runs: which are beaten by none, and which is the cheapest that holds a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.audit.conditions import MEASURES, Condition
+from fedpriv.experiments.claims import mean_interval
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trade:
+    """An audited run: what it costs, and what it leaks.
+
+    Attributes:
+        accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t).
+        recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: none
+            could be mounted. ``recovered_interval``: 95 % (Wilson).
+        leakage: every measure of :mod:`fedpriv.audit.conditions`.
+        bytes: sent in both directions, in the whole run.
+        unmet: the conditions of the target that do not hold of it, or of which it is not known.
+    """
+
+    label: str
+    method: str
+    defence: str
+    seed: int
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    at_chance: bool
+    recovered: float | None
+    recovered_interval: tuple[float, float] | None
+    leakage: Mapping[str, float | None]
+    bytes: int
+    words: str
+    unmet: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds the target, with a model that is better than guessing."""
+        return not self.unmet and not self.at_chance and self.accuracy is not None
+
+
+def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequence[float], target: Sequence[Condition]) -> Trade:
+    """A run's findings as a trade.
+
+    Args:
+        accuracies: of its clients.
+    """
+    leakage = {name: measure(run) for name, measure in MEASURES.items()}
+    interval = mean_interval(accuracies) if len(accuracies) > 1 else None
+    return Trade(
+        label, method, defence, run["seed"],
+        accuracy=run["cost"]["accuracy"],
+        interval=interval,
+        at_chance=run["cost"]["at_chance"],
+        recovered=leakage["recovered"],
+        recovered_interval=_interval(run, leakage["recovered"]),
+        leakage={name: None if value is None or math.isinf(value) else value for name, value in leakage.items()},
+        bytes=run["cost"]["bytes_up"] + run["cost"]["bytes_down"],
+        words=run["answer"]["words"],
+        unmet=tuple(str(one) for one in target if not one.holds(run)),
+    )  # fmt: skip
+
+
+def unbeaten(trades: Sequence[Trade]) -> list[Trade]:
+    """Those of which no other is at least as accurate, as tight and as small, and better in one. Without those at chance."""
+    known = [one for one in trades if one.accuracy is not None and one.recovered is not None and not one.at_chance]
+    return [one for one in known if not any(_beats(other, one) for other in known)]
+
+
+def cheapest(trades: Sequence[Trade]) -> Trade | None:
+    """Of those that hold the target, the most accurate; among equals, that with the fewest bytes. ``None``: none holds."""
+    return max((one for one in trades if one.holds), key=_merit, default=None)
+
+
+def nearest(trades: Sequence[Trade]) -> Trade | None:
+    """Of those better than guessing, that which misses the fewest conditions; among equals, the most accurate."""
+    useful = [one for one in trades if one.accuracy is not None and not one.at_chance]
+    return max(useful, key=lambda one: (-len(one.unmet), *_merit(one)), default=None)
+
+
+def _merit(one: Trade) -> tuple[float, float]:
+    return (one.accuracy or 0.0, -float(one.bytes))
+
+
+def _beats(one: Trade, other: Trade) -> bool:
+    def of(trade: Trade) -> tuple[float, float, float]:
+        return (trade.accuracy or 0.0, -(trade.recovered or 0.0), -float(trade.bytes))
+
+    return one is not other and of(one) != of(other) and all(a >= b for a, b in zip(of(one), of(other), strict=True))
+
+
+def _interval(run: Found, share: float | None) -> tuple[float, float] | None:
+    """Of the attack behind the largest share."""
+    rates = [one["success"] for one in (run["best"] or {}).values() if one]
+    rates += [one["exact"] for one in (run.get("best_of_texts") or {}).values() if one and one["exact"]]
+    found = [rate for rate in rates if rate["share"] == share]
+    return (found[0]["low"], found[0]["high"]) if found else None

@@ -1,0 +1,123 @@
+"""The points of a frontier: methods times defences, each a config.
+
+A defence is written as ``--defense`` takes it, several joined by ``+``: ``mask:last=1+gaussian:variance=1e-4``. Besides the
+transforms of ``fedpriv defenses`` there are ``none``, ``dp-client``, ``dp-sample`` (with the options of the config's ``privacy``)
+and ``secure-aggregation``. One option may be a range, such as ``gaussian:variance=1e-7..1e-2``: its strength is searched.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.config import RunConfig, assign, parse, parse_assignment
+from fedpriv.errors import UsageError
+
+NONE = "none"
+_RANGE = re.compile(r"([0-9.eE+-]+?)\.\.([0-9.eE+-]+)")
+_PRIVACY = {"dp-client": "client", "dp-sample": "sample"}
+
+
+@dataclass(frozen=True)
+class Defence:
+    """A defence as it was written, with at most one range.
+
+    Attributes:
+        range: the least and the greatest strength; ``None``: nothing is to be searched.
+    """
+
+    text: str
+    range: tuple[float, float] | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Defence:
+        """Read a defence.
+
+        Raises:
+            UsageError: its range is none, it has several, or it is of what an attacker on messages does not meet.
+        """
+        found = _RANGE.findall(text)
+        if not found:
+            return cls(text)
+        if len(found) > 1:
+            raise UsageError(f"--defenses {text}: one range at a time is searched")
+        try:
+            low, high = (float(bound) for bound in found[0])
+        except ValueError:
+            low = high = 0.0
+        if not 0 < low < high:
+            raise UsageError(f"--defenses {text}: a range is LEAST..GREATEST, both above 0, such as variance=1e-7..1e-2")
+        if "dp-client" in text:
+            raise UsageError(
+                f"--defenses {text}: the server adds this noise after it has received the messages, so no attack on them depends "
+                "on it; give target_epsilon in place of a range"
+            )
+        return cls(text, (low, high))
+
+    def at(self, strength: float) -> Defence:
+        """The same with a strength in place of the range."""
+        return Defence(_RANGE.sub(f"{strength:.3g}", self.text))
+
+    def without(self) -> Defence:
+        """What is left of it without the part that has the range."""
+        return Defence("+".join(part for part in self.text.split("+") if not _RANGE.search(part)) or NONE)
+
+    def apply(self, values: dict[str, Any]) -> None:
+        """Add it to the values of a config."""
+        for part in _parts(self.text):
+            name, _, options = part.partition(":")
+            given = dict(parse_assignment(one) for one in options.split(",") if one)
+            if name in _PRIVACY:
+                assign(values, "privacy", {**given, "level": _PRIVACY[name]})
+            elif name == "secure-aggregation":
+                assign(values, "wire.secure_aggregation", True)
+            elif name != NONE:
+                before = (values.get("wire") or {}).get("transforms") or []
+                assign(values, "wire.transforms", [*before, {"name": name, **given}])
+
+
+def _parts(text: str) -> list[str]:
+    """The parts between ``+``; that of an exponent, as in ``1e+3``, is none."""
+    return re.split(r"(?<![0-9]e)\+", text)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method with a defence."""
+
+    method: str
+    defence: str
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        """Names its files."""
+        return re.sub(r"[^\w.=+-]+", "-", f"{self.method}-{self.defence}")
+
+
+def point(base: Mapping[str, Any], method: str, defence: Defence, where: str) -> Point:
+    """The config of a method with a defence.
+
+    Args:
+        base: values of a config; options of another method than its own are left out.
+
+    Raises:
+        UsageError: the config cannot be right.
+    """
+    values = copy.deepcopy(dict(base))
+    assign(values, "method.name", method)
+    defence.apply(values)
+    return Point(method, defence.text, parse(RunConfig, values, f"{where} with {method} and {defence.text}"))
+
+
+def grid(base: Mapping[str, Any], methods: Sequence[str], defences: Sequence[Defence], where: str) -> list[Point]:
+    """Every method with every defence that has no range, and with what is below those that have one; ``none`` is always there.
+
+    Raises:
+        UsageError: see :func:`point`.
+    """
+    fixed = [Defence(NONE), *(one.without() if one.range else one for one in defences)]
+    return [point(base, method, one, where) for method in methods for one in dict.fromkeys(fixed)]

@@ -1,0 +1,273 @@
+"""Runs a frontier: trains and audits the grid, searches strengths by replay, decides, and confirms on a fresh seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedpriv.audit import report
+from fedpriv.audit.conditions import Condition
+from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.experiments.runner import run as run_all
+from fedpriv.experiments.spec import Experiment
+from fedpriv.files import write_atomically
+from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
+from fedpriv.frontier.grid import NONE, Defence, Point, grid, point
+from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
+from fedpriv.frontier.show import markdown
+from fedpriv.plots.frontier import draw
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.tracking import parent_run, sync
+
+Say = Callable[[str], None]
+FRESH = 1000
+"""Added to the seed of a search for the run that confirms it."""
+MOST_CONFIRMED = 3
+"""Points that are tried in turn on a fresh seed, if the one before did not hold there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to try.
+
+    Attributes:
+        base: values of a config (``fedpriv train --config``).
+        where: what they are, for errors.
+        target: conditions that a point has to hold; empty: none is chosen.
+        jobs: processes at a time, each with one torch thread.
+    """
+
+    base: Mapping[str, Any]
+    where: str
+    methods: Sequence[str]
+    defences: Sequence[Defence]
+    target: Sequence[Condition]
+    audit: AuditOptions
+    jobs: int
+    command: str
+
+    @property
+    def seed(self) -> int:
+        """Of the grid and the search."""
+        return int(self.base.get("seed") or 0)
+
+    def points(self) -> list[Point]:
+        """Those that need no search; :class:`UsageError` where a config cannot be right, or no messages would be kept."""
+        found = grid(self.base, self.methods, self.defences, self.where)
+        for one in found:
+            if one.config.wire.keep_payloads == "none":
+                raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
+        if any(one.range for one in self.defences) and not any(one.measure in BY_REPLAY for one in self.target):
+            known = " or ".join(BY_REPLAY)
+            raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")
+        return found
+
+
+@dataclass(frozen=True)
+class _Grid(Experiment):
+    """Points as runs, all in one folder."""
+
+    def run_dir(self, runs_dir: Path, label: str, seed: int) -> Path:
+        return runs_dir / f"{label}-s{seed}"
+
+    def result_file(self, label: str, seed: int) -> Path:
+        return self.path.parent / "results" / f"{label}-s{seed}.json"
+
+
+def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
+    """Train and audit what is not done yet, and write ``frontier.json``, ``.md``, ``.png`` and the audits' page into a folder.
+
+    Called again, it goes on where it was broken off: runs are resumed, audits of finished runs are read.
+
+    Raises:
+        UsageError: a config cannot be right.
+        FedprivError: no point could be trained and audited, or a file cannot be written.
+    """
+    began, points = time.monotonic(), plan.points()
+    folder.mkdir(parents=True, exist_ok=True)
+    with parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
+        made = _Frontier(plan, folder, say)
+        made.play(points, plan.seed)
+        strengths = made.strengths()
+        chosen, confirmed = made.decide()
+        trades = list(made.trades.values())
+        best = {one.label for one in unbeaten([one for one in trades if one.seed == plan.seed])}
+        found = {
+            "command": plan.command,
+            "seconds": round(time.monotonic() - began, 1),
+            "target": [str(one) for one in plan.target],
+            "seed": plan.seed,
+            "trades": [asdict(one) | {"holds": one.holds, "unbeaten": one.label in best} for one in trades],
+            "not_run": made.failed,
+            "strengths": strengths,
+            "chosen": None if chosen is None else chosen.label,
+            "confirmed": confirmed,
+            "nearest": None if chosen is not None or (near := nearest(_of_seed(trades, plan.seed))) is None else near.label,
+        }
+        _write(found, made.audits(), folder, plan.command)
+        parent(_numbers(found), folder)
+    return found
+
+
+class _Frontier:
+    """The state of one call."""
+
+    def __init__(self, plan: Plan, folder: Path, say: Say) -> None:
+        self.plan, self.folder, self.say = plan, folder, say
+        self.trades = dict[tuple[str, int], Trade]()
+        self.failed = dict[str, str]()
+        self._points = dict[str, Point]()
+
+    def play(self, points: Sequence[Point], seed: int) -> None:
+        """Train and audit points with a seed."""
+        configs = {one.label: one.config for one in points}
+        self._points |= {one.label: one for one in points}
+        runs = _Grid(self.folder / "frontier.yaml", "frontier", configs, (seed,), None, (), (), ())
+        for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say):
+            if outcome.state in ("interrupted", "left"):
+                raise KeyboardInterrupt
+            if outcome.state == "failed":
+                self.failed[outcome.name] = str(outcome.error)
+        done = [one for one in points if f"{one.label}-s{seed}" not in self.failed]
+        self._audit([self.run_dir(one.label, seed) for one in done])
+        for one in done:
+            if (audited := self._kept(run_dir := self.run_dir(one.label, seed))) is not None:
+                accuracies = RunFolder.open(run_dir).records()[-1].get("per_client", {}).get("accuracy") or []
+                known = [value for value in accuracies if value is not None]
+                run = audited.findings["runs"][0]
+                self.trades[one.label, seed] = trade(one.label, one.method, one.defence, run, known, self.plan.target)
+
+    def run_dir(self, label: str, seed: int) -> Path:
+        return self.folder / "runs" / f"{label}-s{seed}"
+
+    def audits(self) -> list[Audited]:
+        """Of all that were made."""
+        found = [self._kept(self.run_dir(label, seed)) for label, seed in self.trades]
+        return [one for one in found if one is not None]
+
+    def _kept(self, run_dir: Path) -> Audited | None:
+        """The audit of a run, if it was made with the options of this plan."""
+        found = report.kept(run_dir)
+        return found if found is not None and found.findings["options"] == asdict(self.plan.audit) else None
+
+    def _audit(self, run_dirs: Sequence[Path]) -> None:
+        """Audit those that have none yet; a few at a time, so that little is lost where this is broken off."""
+        for some in _batches([one for one in run_dirs if self._kept(one) is None], max(1, self.plan.jobs)):
+            try:
+                both = report.audit(some, self.plan.audit, self.plan.command, self.plan.jobs, self.say)
+            except FedprivError as error:
+                self.failed |= {one.name: f"not audited: {error}" for one in some}
+                continue
+            for run_dir, run in zip(some, both.findings["runs"], strict=True):
+                shown = {name: picture for name, picture in both.pictures.items() if name.startswith(f"{run_dir.name}-")}
+                report.write(Audited({**both.findings, "runs": [run]}, shown), run_dir / "audit")
+                try:
+                    sync(run_dir)
+                except FedprivError as error:
+                    self.say(f"{run_dir.name}: the audit is not in MLflow: {error}")
+
+    def strengths(self) -> list[dict[str, Any]]:
+        """Search the ranges, method by method, and play the points that were found."""
+        found = []
+        for method in self.plan.methods:
+            for defence in self.plan.defences:
+                if defence.range is None:
+                    continue
+                strength = self._search(method, defence, defence.range)
+                if strength is None:
+                    continue
+                found.append({"method": method, "defence": defence.text, **asdict(strength)})
+                if strength.found is not None:
+                    self.play([self._point(method, defence.at(strength.found))], self.plan.seed)
+        return found
+
+    def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Strength | None:
+        """By replay of the run without the part that has the range; ``None``: that run failed."""
+        base = self._point(method, defence.without())
+        if (base.label, self.plan.seed) not in self.trades:
+            return None
+        path = self.folder / "searches" / f"{self._point(method, defence.at(bounds[1])).label}.json"
+        about = {"bounds": list(bounds), "target": [str(one) for one in self.plan.target], "options": asdict(self.plan.audit)}
+        try:
+            before = json.loads(path.read_text())
+            if before.pop("about") == about:
+                return Strength(**before)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        run_dir = self.run_dir(base.label, self.plan.seed)
+        stored = RunFolder.open(run_dir).config()
+
+        def at(strength: float) -> dict[str, Any]:
+            config = self._point(method, defence.at(strength)).config
+            replayed = Replayed(run_dir, stored.model_copy(update={"wire": config.wire, "privacy": config.privacy}))
+            return measured(replayed, self.plan.audit, lambda text: None)
+
+        found = search(at, bounds, self.plan.target, lambda text: self.say(f"{method}, {defence.text}: {text}"))
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps({"about": about, **asdict(found)}).encode())
+        return found
+
+    def _point(self, method: str, defence: Defence) -> Point:
+        return point(self.plan.base, method, defence, self.plan.where)
+
+    def decide(self) -> tuple[Trade | None, list[dict[str, Any]]]:
+        """The cheapest point that holds the target, also on a fresh seed; and what became of each that was tried there."""
+        tried: list[dict[str, Any]] = []
+        if not self.plan.target:
+            return None, tried
+        fresh = self.plan.seed + FRESH
+        left = _of_seed(list(self.trades.values()), self.plan.seed)
+        while len(tried) < MOST_CONFIRMED and (best := cheapest(left)) is not None:
+            self.say(f"{best.label} holds the target; the same with seed {fresh}")
+            one = self._points[best.label]
+            self.play([replace(one, config=one.config.model_copy(update={"seed": fresh}))], fresh)
+            again = self.trades.get((best.label, fresh))
+            tried.append({"label": best.label, "seed": fresh, "holds": again is not None and again.holds})
+            if again is not None and again.holds:
+                return best, tried
+            left = [other for other in left if other.label != best.label]
+        return None, tried
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """What MLflow shows of the chosen point; nothing without one."""
+    one = next((one for one in found["trades"] if one["label"] == found["chosen"]), None)
+    names = ("accuracy", "recovered", "bytes")
+    return {} if one is None else {f"chosen/{name}": float(one[name]) for name in names if one[name] is not None}
+
+
+def _of_seed(trades: Sequence[Trade], seed: int) -> list[Trade]:
+    return [one for one in trades if one.seed == seed]
+
+
+def _batches(items: Sequence[Path], size: int) -> Iterator[list[Path]]:
+    left = iter(items)
+    return iter(partial(_taken, left, size), [])
+
+
+def _taken(left: Iterator[Path], size: int) -> list[Path]:
+    return list(islice(left, size))
+
+
+def _write(found: Mapping[str, Any], audits: Sequence[Audited], folder: Path, command: str) -> None:
+    if not found["trades"]:
+        reasons = "; ".join(f"{name}: {why}" for name, why in found["not_run"].items())
+        raise FedprivError(f"no point could be trained and audited: {reasons}")
+    try:
+        write_atomically(folder / "frontier.json", (json.dumps(found, indent=1, allow_nan=False) + os.linesep).encode())
+        write_atomically(folder / "frontier.md", markdown(found).encode())
+    except OSError as error:
+        raise FedprivError(f"cannot write the frontier in {folder}: {error.strerror}") from None
+    draw(found["trades"], folder / "frontier.png", found["target"], found["chosen"])
+    report.write(report.side_by_side(audits, command), folder / "report")
+
+
+__all__ = ["NONE", "Plan", "frontier"]

@@ -1,0 +1,112 @@
+"""The least strength of a defence that holds a target, from a run's downloads alone: no model is trained.
+
+The run's own clients play their turns again, from the downloads that it kept, under the defence; attacks try what they send.
+Membership, accuracy and epsilon are measured by real runs afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedpriv.audit.conditions import Condition
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.membership.label_leaks import labels_of
+from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
+from fedpriv.config import RunConfig
+from fedpriv.errors import FedprivError
+from fedpriv.simulation.setup import Federation, build
+
+Say = Callable[[str], None]
+BY_REPLAY = ("recovered", "labels")
+"""Measures that a replay can take."""
+STEPS = 5
+"""Halvings of the range, of its logarithm."""
+
+
+class Replayed(Evidence):
+    """The messages that a run's clients would have sent under another defence.
+
+    Args:
+        config: the run's, but for ``wire`` and ``privacy``.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        super().__init__(run_dir)
+        self.config = config.model_copy(update={"executor": config.executor.here()})
+
+    @cached_property
+    def federation(self) -> Federation:
+        return build(self.config)
+
+    def message(self, round: int, client: int) -> Message:
+        """As the client would have sent it from the download that the run kept.
+
+        Raises:
+            FedprivError: its training diverged.
+        """
+        download = self.store.download(round)
+        if download is None:
+            raise FedprivError(f"{self.folder.path} kept no download of round {round}")
+        turns = ShadowTurns(self.federation, round, download, self.store.broadcast())
+        (found,) = turns.run(lambda number: self.federation.data.train(client), [client])
+        if found is None:
+            raise FedprivError(f"the turn of client {client} in round {round} diverged under this defence")
+        return self.read(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
+
+
+@dataclass(frozen=True)
+class Strength:
+    """The result of a search.
+
+    Attributes:
+        found: the least strength that was seen to hold; ``None``: not even the greatest does.
+        tried: (strength, each measure) in the order of the search.
+    """
+
+    found: float | None
+    tried: Sequence[tuple[float, Mapping[str, float | None]]]
+
+
+def measured(evidence: Evidence, options: AuditOptions, say: Say) -> dict[str, Any]:
+    """What conditions on :data:`BY_REPLAY` look at, as in the findings of an audit."""
+    not_tried: dict[str, str] = {}
+    images = on_images(evidence, options, not_tried, say) if "image" in evidence.modalities else []
+    texts = on_texts(evidence, options, not_tried, say) if "text" in evidence.modalities else []
+    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
+    return {"attacks": [one.described(None) for one in images], "texts": texts, "labels": labels}
+
+
+def search(
+    measure: Callable[[float], Mapping[str, Any]], bounds: tuple[float, float], target: Sequence[Condition], say: Say
+) -> Strength:
+    """Bisect for the least strength at which every condition that a replay can measure holds.
+
+    Args:
+        measure: a strength -> findings of a replay under it.
+    """
+    wanted, tried = [one for one in target if one.measure in BY_REPLAY], list[tuple[float, Mapping[str, float | None]]]()
+
+    def holds(strength: float) -> bool:
+        findings = measure(strength)
+        values = {one.measure: one.value(findings) for one in wanted}
+        tried.append((strength, values))
+        good = all(one.holds(findings) for one in wanted)
+        said = ", ".join(f"{name} {'not known' if value is None else f'{value:.3g}'}" for name, value in values.items())
+        say(f"strength {strength:.3g}: {said}: {'holds' if good else 'does not hold'}")
+        return good
+
+    low, high = bounds
+    if not holds(high):
+        return Strength(None, tried)
+    if holds(low):
+        return Strength(low, tried)
+    for _ in range(STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return Strength(float(f"{high:.3g}"), tried)

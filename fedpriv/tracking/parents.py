@@ -1,0 +1,91 @@
+"""The MLflow run above the runs of one command."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.config import TrackingConfig
+from fedpriv.errors import FedprivError
+from fedpriv.files import write_atomically
+from fedpriv.tracking.access import whole_address
+from fedpriv.tracking.store import create_store, default_uri, experiment_id, explained, quiet_mlflow, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Finish = Callable[[Mapping[str, float], Path], None]
+"""Logs metrics, and all files that lie in a folder."""
+_ENVIRONMENT = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
+
+
+@contextmanager
+def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Finish]:
+    """A block whose runs, started here or in processes that this one starts, hang below one run in MLflow.
+
+    Args:
+        folder: of the command; its ``runs`` hold the runs. ``parent.json`` in it names the MLflow run, for the next call.
+        tracking: that of the runs; without MLflow there is no parent, and nothing is logged.
+
+    Raises:
+        TrackingError: the store does not answer, or refuses.
+    """
+    if tracking.name != "mlflow" or tracking.uri == "none":
+        yield lambda metrics, files: None
+        return
+    quiet_mlflow()
+    uri = tracking.uri or default_uri(folder / "runs")
+    try:
+        if (store := sqlite_path(uri)) is not None:
+            uri = f"sqlite:///{store}"
+            create_store(store)
+        client, run = _begun(folder, uri, tracking.experiment, name)
+    except FedprivError:
+        raise
+    except Exception as error:
+        raise explained(error, uri) from error
+    before = {key: os.environ.get(key) for key in _ENVIRONMENT}
+    os.environ.update(zip(_ENVIRONMENT, (run, uri), strict=True))
+
+    def finish(metrics: Mapping[str, float], files: Path) -> None:
+        try:
+            for key, value in metrics.items():
+                client.log_metric(run, key, value)
+            for file in sorted(path for path in files.iterdir() if path.is_file()):
+                client.log_artifact(run, str(file))
+        except Exception as error:
+            raise explained(error, uri) from error
+
+    status = "FAILED"
+    try:
+        yield finish
+        status = "FINISHED"
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
+        client.set_terminated(run, status)
+
+
+def _begun(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowClient, str]:
+    """The client, and the id of the run: that of an earlier call, or a new one."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client, file = MlflowClient(tracking_uri=whole_address(uri)), folder / "parent.json"
+    try:
+        known: Any = json.loads(file.read_text())
+        if known["uri"] == uri and client.get_run(known["run"]).info.lifecycle_stage == "active":
+            client.update_run(known["run"], status="RUNNING")
+            return client, str(known["run"])
+    except (OSError, ValueError, KeyError, TypeError, MlflowException):
+        pass  # there was none, or the store was deleted
+    tags = {"mlflow.source.name": "fedpriv", "mlflow.source.type": "LOCAL"}
+    run = client.create_run(experiment_id(client, uri, experiment), run_name=name, tags=tags).info.run_id
+    write_atomically(file, json.dumps({"uri": uri, "run": run}).encode())
+    return client, str(run)

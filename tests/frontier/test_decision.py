@@ -1,0 +1,86 @@
+"""Which point is chosen, from trades that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fedpriv.audit.conditions import conditions
+from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
+from fedpriv.frontier.search import search
+from tests.audit.sample_findings import findings
+
+
+def a_trade(label: str, accuracy: float | None, recovered: float | None, bytes: int, **changes: Any) -> Trade:
+    given: dict[str, Any] = {"at_chance": False, "unmet": ()} | changes
+    return Trade(
+        label, "fedavg", label, 0, accuracy, None, given["at_chance"], recovered, None, {}, bytes, "words", given["unmet"]
+    )
+
+
+def names(trades: list[Trade]) -> set[str]:
+    return {one.label for one in trades}
+
+
+def test_a_point_is_beaten_by_one_that_is_as_good_in_all_and_better_in_one() -> None:
+    points = [
+        a_trade("accurate", 0.9, 0.5, 10),
+        a_trade("tight", 0.8, 0.0, 10),
+        a_trade("small", 0.7, 0.5, 1),
+        a_trade("beaten", 0.8, 0.5, 10),
+        a_trade("equal to tight", 0.8, 0.0, 10),
+        a_trade("at chance", 0.99, 0.0, 0, at_chance=True),
+        a_trade("not known", 0.99, None, 0),
+    ]
+    assert names(unbeaten(points)) == {"accurate", "tight", "small", "equal to tight"}
+
+
+def test_the_cheapest_holds_the_target_and_is_better_than_guessing() -> None:
+    points = [
+        a_trade("leaks", 0.95, 0.5, 10, unmet=("recovered<=0",)),
+        a_trade("at chance", 0.94, 0.0, 10, at_chance=True),
+        a_trade("large", 0.9, 0.0, 10),
+        a_trade("small", 0.9, 0.0, 5),
+        a_trade("worse", 0.8, 0.0, 1),
+    ]
+    best = cheapest(points)
+    assert best is not None and best.label == "small"
+    assert cheapest(points[:2]) is None
+    near = nearest([*points[:2], a_trade("misses two", 0.99, 0.5, 1, unmet=("a", "b"))])
+    assert near is not None and near.label == "leaks"
+
+
+def test_a_trade_says_what_the_audit_found() -> None:
+    target = conditions("recovered<=0.05,membership_auc<=0.6,epsilon<=8", "--target")
+    undefended, defended, local = findings()["runs"]
+    found = trade("mp", "mpfedcon", "none", undefended, [0.9, 1.0], target)
+    assert found.recovered == 1.0 and found.recovered_interval is not None and found.recovered_interval[1] == 1.0
+    assert found.unmet == tuple(str(one) for one in target) and not found.holds
+    assert found.leakage["epsilon"] is None and found.bytes == 217_800_000 + undefended["cost"]["bytes_down"]
+    assert trade("dp", "mpfedcon", "dp", defended, [], target).leakage["epsilon"] == 8.0
+    unknown = trade("local", "local", "none", local, [], conditions("recovered<=1"))
+    assert unknown.recovered is None and unknown.unmet == ("recovered<=1",), "what is not known does not hold"
+
+
+def of(share: float | None) -> Mapping[str, Any]:
+    """Findings in which an attack recovered that share."""
+    if share is None:
+        return {"attacks": [], "texts": [], "labels": []}
+    attempt = {"success": {"0.01": {"share": share, "successes": round(100 * share)}}, "is_evidence": True, "mse_median": 0.1}
+    return {"attacks": [{"attempts": [attempt]}], "texts": [], "labels": []}
+
+
+def test_the_search_finds_the_least_strength_that_holds() -> None:
+    target = conditions("recovered<=0.05,membership_auc<=0.6")
+    found = search(lambda strength: of(0.0 if strength >= 1e-4 else 0.5), (1e-6, 1e-1), target, lambda text: None)
+    assert found.found is not None and 1e-4 <= found.found < 1.5e-4
+    assert len(found.tried) == 7
+    assert search(lambda strength: of(0.0), (1e-6, 1e-1), target, lambda text: None).found == 1e-6
+
+
+@pytest.mark.parametrize("share", [0.5, None])
+def test_a_search_that_finds_none_says_so(share: float | None) -> None:
+    found = search(lambda strength: of(share), (1e-6, 1e-1), conditions("recovered<=0.05"), lambda text: None)
+    assert found.found is None and len(found.tried) == 1

@@ -1,0 +1,70 @@
+"""How defences are read, and which configs a grid has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedpriv.errors import UsageError
+from fedpriv.frontier.grid import Defence, grid, point
+
+BASE: dict[str, Any] = {"data": {"name": "digits"}, "method": {"name": "mpfedcon", "mu": 3.0}}
+
+
+def test_a_defence_is_what_train_takes() -> None:
+    found = point(BASE, "mpfedcon", Defence.read("mask:last=1+gaussian:variance=1e-4"), "here").config
+    assert found.wire.transforms == ({"name": "mask", "last": 1}, {"name": "gaussian", "variance": 1e-4})
+    private = point(BASE, "mpfedcon", Defence.read("dp-sample:noise=1.5,clip=2"), "here").config.privacy
+    assert (private.level, private.noise, private.clip) == ("sample", 1.5, 2.0)
+    assert point(BASE, "fedavg", Defence.read("secure-aggregation"), "here").config.wire.secure_aggregation
+
+
+def test_transforms_of_the_base_stay_and_the_base_is_not_changed() -> None:
+    base = {**BASE, "wire": {"transforms": [{"name": "clip", "norm": 1.0}]}}
+    found = point(base, "mpfedcon", Defence.read("gaussian:variance=1e+3"), "here").config
+    assert [one["name"] for one in found.wire.transforms] == ["clip", "gaussian"]
+    assert len(base["wire"]["transforms"]) == 1
+
+
+def test_another_method_leaves_the_options_of_the_first() -> None:
+    assert point(BASE, "mpfedcon", Defence("none"), "here").config.method.model_dump()["mu"] == 3.0
+    assert "mu" not in point(BASE, "fedavg", Defence("none"), "here").config.method.model_dump()
+
+
+def test_a_grid_has_the_undefended_and_what_is_below_a_range() -> None:
+    defences = [Defence.read(one) for one in ("mask:last=1", "mask:last=2+gaussian:variance=1e-7..1e-2")]
+    found = [(one.method, one.defence) for one in grid(BASE, ["mpfedcon", "fedavg"], defences, "here")]
+    assert found == [(method, defence) for method in ("mpfedcon", "fedavg") for defence in ("none", "mask:last=1", "mask:last=2")]
+
+
+def test_labels_name_files() -> None:
+    label = point(BASE, "fedavg", Defence.read("mask:last=1+gaussian:variance=1e-4"), "here").label
+    assert label == "fedavg-mask-last=1+gaussian-variance=1e-4"
+
+
+def test_a_range_becomes_a_strength() -> None:
+    found = Defence.read("mask:last=1+gaussian:variance=1e-7..1e-2")
+    assert found.range == (1e-7, 1e-2)
+    assert found.at(3.1623e-5) == Defence("mask:last=1+gaussian:variance=3.16e-05")
+    assert found.without() == Defence("mask:last=1")
+    assert Defence.read("gaussian:variance=1e-7..1e-2").without() == Defence("none")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gaussian:variance=1e-2..1e-7", "LEAST..GREATEST"),
+        ("gaussian:variance=0..1", "above 0"),
+        ("gaussian:variance=1e-7..1e-2+prune:fraction=0.1..0.5", "one range"),
+        ("dp-client:noise=1..2", "after it has received"),
+    ],
+)
+def test_ranges_that_cannot_be_searched(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Defence.read(text)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(UsageError, match="privacy"):
+        point(BASE, "fedavg", Defence.read("dp-sample:nois=1"), "here")
