@@ -14,6 +14,14 @@ from attacks.inference.membership import Array, Mask
 from tests.marks import quick_first
 
 DELTA = 1e-5
+IDEAL = [
+    (1, 1000, (0.23, 0.32, 0.61)),
+    (2, 1000, (0.74, 1.01, 1.57)),
+    (4, 1000, (1.46, 2.14, 3.53)),
+    (8, 1000, (2.81, 4.42, 7.37)),
+    (8, 5000, (3.46, 4.95, 7.70)),
+]
+"""Epsilon, canaries, and the medians of one run, f-DP and Gaussian fit over 100 draws."""
 NAMES = ["one run", "Clopper-Pearson", "f-DP, one run", "Gaussian fit"]
 
 
@@ -69,16 +77,9 @@ def test_guesses() -> None:
 
 @pytest.mark.parametrize(
     ("claim", "count", "medians"),
-    [
-        (1, 1000, (0.23, 0.32, 0.61)),
-        (2, 1000, (0.74, 1.01, 1.57)),
-        (4, 1000, (1.46, 2.14, 3.53)),
-        (8, 1000, (2.81, 4.42, 7.37)),
-        pytest.param(8, 5000, (3.46, 4.95, 7.70), marks=pytest.mark.slow),
-    ],
+    quick_first(IDEAL, 2),
 )
 def test_what_ideal_canaries_show_of_a_claim_that_is_tight(claim: float, count: int, medians: tuple[float, ...]) -> None:
-    """Medians of one run, f-DP and Gaussian fit over 100 draws; here of fewer."""
     bounds = np.median(draws(mu_of(claim, DELTA), count, 7, claim), axis=0)[[0, 2, 3]]
     assert bounds == pytest.approx(medians, rel=0.15, abs=0.25)
     assert (bounds < claim).all()

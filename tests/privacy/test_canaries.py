@@ -103,9 +103,9 @@ def test_the_server_clips_a_canary_and_the_model_shows_it(simulate: Simulate) ->
 def test_canaries_are_drawn_as_clients_and_the_clients_as_without(simulate: Simulate) -> None:
     run, without = (simulate("fedavg", play=False, **{**CLIENT, "privacy.canaries": n}) for n in (100, 0))
     assert isinstance(run.canaries, ClientCanaries) and without.canaries is None
-    counts = [len(list(run.canaries.changes(round))) for round in range(1, 101)]
+    counts = [len(list(run.canaries.changes(round))) for round in range(1, 41)]
     expected = 0.3 * int(run.canaries.canaries.used.sum())
-    assert abs(sum(counts) / 100 - expected) < 4 * math.sqrt(expected * 0.7 / 100)
+    assert abs(sum(counts) / 40 - expected) < 4 * math.sqrt(expected * 0.7 / 40)
     for round in range(1, 30):
         assert run.participants(round) == without.participants(round)
     assert run.statement() == without.statement()
@@ -121,6 +121,7 @@ def note(changes: dict[int, Tensor], space: ParameterSpace, sent: Tensor) -> Tap
     return tap
 
 
+@pytest.mark.slow
 def test_canaries_are_part_of_their_clients_clipped_sums(simulate: Simulate) -> None:
     """In one step on all samples the upload differs from that without canaries by the mean of those that are used."""
     one_step = {**SAMPLE, **ALL, "train.batch_size": 1000, "train.rounds": 1, "train.weight_decay": 0.0}
