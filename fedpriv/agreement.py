@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net
 from fedpriv.parameters import ParameterSpace
+from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
 from fedpriv.wire import Expected, Transform
@@ -83,6 +85,15 @@ class Agreement:
             UsageError: a mask that cannot be right.
         """
         return sent_names(self.method.shared_names, self.transforms, self.linear)
+
+    @cached_property
+    def canaries(self) -> Canaries | None:
+        """The run's canaries, if it has some.
+
+        Raises:
+            UsageError: there are more than parameters that are sent.
+        """
+        return Canaries.of(self.config, self.space, self.sent_names) if self.config.privacy.canaries else None
 
     def expected(self, round: int, client: int, received: Mapping[str, Tensor]) -> Expected:
         """What the client's upload of a round must be.

@@ -276,12 +276,17 @@ class PrivacyConfig(_Section):
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
     target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
     accountant: Literal["rdp", "prv"] = Field("rdp", description="whose epsilon counts; the summary has both")
+    canaries: NonNegativeInt = Field(
+        0, description="canaries to plant, half of them used, so that the epsilon spent is measured; in simulations"
+    )
 
     @model_validator(mode="after")
     def _says_how_much(self) -> PrivacyConfig:
         given = self.noise is not None or self.target_epsilon is not None
         if self.level == "none" and given:
             raise ValueError("a noise or a target_epsilon without a level; --dp client or --dp sample")
+        if self.level == "none" and self.canaries:
+            raise ValueError("canaries measure an epsilon, so they need a level; --dp client or --dp sample")
         if self.level != "none" and not given:
             raise ValueError(f"level {self.level} needs a noise multiplier (--noise 1.0) or a --target-epsilon")
         return self
@@ -409,6 +414,15 @@ class RunConfig(_Section):
     def _noise_is_added_in_every_round(self) -> RunConfig:
         if self.privacy.level == "client" and self.train.min_uploads > 1:
             raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_its_canaries(self) -> RunConfig:
+        if self.privacy.level == "sample" and self.privacy.canaries:
+            if self.train.optimizer != "sgd":
+                raise ValueError("privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd")
+            if self.wire.secure_aggregation:
+                raise ValueError("privacy.canaries at sample level are read off single uploads; leave secure_aggregation out")
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,8 @@ def epsilon_from_rates(
     search, count = _halves(members, int(members.sum()), int((~members).sum()), seed)
     thresholds = _thresholds(scores[search])
     alpha = (1 - confidence) / 2  # two intervals
+    if not len(thresholds):
+        return LowerBound(0.0, delta, confidence, int(count.sum()))
 
     def bounds(part: Mask, at: Array) -> Array:
         found, alarms = scores[part & members][:, None] >= at, scores[part & ~members][:, None] >= at

@@ -40,6 +40,16 @@ def _epsilon(run: Found) -> float | None:
     return run["epsilon"]["upper"] if run["epsilon"] else math.inf
 
 
+def _measured(run: Found) -> float | None:
+    found = (run["epsilon"] or {}).get("canaries")
+    return found["lower"] if found else None
+
+
+def _excess(run: Found) -> float | None:
+    lower = _measured(run)
+    return None if lower is None else lower - run["epsilon"]["upper"]
+
+
 def _labels(run: Found) -> float | None:
     return sum(bool(one["exact"]) for one in run["labels"]) / len(run["labels"]) if run["labels"] else None
 
@@ -48,11 +58,16 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "recovered": _recovered,
     "membership_auc": _membership,
     "epsilon": _epsilon,
+    "epsilon_measured": _measured,
+    "epsilon_excess": _excess,
     "labels": _labels,
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
-recovered; the area of the best membership attack; the accountant's epsilon, infinite without differential privacy; the share of
-the messages from which the set of classes was found exactly. ``None``: no attack could be mounted, so it is not known."""
+recovered; the area of the best membership attack; the accountant's epsilon, infinite without differential privacy; the largest
+lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the share of
+the messages from which the set of classes was found exactly. ``None``: it is not known."""
+_WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")
+"""Why a measure is not known, other than for want of an attack."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,8 @@ class Condition:
         """Why a run's findings meet it as an alarm, in a line; ``None``: they do not. What is not known counts as met."""
         value = self.value(run)
         if value is None:
-            return f"{self.measure} is not known, as no attack could be mounted ({self})"
+            why = _WHY.get(self.measure, "no attack could be mounted")
+            return f"{self.measure} is not known, as {why} ({self})"
         return f"{self.measure} is {value:.3g} ({self})" if _OPERATORS[self.compare](value, self.bound) else None
 
 

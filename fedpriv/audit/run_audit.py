@@ -20,6 +20,7 @@ from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
+from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.inference import LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
@@ -91,7 +92,8 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     say("what left the clients")
     findings, pictures = _facts(evidence, summary), dict[str, bytes]()
     lower = _attacked(evidence, options, findings, pictures, say)
-    findings["epsilon"] = _epsilon(summary.get("privacy"), lower)
+    statement = summary.get("privacy")
+    findings["epsilon"] = _epsilon(statement, lower, measured(evidence.folder, statement))
     findings["without_sums"] = None
     if evidence.summed:
         findings["without_sums"] = _without_sums(run_dir, options, findings, say)
@@ -313,14 +315,18 @@ def _notes(points: OperatingPoints) -> str | None:
     return " ".join(points.notes) or None
 
 
-def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The ledger's statement beside the attack's lower bound, where the run has differential privacy."""
+def _epsilon(
+    statement: dict[str, Any] | None, lower: dict[str, Any] | None, by_canaries: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The ledger's statement beside the lower bounds of the attack and of canaries, where the run has differential privacy."""
     if statement is None:
         return None
     known = [statement["adjacency"], statement["holds_if"], statement.get("randomness")]  # the last not in older runs
     sentences = [*filter(None, known), *(f"not covered: {one}" for one in statement["not_covered"])]
     if lower is not None:
         sentences.append(lower["about"])
+    if by_canaries is not None:
+        sentences += by_canaries["sentences"]
     comparable = lower is not None and statement["level"] == "sample"
     return {
         "upper": statement["epsilon"],
@@ -329,5 +335,6 @@ def _epsilon(statement: dict[str, Any] | None, lower: dict[str, Any] | None) -> 
         "accountant": statement["accountant"],
         "lower": lower["lower"] if lower is not None and comparable else None,
         "bounds": lower,
+        "canaries": by_canaries,
         "sentences": sentences,
     }

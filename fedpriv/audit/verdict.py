@@ -141,4 +141,5 @@ def _epsilon(epsilon: Found | None) -> list[str]:
     if epsilon is None:
         return ["The run has no differential privacy: there is no guarantee, only the results of these attacks."]
     against = "a client" if epsilon["level"] == "client" else "a training sample"
-    return [f"The accountant's epsilon for {against} is {epsilon['upper']:.3g} at delta {epsilon['delta']:g}, an upper bound."]
+    upper = f"The accountant's epsilon for {against} is {epsilon['upper']:.3g} at delta {epsilon['delta']:g}, an upper bound."
+    return [upper, *(epsilon.get("canaries") or {}).get("sentences", [])]

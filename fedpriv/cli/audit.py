@@ -34,7 +34,8 @@ from fedpriv.cli.terminal import FilePath, styled
 @click.option(
     "--fail-if",
     metavar="CONDITIONS",
-    help="Exit with 3 if one holds of a run: recovered, membership_auc, epsilon or labels, such as 'recovered>0.05,epsilon>8'.",
+    help="Exit with 3 if one holds of a run: recovered, membership_auc, epsilon, epsilon_measured, epsilon_excess or labels, "
+    "such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the ledger says.",
 )
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")

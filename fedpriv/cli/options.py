@@ -45,6 +45,7 @@ _RUN_FLAGS: dict[str, tuple[str, Any, str]] = {
     "clip": ("privacy.clip", float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": ("privacy.delta", float, "Delta of --dp."),
     "target-epsilon": ("privacy.target_epsilon", float, "Epsilon that the whole run may spend; the noise is found for it."),
+    "canaries": ("privacy.canaries", int, "Plant so many canaries, half of them used, to measure the epsilon of --dp."),
     "secure-aggregation": (
         "wire.secure_aggregation",
         bool,

@@ -103,8 +103,12 @@ class Reporter:
                 f"round {record['round']}/{self._rounds}  {text}  left {timedelta(seconds=round(left))}", soft_wrap=True
             )
 
-    def conclude(self, outcome: Outcome) -> None:
-        """Print the summary, or how to resume the run."""
+    def conclude(self, outcome: Outcome, measured: dict[str, Any] | None = None) -> None:
+        """Print the summary, or how to resume the run.
+
+        Args:
+            measured: what the run's canaries show.
+        """
         path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
@@ -141,6 +145,8 @@ class Reporter:
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
+        if measured is not None:
+            rows += [("  measured", sentence) for sentence in measured["sentences"]]
         if summary["clients_never_trained"]:
             rows.append(("clients that never took part", str(summary["clients_never_trained"])))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))

@@ -116,7 +116,18 @@ def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:
         from fedpriv.cli.profile import show
 
         show(outcome.profile, outcome.folder.profile, reporter.out)
-    reporter.conclude(outcome)
     if outcome.summary is None:
+        reporter.conclude(outcome)
         sys.exit(130)
-    return dict(outcome.summary)
+    found = _measured(outcome)
+    reporter.conclude(outcome, found)
+    return dict(outcome.summary) | ({} if found is None else {"canaries": found})
+
+
+def _measured(outcome: Any) -> dict[str, Any] | None:
+    """What the run's canaries show, if it has some."""
+    if not outcome.folder.canaries_file.exists():
+        return None
+    from fedpriv.audit.membership.canaries import measured
+
+    return measured(outcome.folder, outcome.summary.get("privacy"))

@@ -18,6 +18,7 @@ from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.interfaces import Private
+from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
 from fedpriv.seeding import derive_secretly, generator
@@ -164,6 +165,9 @@ class Client:
         turn.noise_seed = self.noise_seed(received)
         if self.agreement.config.privacy.level == "sample":
             turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
+            if (canaries := self.agreement.canaries) is not None:
+                held = canaries.held_by(self.number, self.agreement.trainable)
+                turn.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
         try:
             method.local_update(turn)
         except ClientDiverged:

@@ -21,6 +21,7 @@ from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import PLAIN
+from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.samples import Inputs, split, take
@@ -73,6 +74,8 @@ class Turn:
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
+        self.canaries: OfClient | None = None
+        """Set: sample-level DP with canaries among the client's samples."""
         self.noise_seed = config.seed
         """What DP's noise and its choice of samples are drawn from."""
         self._purpose = purpose
@@ -146,7 +149,8 @@ class Turn:
             if self.spend is None:
                 self._train(phase, loss, rule or PLAIN, *draws)
             else:
-                self._train_privately(phase, loss, rule or PLAIN, *draws, generator(*hidden, "dp noise"))
+                noise, planted = generator(*hidden, "dp noise"), generator(*hidden, "canaries")
+                self._train_privately(phase, loss, rule or PLAIN, *draws, noise, planted)
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
@@ -227,6 +231,7 @@ class Turn:
         draw: torch.Generator,
         augment: torch.Generator | None,
         noise: torch.Generator,
+        planted: torch.Generator,
     ) -> None:
         """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
 
@@ -254,7 +259,10 @@ class Turn:
                 batch = self._augmented(batch if cached else resident.shaped(batch), augment)
             teachers = {name: self._teachers.outputs(name, index, batch) for name in self._teachers} if len(index) else {}
             total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
+            extra = {} if self.canaries is None else self.canaries.drawn(rate, planted)
             for name, part in total.items():
+                if name in extra:
+                    part.add_(extra[name].to(part))
                 drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
                 resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
             rule.correct(self, learner)

@@ -152,6 +152,8 @@ def _check_possible(config: RunConfig) -> None:
         raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
     if config.privacy.level == "client":
         raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
+    if config.privacy.canaries:
+        raise UsageError("privacy.canaries: canaries are planted in simulations; leave it out, or use `fedpriv train`")
 
 
 def _public(config: RunConfig) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -34,20 +35,29 @@ class NoisyMean:
     expected: float
 
     def __call__(
-        self, server: ServerState, uploads: Sequence[Upload], sent: Mapping[str, Tensor], generator: torch.Generator
+        self,
+        server: ServerState,
+        uploads: Sequence[Upload],
+        sent: Mapping[str, Tensor],
+        generator: torch.Generator,
+        planted: Iterable[Mapping[str, Tensor]] = (),
     ) -> ServerState:
         """The server's next state.
 
         Args:
             sent: the tensors that the clients were sent, by name, as the reference of their changes.
+            planted: further changes, those of canaries.
         """
         old = self.space.unpack(server.row, self.names)
         total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in old.items()}
-        for upload in uploads:
+
+        def change_of(upload: Upload) -> dict[str, Tensor]:
             arrived = upload.tensors()
-            change = {
+            return {
                 name: arrived[name].double() - sent.get(name, old[name]).double().cpu() for name in self.names if name in arrived
             }
+
+        for change in chain(map(change_of, uploads), planted):
             length = float(torch.stack([part.square().sum() for part in change.values()]).sum().sqrt()) if change else 0.0
             for name, part in change.items():
                 total[name] += part * (min(1.0, self.clip / length) if length else 1.0)

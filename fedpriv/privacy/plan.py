@@ -83,6 +83,7 @@ def check(
     protected, what = config.data.clients, "clients"
     if level == "sample":
         protected, what = shares.distinct(), "training samples"
+    protected += config.privacy.canaries
     if config.privacy.delta >= 1 / protected:
         raise UsageError(
             f"privacy.delta {config.privacy.delta:g} for {protected} {what}: publishing one of them at random would satisfy it; "

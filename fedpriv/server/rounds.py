@@ -20,6 +20,7 @@ from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.terms import label_of
 from fedpriv.seeding import generator
 from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.merging import merge, merge_sum
@@ -34,7 +35,7 @@ from fedpriv.wire.report import Report
 if TYPE_CHECKING:
     from fedpriv.server.secure_sum import Summed
 
-_MODEL, _MEMORY = "model.", "memory."
+_MODEL, _MEMORY, _CANARIES = "model.", "memory.", "canaries"
 
 
 class Server:
@@ -50,6 +51,7 @@ class Server:
 
     Attributes:
         server: its state.
+        canaries: those of the run, if there are any.
         taps: called with (direction, message) for every message that crosses, in either direction.
     """
 
@@ -77,6 +79,7 @@ class Server:
         self.is_private = self.config.privacy.level != "none"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
         self._noisy_mean = _noisy_mean(agreement)
+        self.canaries = _canaries(agreement)
         self._secure = self.config.wire.secure_aggregation
         self.server = ServerState(agreement.initial)
         self.stop_requested = False
@@ -117,6 +120,8 @@ class Server:
         model = {name.removeprefix(_MODEL): tensor for name, tensor in stored.items() if name.startswith(_MODEL)}
         memory = {name.removeprefix(_MEMORY): tensor for name, tensor in stored.items() if name.startswith(_MEMORY)}
         self.server = ServerState(self.agreement.space.pack(model, torch.empty_like(self.agreement.initial)), memory)
+        if self.canaries is not None:
+            self.canaries.scores = stored[_CANARIES]
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(self.progress.round)
         PayloadStore.of(self.folder).verify()
@@ -155,10 +160,17 @@ class Server:
             self.clients.forget((client, round) for client in keepers)  # these turns do not count either
         else:
             self.progress.clients |= dict.fromkeys(keepers, round)
+        if isinstance(self.canaries, SampleCanaries):
+            self.canaries.observe(round, [upload for _, upload in turns if upload is not None], sent, reports)
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
-                self.server = self._noisy_mean(self.server, uploads, sent, generator(self.config.seed, round, "dp noise"))
+                before, draw, planted = self.server, generator(self.config.seed, round, "dp noise"), self.canaries
+                if isinstance(planted, ClientCanaries):
+                    self.server = self._noisy_mean(before, uploads, sent, draw, planted.changes(round))
+                    planted.observe(before, self.server)
+                else:
+                    self.server = self._noisy_mean(before, uploads, sent, draw)
             elif summed is not None:
                 self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
@@ -308,6 +320,7 @@ class Server:
         return {
             **{_MODEL + name: tensor for name, tensor in model.items()},
             **{_MEMORY + name: tensor for name, tensor in self.server.memory.items()},
+            **({} if self.canaries is None else {_CANARIES: self.canaries.scores}),
         }
 
 
@@ -350,5 +363,18 @@ def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
     config, privacy = agreement.config, agreement.config.privacy
     if privacy.level != "client":
         return None
-    expected = (config.train.participation or 0.0) * config.data.clients
-    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, expected)
+    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(config))
+
+
+def _canaries(agreement: Agreement) -> Planted | None:
+    """The run's canaries, if it has some."""
+    if (canaries := agreement.canaries) is None:
+        return None
+    if agreement.config.privacy.level == "sample":
+        return SampleCanaries(agreement, canaries)
+    return ClientCanaries(agreement, canaries, _expected(agreement.config))
+
+
+def _expected(config: RunConfig) -> float:
+    """The expected number of participants."""
+    return (config.train.participation or 0.0) * config.data.clients

@@ -29,8 +29,8 @@ class RunFolder:
     ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
     round), ``checkpoints/`` (of the server), ``clients/`` (what the clients keep, which a server would not have),
     ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the end ``summary.json``,
-    ``confusion.json`` (where there is a global model), ``weights/``, ``plots/``, ``profile/`` (where that was requested);
-    after it ``probe/``, where it was probed.
+    ``confusion.json`` (where there is a global model), ``canaries.safetensors`` (where there are canaries), ``weights/``,
+    ``plots/``, ``profile/`` (where that was requested); after it ``probe/``, where it was probed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,6 +43,7 @@ class RunFolder:
         self.weights = path / "weights"
         self.plots = path / "plots"
         self.confusion_file = path / "confusion.json"
+        self.canaries_file = path / "canaries.safetensors"
         self.probe = path / "probe"
         self.profile = path / "profile"
         self._facts_file = path / "run.json"

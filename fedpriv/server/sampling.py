@@ -22,9 +22,14 @@ def participants(agreement: Agreement, round: int) -> list[int]:
     """
     config, everyone = agreement.config, agreement.trainable
     if config.privacy.level == "client":
-        share = config.train.participation or 0.0
-        return [client for client in everyone if _uniform(config.seed, round, client) < share]
+        return drawn(config, everyone, round)
     return sorted(agreement.method.participants(round, _selected(config, everyone, round), everyone))
+
+
+def drawn(config: RunConfig, clients: Sequence[int], round: int) -> list[int]:
+    """Those of the clients that are drawn for a round, each with probability ``train.participation``, independently."""
+    share = config.train.participation or 0.0
+    return [client for client in clients if _uniform(config.seed, round, client) < share]
 
 
 def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[int]:

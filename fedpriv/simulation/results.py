@@ -42,6 +42,8 @@ def write_results(server: Server, notes: Sequence[str] = (), confusion: Confusio
                 folder.weights / "server.safetensors",
                 agreement.space.unpack(server.server.row, method.shared_names),
             )
+        if server.canaries is not None:
+            save_tensors(folder.canaries_file, server.canaries.found())
         folder.plots.mkdir(exist_ok=True)
         plots.learning_curve(records, folder.plots / "learning_curve.png")
         if per_client:

@@ -50,6 +50,7 @@ def settle(
     if config.privacy.level != "none":
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)
+        _ = agreement.canaries  # refuses too many
         privacy = with_noise(config.privacy, plans(agreement, sizes, shares, range(1, config.train.rounds + 1)))
         agreement.config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":

@@ -26,7 +26,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "texts": [],
         "membership": [{"auc": 0.57}, {"auc": 0.76}, {"auc": None}],
         "labels": [{"exact": True}, {"exact": False}],
-        "epsilon": {"upper": 7.9},
+        "epsilon": {"upper": 7.9, "canaries": {"lower": 8.4}},
     }
     return found | changes
 
@@ -39,6 +39,9 @@ def run(**changes: Any) -> dict[str, Any]:
         ("recovered>=0.2,membership_auc>0.7", "a run: membership_auc is 0.76 (membership_auc>0.7)"),
         ("epsilon>8", None),
         ("epsilon>7.5", "a run: epsilon is 7.9 (epsilon>7.5)"),
+        ("epsilon_measured>8", "a run: epsilon_measured is 8.4 (epsilon_measured>8)"),
+        ("epsilon_excess>0", "a run: epsilon_excess is 0.5 (epsilon_excess>0)"),
+        ("epsilon_excess>1", None),
         ("labels>=0.5", "a run: labels is 0.5 (labels>=0.5)"),
         ("labels<0.5", None),
         ("recovered<=1e-3", None),
@@ -56,6 +59,12 @@ def test_without_differential_privacy_epsilon_is_infinite() -> None:
 def test_what_is_not_known_never_passes(measure: str, key: str) -> None:
     unknown = deepcopy(run(**{key: []}))
     assert f"{measure} is not known" in (first_met([unknown], conditions(f"{measure}>0.99")) or "")
+
+
+@pytest.mark.parametrize("epsilon", [None, {"upper": 7.9}, {"upper": 7.9, "canaries": None}])
+@pytest.mark.parametrize("measure", ["epsilon_measured", "epsilon_excess"])
+def test_without_canaries_no_epsilon_is_measured(epsilon: dict[str, Any] | None, measure: str) -> None:
+    assert f"{measure} is not known" in (first_met([run(epsilon=epsilon)], conditions(f"{measure}>0")) or "")
 
 
 def test_an_attack_whose_controls_do_not_cover_it_is_not_known() -> None:

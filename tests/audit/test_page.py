@@ -222,6 +222,8 @@ def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown:
     audit["runs"][1]["epsilon"]["lower"] = 8.1
     text = Page(render_html(audit, pictures())).text
     assert told in text and "these two contradict each other" in text and told in render_markdown(audit)
+    audit["runs"][1]["epsilon"] |= {"lower": None, "canaries": {"lower": 8.1}}
+    assert told in render_markdown(audit)
 
 
 def test_scales() -> None:

@@ -152,3 +152,17 @@ def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, mon
     result = fedpriv("audit", runs("fedavg"), "--messages", 0)
     assert result.exit_code == 2 and "at least 1" in result.stderr
     assert fedpriv("audit").exit_code == 2
+
+
+@pytest.mark.slow
+def test_what_canaries_show_stands_beside_the_ledgers_epsilon(tmp_path: Path) -> None:
+    private = {"privacy.level": "client", "privacy.noise": 1.0, "privacy.canaries": 50, "train.rounds": 1, "data.limit": 100}
+    play(tmp_path / "run", "fedavg", **private)
+    few = ("--messages", 1, "--singles", 1, "--label-shadows", 0, "--membership-shadows", 0)
+    result = fedpriv("audit", tmp_path / "run", *few, "--fail-if", "epsilon_measured>=0")
+    assert result.exit_code == 3 and "epsilon_measured is 0" in result.output
+    found = json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())["runs"][0]
+    canaries, sentence = found["epsilon"]["canaries"], found["epsilon"]["canaries"]["sentences"][0]
+    assert canaries["claim"] == found["epsilon"]["upper"] > canaries["lower"] and canaries["canaries"] == 50
+    assert sentence in found["verdict"] and sentence in found["epsilon"]["sentences"]
+    assert sentence in (tmp_path / "run" / "audit" / "audit.md").read_text()

@@ -136,9 +136,9 @@ def _of_texts(runs: Iterable[Found]) -> list[Found]:
 
 
 def _contradicts(epsilon: Found) -> bool:
-    """Whether the empirical lower bound exceeds the accountant's epsilon."""
-    lower, upper = epsilon["lower"], epsilon["upper"]
-    return lower is not None and upper is not None and lower > upper
+    """Whether an empirical lower bound exceeds the accountant's epsilon."""
+    lower, upper = [epsilon["lower"], (epsilon.get("canaries") or {}).get("lower")], epsilon["upper"]
+    return upper is not None and any(one is not None and one > upper for one in lower)
 
 
 def _measured(found: Found | None, measure: str) -> str:
