@@ -2,8 +2,8 @@
 
 All m rows of the layer measure one statistic ``h(x) = w x`` of the image; their biases are minus the edges of bins. Behind the
 ReLU, neuron i is active for the samples with ``h(x) > e_i``. All neurons have the same outgoing weights, so a sample gives the
-same gradient g to each active one. Hence the difference of neighbouring rows' gradients is ``sum g x`` over the samples between two
-edges, and that of the biases' ``sum g``: their quotient is the sample that is alone in its bin (section 3.2).
+same gradient g to each active one. Hence the difference of neighbouring rows' gradients is ``sum g x`` over the samples between
+two edges, and that of the biases' ``sum g``: their quotient is the sample that is alone in its bin (section 3.2).
 
 The paper inserts a layer; here the server writes into the layers that the net has. A change of many local steps still consists of
 single samples as long as training moves the layer little against the width of a bin, and by more than float32 rounds. So what the
@@ -25,7 +25,7 @@ from attacks.core.reconstruction import Inapplicable, One, Reconstruction, toget
 from attacks.core.registry import register
 from attacks.gradients.analytic import CERTAIN
 from attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
-from attacks.gradients.multistep import as_gradient, rounding
+from attacks.gradients.multistep import as_gradient, response, rounding
 from attacks.lab.setting import Setting
 
 ALIGNED = 0.3
@@ -55,8 +55,8 @@ class Imprint:
     Attributes:
         slope: standard deviation of a neuron's input over public images.
         outgoing: weight of the bins in the next layer; more is resolved better, and moves the bins more in every local step.
-        later: factor for the layer after that.
-        noise: length of random noise on each row, as a share of the row's length; it hides that all rows are alike.
+        later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
+        noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
         same: images with a smaller mean squared error count as one.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
@@ -90,17 +90,19 @@ class Imprint:
         direction = torch.randn(width, generator=draw, dtype=torch.float64)
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
-        hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64) * (self.noise * direction.norm() / width**0.5)
+        hidden = self.noise * direction.norm() / width**0.5 * torch.randn(rows, width, generator=draw, dtype=torch.float64)
         outputs = len(weights[f"{chain.second}.weight"])
         each = self.outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
         altered = {
             f"{chain.first}.weight": direction + hidden,
             f"{chain.first}.bias": -edges,
-            f"{chain.second}.weight": each.expand(-1, rows),
+            f"{chain.second}.weight": each * (1 + self.noise * torch.randn(outputs, rows, generator=draw, dtype=torch.float64)),
             f"{chain.second}.bias": each[:, 0],  # its ReLU passes everything
         }
         if chain.third is not None:
-            altered[f"{chain.third}.weight"] = self.later * weights[f"{chain.third}.weight"].double().cpu()
+            schedule = observation.schedule
+            gain = response(schedule, 0.0).gain if observation.kind == "change" and schedule is not None else 1.0
+            altered[f"{chain.third}.weight"] = self.later / gain * weights[f"{chain.third}.weight"].double().cpu()
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from attacks.core.registry import MaliciousAttack
     from attacks.lab.attempts import Attempt
+    from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
 
 NO_PROMISE = "no control shows that it can succeed"
@@ -127,15 +128,18 @@ def _attack_images(
     from fedpriv.audit.images import figures
 
     out = wide_console()
+    played: Replay | None = None
     if hasattr(image_attack(name), "alter"):
         attack = with_options(image_attack(name), name, options)
         assert isinstance(attack, MaliciousAttack)
-        target, refusal = _altered(attack, run_name, seed, chosen)
+        target, played = _altered(attack, run_name, seed, chosen)
+        says = "does not notice" if played.refusal is None else f"refuses: {played.refusal}"
+        out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
+        out.print(f"the client's check of downloads {says}", soft_wrap=True)
     else:
-        target, refusal = _target(run_name, seed, **chosen), None
-    for note in (target.note, refusal):
-        if note:
-            out.print(note, soft_wrap=True)
+        target = _target(run_name, seed, **chosen)
+    if target.note:
+        out.print(target.note, soft_wrap=True)
     try:
         tried = attackers(name, target.masked, options)
     except KeyError as error:
@@ -160,8 +164,10 @@ def _attack_images(
     if output:
         _draw({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)
         out.print(f"drawn: {output}", soft_wrap=True)
+    malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
         "attack": name,
+        **malice,
         "target": target.title,
         "images": len(target.images),
         "mask_layers": target.masked,
@@ -292,8 +298,8 @@ def _target(
     return target.message(evidence, *evidence.messages(round_, client)[0])
 
 
-def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, str]:
-    """What a client of the run sends after an altered download, and what its check of downloads says to that."""
+def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
+    """What a client of the run sends after an altered download."""
     from fedpriv.audit.evidence.malicious import replay
     from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.audit.images import target
@@ -307,8 +313,7 @@ def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: M
     played = replay(evidence, round_, client, attack, honest.reference, seed)
     title = f"{honest.title}; download altered by {attack.name}"
     found = target.of_messages(evidence, title, [played.message], honest.images, honest.labels)
-    said = f"refuses: {played.refusal}" if played.refusal else "does not notice"
-    return found, f"altered: {', '.join(played.altered)}\nthe client's check of downloads {said}"
+    return found, played
 
 
 def _draw(rows: dict[str, Tensor], path: Path) -> None:
