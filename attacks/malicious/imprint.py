@@ -57,6 +57,8 @@ class Imprint:
         outgoing: weight of the bins in the next layer; more is resolved better, and moves the bins more in every local step.
         later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
+        quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
+            those that the layer behind does not see, whose rank becomes this. 0: it goes into all directions.
         same: images with a smaller mean squared error count as one.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
@@ -71,6 +73,7 @@ class Imprint:
     outgoing: float = 0.1
     later: float = 0.01
     noise: float = 0.0
+    quiet: int = 0
     same: float = 0.01
     slack: float = 0.05
     in_range: float = 0.95
@@ -90,19 +93,29 @@ class Imprint:
         direction = torch.randn(width, generator=draw, dtype=torch.float64)
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
-        hidden = self.noise * direction.norm() / width**0.5 * torch.randn(rows, width, generator=draw, dtype=torch.float64)
         outputs = len(weights[f"{chain.second}.weight"])
         each = self.outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
+        hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
+        spread = torch.randn(outputs, rows, generator=draw, dtype=torch.float64)
+        third = None if chain.third is None else weights[f"{chain.third}.weight"].double().cpu()
+        if self.quiet and self.noise:
+            if third is None:
+                raise Inapplicable(f"the layer behind {chain.second!r} is not sent: noise cannot be hidden from it")
+            short = torch.linalg.eigh(x.T @ x)[1][:, : self.quiet]
+            hidden = hidden @ short @ short.T * (width / self.quiet) ** 0.5
+            seen = torch.linalg.qr(torch.randn(outputs, min(self.quiet, outputs), generator=draw, dtype=torch.float64))[0]
+            spread = spread - seen @ (seen.T @ spread)
+            third = third @ seen @ seen.T
         altered = {
-            f"{chain.first}.weight": direction + hidden,
+            f"{chain.first}.weight": direction + self.noise * direction.norm() / width**0.5 * hidden,
             f"{chain.first}.bias": -edges,
-            f"{chain.second}.weight": each * (1 + self.noise * torch.randn(outputs, rows, generator=draw, dtype=torch.float64)),
-            f"{chain.second}.bias": each[:, 0],  # its ReLU passes everything
+            f"{chain.second}.weight": each + self.noise * each.square().mean().sqrt() * spread,
+            f"{chain.second}.bias": (1 + 4 * self.noise) * each[:, 0],  # its ReLU passes everything
         }
-        if chain.third is not None:
+        if third is not None:
             schedule = observation.schedule
             gain = response(schedule, 0.0).gain if observation.kind == "change" and schedule is not None else 1.0
-            altered[f"{chain.third}.weight"] = self.later / gain * weights[f"{chain.third}.weight"].double().cpu()
+            altered[f"{chain.third}.weight"] = self.later / gain * third
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:

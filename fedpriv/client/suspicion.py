@@ -21,6 +21,8 @@ ROWS = 256
 """Of a layer with more rows or columns, so many are looked at, drawn for every download so that a server cannot know them."""
 FEWEST = 16
 """Layers with fewer rows or columns are not looked at: few or short vectors are alike by chance."""
+MOST = 1e6
+"""Ratios beyond are reported as this."""
 PARALLEL = 0.95
 """From this absolute cosine on, two rows count as parallel."""
 
@@ -60,15 +62,15 @@ def check_for_marks(agreement: Agreement, round: int, tensors: Mapping[str, Tens
 @torch.no_grad()
 def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]:
     """All figures of a download, layer by layer."""
-    draw = torch.Generator()
+    space, draw = agreement.space, torch.Generator()
     draw.seed()  # of the machine's entropy: neither predictable nor a draw of the run
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
         if layer in agreement.linear and layer.startswith("head"):
             yield from _of_head(name, tensor, tensors.get(f"{layer}.bias"))
-        elif layer in agreement.linear:
+        elif layer in agreement.linear and agreement.initial[space[name].start : space[name].stop].any():  # LoRA's begin at zero
             yield from _of_linear(name, tensor, draw)
-        elif tensor.ndim == 4 and name in agreement.space:
+        elif tensor.ndim == 4 and name in space:
             yield from _of_convolution(name, tensor)
         elif name == f"{STATISTIC}centers":
             yield from _of_centers(name, tensor)
@@ -89,26 +91,26 @@ def _of_linear(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mar
         squares = (float(cosines.square().sum()) / len(unit) - 1) / (len(unit) - 1)
         yield Mark(name, f"its {what} have a mean squared cosine of {{}}", squares, 0.25)
         alike = (cosines.abs() > PARALLEL).sum(1) - 1
-        yield Mark(name, f"a share of {{}} of its {what} are parallel", float(alike.max()) / len(unit), 0.1)
+        yield Mark(name, f"of its {what}, {{}} are parallel to one", float(alike.max()), 3)
 
 
 def _of_convolution(name: str, weight: Tensor) -> Iterator[Mark]:
     kernels = weight.flatten(1)
     if weight[0, 0].numel() == 1 or kernels.shape[1] < FEWEST // 2:
         return
-    squares = kernels.square()
-    energy = squares.sum(1)
-    shares = (squares.amax(1) / energy.clamp(min=1e-30))[energy > 1e-6 * energy.max()]
+    norms, largest = kernels.norm(dim=1), torch.maximum(kernels.amax(1), -kernels.amin(1))
+    shares = (largest / norms).square()[norms > 1e-3 * norms.max()]
     if len(shares):
         limit = 0.9 if kernels.shape[1] >= FEWEST else 0.999
         yield Mark(name, "a share of {} of a kernel is a single entry, which copies its input", float(shares.max()), limit)
 
 
 def _of_head(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Mark]:
-    norms = weight.norm(dim=1)
-    if len(norms) > 2:
-        ratio = float(norms.max() / norms.median().clamp(min=1e-30))
-        yield Mark(name, "the weights of one class are {} times those of the median class", ratio, 20)
+    # The same vector added to all classes changes no probability, so only what differs between them counts.
+    norms = (weight - weight.median(dim=0).values).norm(dim=1)
+    if len(norms) > 3 and weight.shape[1] >= FEWEST // 2:
+        ratio = float(norms.max() / norms.median().clamp(min=float(norms.max()) / MOST))
+        yield Mark(name, "what one class adds to the classes' median weights is {} times that of the median class", ratio, 20)
     if bias is not None and len(bias) > 1:
         away = float((bias - bias.median()).abs().max())
         yield Mark(name.replace("weight", "bias"), "one class is {} logits away from the median class", away, 10)

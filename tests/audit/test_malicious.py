@@ -54,6 +54,18 @@ def test_most_images_of_a_client_are_recovered_and_its_check_refuses(run: Path) 
     assert set(played.altered) == {f"encoder.fc{n}" for n in ("1.bias", "1.weight", "2.bias", "2.weight", "3.weight")}
 
 
+@pytest.mark.parametrize("quiet", [0, 32])
+def test_noise_that_hides_the_marks_costs_the_attack_its_images(run: Path, quiet: int) -> None:
+    evidence, imprint = Evidence(run), Imprint(noise=1.5, quiet=quiet)
+    round, client = evidence.messages()[0]
+    truth = target.message(evidence, round, client)
+    assert truth.reference is not None
+    played = replay(evidence, round, client, imprint, truth.reference, 0)
+    found = imprint.run([evidence.observation(played.message, ThreatModel())]).images
+    hits = mse(found[match_batches(found, truth.images, len(found))], truth.images) < 1e-2
+    assert played.refusal is None and hits.double().mean() < 0.4
+
+
 def test_the_rest_of_the_download_is_the_runs(run: Path) -> None:
     evidence = Evidence(run)
     round, client = evidence.messages()[0]

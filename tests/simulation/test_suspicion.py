@@ -29,7 +29,8 @@ def of(net: nn.Module) -> tuple[Any, dict[str, Tensor]]:
     """What the check needs to know of a net, and its state."""
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     state = {name: tensor.clone() for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
-    return SimpleNamespace(linear=linear, space=ParameterSpace.of(net)), state
+    space = ParameterSpace.of(net)
+    return SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), state
 
 
 def nearest(found: list[Mark]) -> float:
@@ -62,7 +63,7 @@ def imprinted(sent: Mapping[str, Tensor], noise: float = 0.0) -> dict[str, Tenso
 
 def partly(sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weight = sent["encoder.fc1.weight"].clone()
-    weight[: len(weight) // 4] = imprinted(sent)["encoder.fc1.weight"][: len(weight) // 4]
+    weight[: len(weight) // 16] = imprinted(sent)["encoder.fc1.weight"][: len(weight) // 16]
     return {"encoder.fc1.weight": weight}
 
 
@@ -73,13 +74,17 @@ def scaled(name: str, factor: float) -> Callable[[Mapping[str, Tensor]], dict[st
 ALTERED: dict[str, tuple[Callable[[Mapping[str, Tensor]], dict[str, Tensor]], str]] = {
     "alike": (imprinted, "rows have a mean squared cosine of 1"),
     "alike but for noise": (lambda sent: imprinted(sent, 0.5), "rows have a mean squared cosine of 0.6"),
-    "partly alike": (partly, "of its rows are parallel"),
+    "partly alike": (partly, "of its rows, .* are parallel to one"),
     "few rows": (lambda sent: {"encoder.fc1.weight": 0 * sent["encoder.fc1.weight"]}, "all but .* of its rows vanish"),
     "equal columns": (
         lambda sent: {"encoder.fc2.weight": sent["encoder.fc2.weight"][:, :1].expand(-1, 512).contiguous()},
         r"encoder\.fc2\.weight: its rows",
     ),
-    "one class": (scaled("head.weight", 1000), "weights of one class"),
+    "one class": (scaled("head.weight", 1000), "what one class adds"),
+    "other classes alike": (
+        lambda sent: {"head.weight": torch.cat([sent["head.weight"][:1], sent["head.weight"][1:2].expand(9, -1)])},
+        "what one class adds .* is 1e\\+06 times",
+    ),
     "a class's bias": (lambda sent: {"head.bias": sent["head.bias"] - 30 * torch.eye(10)[0]}, "logits away"),
 }
 
@@ -91,6 +96,13 @@ def test_marks_are_refused(how: str) -> None:
     check_for_marks(agreement, 1, state)
     with pytest.raises(SuspiciousDownload, match=says):
         check_for_marks(agreement, 1, {**state, **alter(state)})
+
+
+def test_layers_that_begin_at_zero_are_not_looked_at() -> None:
+    """LoRA's second factors: what training adds to them first is nearly one direction."""
+    agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
+    agreement.space.pack({"encoder.fc1.weight": torch.zeros(512, 64)}, agreement.initial)
+    check_for_marks(agreement, 1, {**state, **imprinted(state)})
 
 
 def test_a_kernel_that_copies_is_refused() -> None:
