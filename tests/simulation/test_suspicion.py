@@ -51,7 +51,7 @@ def test_initial_nets_have_no_marks(name: str) -> None:
 def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[Mark]()
     monkeypatch.setattr(client_half, "check_for_marks", lambda agreement, round, sent: found.extend(marks(agreement, sent)))
-    play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 4, "train.batch_size": 10})
+    play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1})
     assert method == "local" or (found and nearest(found) < 0.6)
 
 
