@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,14 @@ from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 
 gc.disable()  # until all tests are collected: what is imported by then stays
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A cache of this session, which its processes share: no test reads what an earlier session or the user has kept."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        cache = tempfile.TemporaryDirectory(prefix="fedpriv-cache-")
+        os.environ["FEDPRIV_CACHE"] = cache.name
+        config.add_cleanup(cache.cleanup)
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -16,30 +16,28 @@ from torch import Tensor
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.registry import ImageAttack, MaliciousAttack
+from attacks.lab.kept import Control, kept
 from attacks.lab.setting import Alter, Setting
 from attacks.scoring.baselines import flat
 from attacks.scoring.scores import RECOVERED, match_batches, mse
+
+__all__ = ["Control", "controls", "negative_control", "positive_control"]
 
 UNDEFENDED = Setting()
 OF_NOISE = 2
 """Images of the negative control where each is a separate message; few are enough, as a leak shows in every one."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """The result of a control."""
-
-    name: str
-    passed: bool
-    sentence: str
-    cpu_seconds: float
-
-
 @cache
 def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control, ...]:
-    """Positive and negative control, or only the negative one where the setting requires no recovery; cached."""
-    negative = negative_control(attack, setting, seed)
-    return (positive_control(attack, setting, seed), negative) if setting.least else (negative,)
+    """Positive and negative control, or only the negative one where the setting requires no recovery; kept
+    (:mod:`attacks.lab.kept`)."""
+
+    def compute() -> list[Control]:
+        negative = negative_control(attack, setting, seed)
+        return [positive_control(attack, setting, seed), negative] if setting.least else [negative]
+
+    return kept(attack, setting, seed, compute=compute)
 
 
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.text_registry import TextAttack
-from attacks.lab.controls import Control
+from attacks.lab.kept import Control, kept
 from attacks.scoring.text_scores import TextScores, random_text, score_text
 from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 
@@ -28,8 +28,9 @@ FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
 
 
 def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
-    """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each."""
-    return [positive_control(attack, seed), negative_control(attack, seed)]
+    """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each; kept
+    (:mod:`attacks.lab.kept`)."""
+    return list(kept(attack, seed, compute=lambda: [positive_control(attack, seed), negative_control(attack, seed)]))
 
 
 def positive_control(attack: TextAttack, seed: int = 0) -> Control:

@@ -19,6 +19,7 @@ from typing import Any
 
 from attacks.core.text_registry import text_attack
 from attacks.text.controls import text_controls
+from fedpriv.audit.answer import changes
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
 from fedpriv.config import RunConfig, parse
@@ -56,6 +57,9 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
     runs = [part.findings for part in parts]
     for run in runs:
         _held_against(run, runs)
+        run["answer"]["change"] = changes(
+            run, [one for one in runs if one is not run and _without_defence(one) == _without_defence(run)]
+        )
     findings = {
         "created": created,
         "seconds": round(time.monotonic() - began, 1),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.scoring.operating_points import OperatingPoints, Point
+from fedpriv.audit.answer import answer
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
@@ -95,6 +96,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
     if evidence.summed:
         findings["without_sums"] = _without_sums(run_dir, options, findings, say)
     findings["verdict"] = verdict(findings)
+    findings["answer"] = answer(findings)
     return Audited(findings, pictures)
 
 

@@ -17,8 +17,7 @@ LIMIT = f"{RECOVERED:g}"
 
 def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
-    sentences = [_message(attack) for attack in run["attacks"] if attack["kind"] == "message"]
-    sentences += [_easiest(attack) for attack in run["attacks"] if attack["kind"] == "single image"]
+    sentences = [of_images(one) for kind in ("message", "single image") for one in run["attacks"] if one["kind"] == kind]
     sentences += of_texts(run.get("texts") or [])
     reason = (run.get("not_tried") or {}).get("images")
     if reason and not run["attacks"]:
@@ -26,10 +25,15 @@ def verdict(run: Found) -> list[str]:
     return [
         *sentences,
         *_exposed(run.get("statistics")),
-        *_labels(run["labels"]),
+        *of_labels(run["labels"]),
         *of_membership(run),
         *_epsilon(run["epsilon"]),
     ]
+
+
+def of_images(attack: Found) -> str:
+    """The sentence for a message of a run, or for the easiest case."""
+    return (_message if attack["kind"] == "message" else _easiest)(attack)
 
 
 def best_attempt(attack: Found) -> Found | None:
@@ -46,13 +50,13 @@ def _message(attack: Found) -> str:
     best = best_attempt(attack)
     if best is None:
         return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
-    hit, copied = best["success"][LIMIT], _copied(attack)
+    hit, copies = best["success"][LIMIT], copied(attack)
     if hit["successes"] == 0:
         return (
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
             f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
-    compared = f"; copies of the nearest public image would count for {copied} of them" if copied is not None else ""
+    compared = f"; copies of the nearest public image would count for {copies} of them" if copies is not None else ""
     return (
         f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
         f"(MSE < {LIMIT}; 95 % interval {hit['low']:.0%} to {hit['high']:.0%}{compared})."
@@ -106,12 +110,14 @@ def _reasons(attack: Found) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
 
 
-def _copied(attack: Found) -> int | None:
+def copied(attack: Found) -> int | None:
+    """How many images copies of the nearest public image would count for; ``None``: there are no public images."""
     found = attack["baselines"].get("nearest public")
     return None if found is None else int(found["success"][LIMIT]["successes"])
 
 
-def _labels(messages: Sequence[Found]) -> list[str]:
+def of_labels(messages: Sequence[Found]) -> list[str]:
+    """The sentence on the classes of clients; none without messages."""
     if not messages:
         return []
     exact = sum(one["exact"] for one in messages)

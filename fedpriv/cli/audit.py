@@ -79,7 +79,9 @@ def audit(
     for folder in folders:
         send(folder, tracking_uri, "the report", out)
     for run in audited.findings["runs"]:
-        out.print(styled("\n", (run["name"], "bold")), soft_wrap=True)
+        out.print(styled("\n", (run["name"], "bold"), ": ", (run["answer"]["words"], "bold")), soft_wrap=True)
+        change = run["answer"]["change"]
+        out.print(f"  What would change it: {change['sentence']} {change['command'] or ''}", soft_wrap=True)
         for sentence in run["verdict"]:
             out.print(f"  {sentence}", soft_wrap=True)
     out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from attacks.scoring.scores import wilson
+from fedpriv.audit.answer import answer, changes
 
 PICTURES = ("mp-r1-c0.png", "mp-single.png", "mp-centers.png", "mp-dp-r1-c0.png")
 SERVER = [
@@ -36,8 +37,16 @@ def findings() -> dict[str, Any]:
             _control("idlg", "negative", "recovers 0 of 4 images from a random gradient; at most 0 are allowed", 38.0),
             _control("analytic", "positive", "recovers 4 of 4 images of one undefended step (MSE < 1e-2)", 0.1),
         ],
-        "runs": [_undefended(), _defended(), _local()],
+        "runs": _answered([_undefended(), _defended(), _local()]),
     }
+
+
+def _answered(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for run in runs:
+        run["answer"] = answer(run)
+    for run in runs:
+        run["answer"]["change"] = changes(run, [one for one in runs if one is not run])
+    return runs
 
 
 def pictures() -> dict[str, bytes]:

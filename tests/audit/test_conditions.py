@@ -77,7 +77,17 @@ def test_an_unknown_measure_is_refused() -> None:
 
 @pytest.mark.parametrize(("condition", "code"), [("recovered>0", 3), ("recovered>0.9", 0), ("recovered", 2)])
 def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, condition: str, code: int) -> None:
-    made = Audited({"runs": [run(verdict=["A sentence."])]}, {})
+    made = Audited(
+        {
+            "runs": [
+                run(
+                    verdict=["A sentence."],
+                    answer={"words": "Nothing was found", "change": {"sentence": "A change.", "command": None}},
+                )
+            ]
+        },
+        {},
+    )
     written: list[Path] = []
     command = sys.modules["fedpriv.cli.audit"]  # the package's name is its command
     monkeypatch.setattr(command, "run_folders", lambda *of: [tmp_path])

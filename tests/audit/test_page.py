@@ -158,6 +158,13 @@ def test_any_figure_may_be_missing() -> None:
     assert "None" not in render_markdown(audit).replace("None of 72", "")
 
 
+def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) -> None:
+    for text in (page.text, markdown):
+        first = text[: text.index("uploaded")]
+        for sentence in (*(run["answer"]["words"] for run in findings()["runs"]), "What would change it", "Not tried"):
+            assert sentence in first
+
+
 def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
     html = render_html(findings(), pictures())
     assert not re.search(r"https?:|url\(|@import|javascript:|<script|<link", html)
@@ -170,13 +177,13 @@ def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
 def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> None:
     shown = page.all("img")
     found = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
-    assert found == list(pictures().values())  # in the order of the page
-    assert "what analytic, multistep, inverting gradients reconstructed" in (shown[0]["alt"] or "")
+    assert found == [pictures()["mp-r1-c0.png"], *pictures().values()]  # that of the answer, then in the order of the page
+    assert "what analytic, multistep, inverting gradients reconstructed" in (shown[1]["alt"] or "")
     with pytest.raises(FedprivError, match=re.escape("mp-single.png")):
         render_html(findings(), {"mp-r1-c0.png": b""})
 
 
-KEPT = {"kind", "pictures", "created"}
+KEPT = {"kind", "picture", "pictures", "created"}
 
 
 def test_what_others_wrote_stays_text() -> None:

@@ -73,6 +73,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
         "round": round,
         "client": evidence.sender(round, client),
         "how": how,
+        "of": classes,
         "true": (true > 0).nonzero().flatten().tolist(),
         "found": found.nonzero().flatten().tolist(),
         "exact": bool(torch.equal(found, true > 0)),

@@ -42,7 +42,7 @@ def of_membership(run: Found) -> list[str]:
         members = "; ".join(f"{_count(one)} {one['what']} behind {message_of(one)}, by {one['attacker']}" for one in known)
         sentences.append(f"Reconstructed samples are known members: {members}.")
     if run["membership"]:
-        sentences.append(_attacks(run["membership"], bool(known)))
+        sentences.append(of_attacks(run["membership"], bool(known)))
     failed = run.get("membership_not_tried") or {}
     if failed:
         reasons = "; ".join(f"{attack} ({reason})" for attack, reason in failed.items())
@@ -56,13 +56,18 @@ def _known(target: Found, what: str, best: tuple[str, Found] | None) -> list[dic
     return [{"round": target["round"], "client": target["client"], "what": what, "attacker": best[0], "known": dict(best[1])}]
 
 
-def _attacks(attacks: Sequence[Found], besides: bool) -> str:
+def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
+    """The sentence on the best of some membership attacks.
+
+    Args:
+        besides: samples were reconstructed, which are members.
+    """
     best, count = max(attacks, key=lambda one: one["auc"]), len(attacks)
     interval = f"95 % interval {best['together']['low']:.2f} to {best['together']['high']:.2f}"
     held = f", which holds for the best of {count}" if count > 1 else ""
     area = f"AUC {best['auc']:.2f}, {interval}{held}; 0.5 is guessing"
     asked = f"{best['members']} members and {best['non_members']} non-members"
-    few = _at_few_false_alarms(attacks)
+    few = few_false_alarms(attacks)
     if best["together"]["low"] > 0.5:
         tells = f"The best of {count} membership attacks, {best['attack']}, separates members from non-members"
         return f"{tells}, on {asked} ({area}){f'; {few}' if few else ''}."
@@ -77,7 +82,7 @@ def _attacks(attacks: Sequence[Found], besides: bool) -> str:
     return f"Membership: {cannot}."
 
 
-def _at_few_false_alarms(attacks: Sequence[Found]) -> str | None:
+def few_false_alarms(attacks: Sequence[Found]) -> str | None:
     """The members found at the false-positive rates of the table, if guessing would hardly find as many at any of them."""
     points = [(one, rate, point) for one in attacks for rate, point in one["tpr"].items() if point]
     if not points:

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
+from fedpriv.audit.answer import WORDS
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
@@ -75,6 +76,7 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role, "contradicts": _contradicts}
     made.filters["measured"] = _measured
+    made.globals["answers"] = WORDS
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {
         "interval_of": _interval_of,

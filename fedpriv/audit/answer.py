@@ -1,0 +1,195 @@
+"""The answer of an audit: three words for each run, the finding behind them, what would change it, and what was not tried.
+
+The first of these rules that holds gives the words:
+
+1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
+   of the nearest public image would count for; or a sentence, word for word.
+2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and at least twice the share
+   of random words.
+3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
+   once; or it finds more of them at a low false-positive rate than guessing would.
+4. *Single samples leak*: as 1, but from clients with one sample each, which the audit simulated.
+5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership.
+7. *Nothing was found*: all of this was tried, and none of it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedpriv.audit.formats import percent
+from fedpriv.audit.membership.verdict import few_false_alarms, of_attacks
+from fedpriv.audit.text.verdict import best_reading, of_texts
+from fedpriv.audit.verdict import LIMIT, best_attempt, copied, of_images, of_labels
+
+Found = Mapping[str, Any]
+
+WORDS = (
+    "Samples were recovered",
+    "Words were found",
+    "Members were identified",
+    "Single samples leak",
+    "Classes were inferred",
+    "Leakage not known",
+    "Nothing was found",
+)
+"""Worst first."""
+NOT_KNOWN, NOTHING = 5, 6
+PRECISE = 0.5
+_PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
+_ROUNDS = "attackers that put messages of several rounds together"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an answer rests on.
+
+    Attributes:
+        level: the place of its words in :data:`WORDS`.
+        picture: the name of one that shows it.
+        roc: whether the membership attacks' curves show it.
+    """
+
+    level: int
+    sentence: str
+    picture: str | None = None
+    roc: bool = False
+
+
+def answer(run: Found) -> dict[str, Any]:
+    """The answer for a run's findings, as JSON; ``change`` is added by :func:`changes` once all runs are known."""
+    found = next(_findings(run), None) or _nothing(run)
+    return {
+        "words": WORDS[found.level],
+        "level": found.level,
+        "finding": asdict(found),
+        "change": None,
+        "not_tried": _not_tried(run),
+    }
+
+
+def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
+    """What would change a run's answer: a ``sentence``, and the ``command`` that looks for it where it was not measured.
+
+    Args:
+        like: audited runs that differ from it in the defence alone.
+    """
+    sentence, search = _change(run, like)
+    command = f"fedpriv frontier --config {run['run_dir']}/config.yaml --target '{search}'" if search else None
+    return {"sentence": sentence, "command": command}
+
+
+def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
+    """The sentence, and the target to search for."""
+    level = run["answer"]["level"]
+    if level == NOTHING:
+        return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
+    if level == NOT_KNOWN:
+        return "An audit that can mount these attacks; why this one could not is said below.", None
+    better = [one for one in like if one["answer"]["level"] > level and one["answer"]["level"] != NOT_KNOWN]
+    if useful := [one for one in better if not one["cost"]["at_chance"]]:
+        best = max(useful, key=lambda one: (one["cost"]["accuracy"] or 0.0, -one["cost"]["bytes_up"]))
+        return f"{_defended(best)}: “{best['answer']['words']}”{_cost(best, run)}.", None
+    if better:
+        return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
+    tried = f"None of the {len(like)} other defences that were audited here." if like else "Not measured."
+    return f"{tried} This looks for the cheapest defence that does:", {2: "membership_auc<=0.6", 4: "labels<=0.5"}.get(
+        level, "recovered<=0"
+    )
+
+
+def _defended(run: Found) -> str:
+    return f"Measured with {', '.join(run['defence']) or 'no defence'} ({run['name']})"
+
+
+def _cost(run: Found, other: Found) -> str:
+    mine, theirs = run["cost"], other["cost"]
+    if mine["accuracy"] is None or theirs["accuracy"] is None:
+        return ""
+    return f", at an accuracy of {percent(mine['accuracy'])} in place of {percent(theirs['accuracy'])}"
+
+
+def _findings(run: Found) -> Iterator[Finding]:
+    """Those that hold, worst first."""
+    for level, kind in ((0, "message"), (3, "single image")):
+        if level == 3:
+            yield from _words(run)
+            yield from _members(run)
+        images = [one for one in run["attacks"] if one["kind"] == kind and _beyond_copies(one)]
+        if images:
+            worst = max(images, key=lambda one: best_attempt(one)["success"][LIMIT]["share"])  # type: ignore[index]
+            yield Finding(level, of_images(worst), worst["pictures"])
+        wanted = "message" if level == 0 else "single text"
+        for read in run.get("texts") or []:
+            best = best_reading(read)
+            if read["kind"] == wanted and best is not None and best["exact"] and best["exact"]["successes"]:
+                yield Finding(level, of_texts([read])[0])
+    telling = [one for one in run["labels"] if len(one["true"]) < one.get("of", 0)]
+    if telling and 2 * sum(one["exact"] for one in telling) > len(telling):
+        yield Finding(4, of_labels(run["labels"])[0])
+
+
+def _words(run: Found) -> Iterator[Finding]:
+    for read in run.get("texts") or []:
+        best = best_reading(read)
+        by_chance = 2 * (read["baseline"]["precision"] or 0.0)
+        if read["kind"] == "message" and best is not None and (best["precision"] or 0.0) >= max(PRECISE, by_chance):
+            yield Finding(1, of_texts([read])[0])
+
+
+def _members(run: Found) -> Iterator[Finding]:
+    if run["membership"]:
+        best = max(run["membership"], key=lambda one: one["auc"])
+        if best["together"]["low"] > 0.5 or few_false_alarms(run["membership"]):
+            yield Finding(2, of_attacks(run["membership"]), roc=True)
+
+
+def _beyond_copies(attack: Found) -> bool:
+    best = best_attempt(attack)
+    return best is not None and best["success"][LIMIT]["successes"] > (copied(attack) or 0)
+
+
+def _nothing(run: Found) -> Finding:
+    missing = list(_missing(run))
+    if missing:
+        return Finding(
+            NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack that counts as evidence could be mounted."
+        )
+    tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if run["labels"] else [])]
+    return Finding(NOTHING, f"{', '.join(tried).capitalize()}: none succeeded, and each had recovered its positive control.")
+
+
+def _missing(run: Found) -> Iterator[str]:
+    modalities = run.get("modalities", ["image"])
+    if "image" in modalities and all(best_attempt(one) is None for one in run["attacks"]):
+        yield "images can be recovered"
+    if "text" in modalities and all(best_reading(one) is None for one in run.get("texts") or []):
+        yield "texts can be recovered"
+    if not run["membership"]:
+        yield "members can be identified"
+
+
+def _not_tried(run: Found) -> list[str]:
+    """Attacks that were not mounted, with reasons; and those that an audit does not have."""
+    by_reason: dict[str, list[str]] = {}
+    real = [one for one in (*run["attacks"], *(run.get("texts") or [])) if one["kind"] == "message"]
+    mounted = {one["attacker"] for attack in real for one in attack["attempts"] if not one.get("inapplicable")}
+    for attack in real:
+        for one in attack["attempts"]:
+            if one["attacker"] not in mounted:
+                by_reason.setdefault(_short(one["inapplicable"]), []).append(one["attacker"])
+    found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
+    found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
+    found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
+    return [*found, _ROUNDS, _PROTOCOL]
+
+
+def _short(reason: str) -> str:
+    """Without the counts of one message, so that equal reasons are said once."""
+    reason = reason.removeprefix("not tried: ")
+    return (
+        "too many samples behind a message for a budget with a positive control" if " behind one message; " in reason else reason
+    )

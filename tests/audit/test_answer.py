@@ -1,0 +1,125 @@
+"""The rules behind an audit's three words: which holds, and that none says more than the attacks did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedpriv.audit.answer import WORDS, answer, changes
+from tests.audit.sample_findings import findings, rate
+
+
+def undefended() -> dict[str, Any]:
+    """Images recovered from a real message, members found, classes found."""
+    run: dict[str, Any] = findings()["runs"][0]
+    for one in run["labels"]:
+        one["of"] = 10
+    return run
+
+
+def without_images(run: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Its attacks of a kind recovered none, as attacks with positive controls."""
+    for attack in run["attacks"]:
+        if attack["kind"] == kind:
+            for attempt in attack["attempts"]:
+                attempt["is_evidence"] = not attempt.get("inapplicable")
+                attempt["success"] = {limit: rate(0, one["n"]) for limit, one in attempt["success"].items()}
+    return run
+
+
+def without_members(run: dict[str, Any]) -> dict[str, Any]:
+    for one in run["membership"]:
+        one["together"] = {"low": 0.4, "high": 0.6, "of": 2}
+        one["tpr"] = dict.fromkeys(one["tpr"])
+    return run
+
+
+def words(run: dict[str, Any]) -> str:
+    return str(answer(run)["words"])
+
+
+def test_each_rule_in_turn() -> None:
+    run = undefended()
+    assert words(run) == "Samples were recovered"
+    assert words(without_images(run, "message")) == "Members were identified"
+    assert words(without_members(run)) == "Single samples leak"
+    assert words(without_images(run, "single image")) == "Classes were inferred"
+    for one in run["labels"]:
+        one["exact"] = False
+    assert words(run) == "Nothing was found"
+
+
+def test_the_worst_finding_has_its_picture() -> None:
+    found = answer(undefended())["finding"]
+    assert found["picture"] == "mp-r1-c0.png"
+    assert "13 of 72" in found["sentence"]
+    members = answer(without_images(undefended(), "message"))["finding"]
+    assert members["roc"] and members["picture"] is None
+
+
+def test_copies_of_public_images_are_no_recovery() -> None:
+    run = undefended()
+    run["attacks"][0]["baselines"]["nearest public"] = {"success": {"0.01": rate(13, 72)}}
+    assert words(run) != "Samples were recovered"
+
+
+@pytest.mark.parametrize("missing", ["evidence", "membership"])
+def test_what_could_not_be_tried_is_not_known(missing: str) -> None:
+    run = without_members(without_images(without_images(undefended(), "message"), "single image"))
+    run["labels"] = []
+    if missing == "membership":
+        run["membership"] = []
+    else:
+        for attack in run["attacks"]:
+            for attempt in attack["attempts"]:
+                attempt["is_evidence"] = False
+    found = answer(run)
+    assert found["words"] == "Leakage not known"
+    assert ("members can be identified" if missing == "membership" else "images can be recovered") in found["finding"]["sentence"]
+
+
+def test_clients_that_hold_every_class_reveal_none() -> None:
+    run = without_members(without_images(without_images(undefended(), "message"), "single image"))
+    for one in run["labels"]:
+        one.update({"true": list(range(10)), "found": list(range(10)), "exact": True})
+    assert words(run) == "Nothing was found"
+
+
+def test_what_was_not_tried_is_said() -> None:
+    found = answer(undefended())["not_tried"]
+    assert any(one.startswith("class centres on real messages") for one in found)
+    assert any("no linear layer" in one for one in found)
+    assert any("breaks the protocol" in one for one in found)
+
+
+def with_answer(run: dict[str, Any], level: int, **cost: Any) -> dict[str, Any]:
+    return {**run, "cost": {**run["cost"], **cost}, "answer": {"level": level, "words": WORDS[level]}}
+
+
+def test_what_would_change_it() -> None:
+    run, other = findings()["runs"][:2]
+    leaks, holds = with_answer(run, 0), with_answer(other, 6, at_chance=False)
+    assert changes(leaks, [])["command"] == "fedpriv frontier --config runs/mp/config.yaml --target 'recovered<=0'"
+    assert "membership_auc" in (changes(with_answer(run, 2), [])["command"] or "")
+    assert changes(leaks, [holds]) == {
+        "sentence": "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "
+        "at an accuracy of 94.1 % in place of 96.4 %.",
+        "command": None,
+    }
+
+
+def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
+    run, other = findings()["runs"][:2]
+    leaks = with_answer(run, 0)
+    assert "no better than guessing" in changes(leaks, [with_answer(other, 6, at_chance=True)])["sentence"]
+    for level in (0, 5):
+        found = changes(leaks, [with_answer(other, level, at_chance=False)])
+        assert found["sentence"].startswith("None of the 1 other defences")
+        assert found["command"]
+
+
+@pytest.mark.parametrize(("level", "word"), [(5, "why this one could not"), (6, "epsilon")])
+def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
+    found = changes(with_answer(findings()["runs"][0], level), [])
+    assert word in found["sentence"] and found["command"] is None
