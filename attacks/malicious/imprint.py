@@ -58,7 +58,7 @@ class Imprint:
         later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
         quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
-            those that the layer behind does not see, whose rank becomes this. 0: it goes into all directions.
+            those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into all directions.
         same: images with a smaller mean squared error count as one.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
@@ -103,7 +103,7 @@ class Imprint:
                 raise Inapplicable(f"the layer behind {chain.second!r} is not sent: noise cannot be hidden from it")
             short = torch.linalg.eigh(x.T @ x)[1][:, : self.quiet]
             hidden = hidden @ short @ short.T * (width / self.quiet) ** 0.5
-            seen = torch.linalg.qr(torch.randn(outputs, min(self.quiet, outputs), generator=draw, dtype=torch.float64))[0]
+            seen = torch.linalg.qr(torch.randn(outputs, min(self.quiet, outputs // 4), generator=draw, dtype=torch.float64))[0]
             spread = spread - seen @ (seen.T @ spread)
             third = third @ seen @ seen.T
         altered = {
