@@ -239,6 +239,9 @@ class WireConfig(_Section):
         False,
         description="the server learns the sum of a round's uploads, and no upload; not with a merge that needs single ones",
     )
+    check_downloads: bool = Field(
+        True, description="clients refuse weights with marks of an attack on their data; see docs/malicious-server.md"
+    )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",
         description="sealed payloads that the run folder keeps: of the first, middle and last round for three clients "
@@ -479,7 +482,7 @@ class RunConfig(_Section):
             "tracking": True,
             "executor": True,
             "data": {"dir"},
-            "wire": {"keep_payloads"},
+            "wire": {"keep_payloads", "check_downloads"},
         }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
         body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs

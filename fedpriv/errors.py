@@ -33,6 +33,10 @@ class ClientDiverged(FedprivError):
         )
 
 
+class SuspiciousDownload(FedprivError):
+    """A client refuses what the server sent: it shows marks of an attack on its data."""
+
+
 _SHOWN = 16  # names that an error lists
 
 

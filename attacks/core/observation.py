@@ -14,6 +14,7 @@ from attacks.core.altered import UNALTERED, Altered
 
 Kind = Literal["gradient", "change"]
 Top = Literal["unknown", "initial", "current"]
+Download = Literal["honest", "altered"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,14 @@ class ThreatModel:
         labels: whether it is given the labels (an oracle, for calibration).
         num_examples: whether it knows how many samples the payload stands for.
         schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.
+        download: ``altered`` by a malicious server, which sent weights of its own making.
     """
 
     top: Top = "unknown"
     labels: bool = False
     num_examples: bool = True
     schedule: bool = True
+    download: Download = "honest"
 
     def sentences(self) -> list[str]:
         """The threat model in sentences, one a line."""
@@ -65,11 +68,12 @@ class ThreatModel:
             "num_examples": ("knows the number of samples", "does not know the number of samples"),
             "schedule": ("knows the client's schedule", "does not know the client's schedule"),
         }
-        named = {f.name for f in fields(self)} - {"top"}
+        named = {f.name for f in fields(self)} - {"top", "download"}
         rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
         given = "is given the means and standard deviations by which images are normalised"
-        return [sees, given, tops[self.top], *rest]
+        malice = ["is malicious: it altered the weights that it sent to the client"] if self.download == "altered" else []
+        return [*malice, sees, given, tops[self.top], *rest]
 
 
 class SplitNet(nn.Module):

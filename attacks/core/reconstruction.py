@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation
@@ -64,3 +66,33 @@ class Reconstruction:
     def images(self) -> Tensor:
         """The images clipped to [0, 1] ``(n, C, H, W)``; NaN becomes grey."""
         return self.raw.nan_to_num(nan=0.5).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class One:
+    """The reconstruction of one message: images ``(B, C, H, W)``, labels ``(B,)``, loss along the way, losses of the starts."""
+
+    images: Tensor
+    labels: Tensor
+    curve: list[float]
+    losses: tuple[float, ...]
+
+
+def together(observations: Sequence[Observation], attack: Callable[[Observation], One]) -> Reconstruction:
+    """Attack one message after the other, for attacks that gain nothing from a batch of messages."""
+    start = time.process_time()
+    ones = [attack(observation) for observation in observations]
+    steps = max(len(one.curve) for one in ones)
+    curve = torch.full((steps, len(ones)), torch.nan)
+    for column, one in enumerate(ones):
+        curve[: len(one.curve), column] = torch.tensor(one.curve)
+    losses = [torch.tensor(one.losses) for one in ones]
+    return Reconstruction(
+        raw=torch.cat([one.images for one in ones]),
+        labels=torch.cat([one.labels for one in ones]),
+        loss=torch.stack([each.min() for each in losses]),
+        curve=curve,
+        iterations=torch.tensor([len(one.curve) * len(one.losses) for one in ones]),
+        restart=torch.stack([each.argmin() for each in losses]),
+        cpu_seconds=time.process_time() - start,
+    )

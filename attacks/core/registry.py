@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from attacks.core.by_name import Registry, is_dataclass_of
 from attacks.core.observation import Observation
@@ -15,6 +17,8 @@ BUILT_IN = (
     "attacks.image.head_free",
     "attacks.image.heads",
     "attacks.image.direct",
+    "attacks.malicious.fishing",
+    "attacks.malicious.imprint",
 )
 
 
@@ -33,6 +37,22 @@ class ImageAttack(Protocol):
 
         Raises:
             Inapplicable: the attack cannot be mounted on them.
+        """
+
+
+@runtime_checkable
+class MaliciousAttack(ImageAttack, Protocol):
+    """An attack of a server that alters the weights that it sends; audits of an honest server leave it out (``usual = None``)."""
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        """The tensors that the server sends in place of those in ``observation.weights``, by the same names.
+
+        Args:
+            observation: an earlier message of the client, which was sent honest weights.
+            public: images ``(m, C, H, W)`` in [0, 1] of the same kind, none of them the client's.
+
+        Raises:
+            Inapplicable: the attack cannot be mounted on such a net.
         """
 
 

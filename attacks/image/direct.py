@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from attacks.core.registry import register
 from attacks.gradients.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
 from attacks.gradients.linear import SharedLinear, is_rectified, layer_inputs, to_picture
@@ -20,16 +19,6 @@ from attacks.gradients.spear import SpearOptions, projected, unmix
 from attacks.image.feature_inversion import InversionOptions, invert_features
 from attacks.image.unrolled import UnrolledOptions, unroll
 from attacks.lab.setting import Setting
-
-
-@dataclass(frozen=True)
-class _One:
-    """The reconstruction of one message: images ``(B, C, H, W)``, labels ``(B,)``, loss along the way, losses of the starts."""
-
-    images: Tensor
-    labels: Tensor
-    curve: list[float]
-    losses: tuple[float, ...]
 
 
 @register("analytic")
@@ -47,18 +36,18 @@ class Analytic(AnalyticOptions):
         The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
         the range of images. Where there are fewer candidates than samples, the rest is grey.
         """
-        return _together(observations, self._one)
+        return together(observations, self._one)
 
-    def _one(self, observation: Observation) -> _One:
+    def _one(self, observation: Observation) -> One:
         found = row_ratios(observation, self)[0]
         if not found.is_image:
             raise Inapplicable(f"the input of {found.layer!r} is features, not the image; analytic-features inverts those")
         if observation.num_examples == 1:
             one, loss = single_sample(observation, self.undo_decay)[0]
-            return _One(one.values, torch.tensor([-1]), [loss], (loss,))
+            return One(one.values, torch.tensor([-1]), [loss], (loss,))
         images = _first(found, observation.num_examples or 1)
         loss = float(1 - found.in_range[: len(images)].mean()) if len(found.values) else 1.0
-        return _One(images, torch.full((len(images),), -1), [loss], (loss,))
+        return One(images, torch.full((len(images),), -1), [loss], (loss,))
 
 
 @register("analytic-features")
@@ -71,7 +60,7 @@ class AnalyticFeatures(InversionOptions):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.core.registry.ImageAttack`."""
-        return _together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -81,10 +70,10 @@ class AnalyticFeatures(InversionOptions):
         if not leaky_layers(observation):
             raise Inapplicable("no linear layer with a bias was shared: its features cannot be read off")
 
-    def _one(self, observation: Observation, seed: int) -> _One:
+    def _one(self, observation: Observation, seed: int) -> One:
         self.check(observation)
         image, loss, curve = invert_features(observation, self, seed)
-        return _One(image, torch.tensor([-1]), [*curve, loss], (loss,))
+        return One(image, torch.tensor([-1]), [*curve, loss], (loss,))
 
 
 @register("spear")
@@ -103,7 +92,7 @@ class Spear(SpearOptions):
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
         are certain. Where fewer are found than there are samples, the rest is grey.
         """
-        return _together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -129,7 +118,7 @@ class Spear(SpearOptions):
             raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
         return first, (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
 
-    def _one(self, observation: Observation, seed: int) -> _One:
+    def _one(self, observation: Observation, seed: int) -> One:
         layer, error = self._layer(observation)
         weight, bias = (observation.weights[f"{layer.name}.{kind}"] for kind in ("weight", "bias"))
         found = unmix(layer, weight, bias, self, error, seed)
@@ -137,7 +126,7 @@ class Spear(SpearOptions):
         images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
         images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), 0.5)])[:n]
         loss = 1 - float(found.agreement[:n].sum()) / n
-        return _One(images, torch.full((n,), -1), [loss], (loss,))
+        return One(images, torch.full((n,), -1), [loss], (loss,))
 
 
 @register("unrolled")
@@ -152,7 +141,7 @@ class Unrolled(UnrolledOptions):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`attacks.core.registry.ImageAttack`."""
-        return _together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -160,32 +149,12 @@ class Unrolled(UnrolledOptions):
         if observation.kind == "gradient":
             raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 
-    def _one(self, observation: Observation, seed: int) -> _One:
+    def _one(self, observation: Observation, seed: int) -> One:
         found = unroll(observation, self, seed=seed)
-        return _One(found.images, found.labels.argmax(dim=1), list(found.curve), found.losses)
+        return One(found.images, found.labels.argmax(dim=1), list(found.curve), found.losses)
 
 
 def _first(found: Candidates, n: int) -> Tensor:
     grey = found.values.new_full((n, *found.values.shape[1:]), 0.5)
     grey[: len(found.values)] = found.values[:n]
     return grey
-
-
-def _together(observations: Sequence[Observation], attack: Callable[[Observation], _One]) -> Reconstruction:
-    """Attack one message after the other, as none of these attacks gains from a batch of messages."""
-    start = time.process_time()
-    ones = [attack(observation) for observation in observations]
-    steps = max(len(one.curve) for one in ones)
-    curve = torch.full((steps, len(ones)), torch.nan)
-    for column, one in enumerate(ones):
-        curve[: len(one.curve), column] = torch.tensor(one.curve)
-    losses = [torch.tensor(one.losses) for one in ones]
-    return Reconstruction(
-        raw=torch.cat([one.images for one in ones]),
-        labels=torch.cat([one.labels for one in ones]),
-        loss=torch.stack([each.min() for each in losses]),
-        curve=curve,
-        iterations=torch.tensor([len(one.curve) * len(one.losses) for one in ones]),
-        restart=torch.stack([each.argmin() for each in losses]),
-        cpu_seconds=time.process_time() - start,
-    )

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import ImageAttack
+from attacks.core.registry import ImageAttack, MaliciousAttack
 from attacks.lab.kept import Control, kept
-from attacks.lab.setting import Setting
+from attacks.lab.setting import Alter, Setting
 from attacks.scoring.baselines import flat
 from attacks.scoring.scores import RECOVERED, match_batches, mse
 
@@ -47,7 +47,7 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     n = len(images)
     needed = f"MSE below {RECOVERED:g}; at least {setting.least:.0%} needed"
     try:
-        made = _run(attack, setting.observations(images, labels, seed), images, setting.at_once, seed)
+        made = _run(attack, setting.observations(images, labels, seed, alteration(attack)), images, setting.at_once, seed)
     except Inapplicable as refusal:
         return Control("positive", False, f"{attack.name} refused undefended images ({refusal})", time.process_time() - began)
     recovered = int((mse(made, images) < RECOVERED).sum())
@@ -63,7 +63,9 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     began, setting = time.process_time(), replace(setting, images=min(setting.images, OF_NOISE))
     images, labels = setting.truth(seed)
     draw = torch.Generator().manual_seed(seed)
-    observations = [replace(o, shared=_noise_like(o, draw)) for o in setting.observations(images, labels, seed)]
+    observations = [
+        replace(o, shared=_noise_like(o, draw)) for o in setting.observations(images, labels, seed, alteration(attack))
+    ]
     try:
         made = _run(attack, observations, images, setting.at_once, seed)
     except Inapplicable as refusal:
@@ -76,6 +78,11 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
         f" (median MSE {float(error.median()):.3f}; flat images of the right colour score {float(blank.median()):.3f})"
     )
     return Control("negative", passed, sentence, time.process_time() - began)
+
+
+def alteration(attack: ImageAttack) -> Alter | None:
+    """What the attack makes of the weights that the server sends; ``None``: nothing, as of an honest server."""
+    return attack.alter if isinstance(attack, MaliciousAttack) else None
 
 
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:

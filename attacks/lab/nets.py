@@ -48,15 +48,21 @@ def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3
 
 def perceptron(
     seed: int, classes: int = 10, channels: int = 3, height: int = 32, width: int = 32, hidden: int = 64,
-    activation: type[nn.Module] = nn.Sigmoid,
+    activation: type[nn.Module] = nn.Sigmoid, then: int | None = None,
 ) -> SplitNet:  # fmt: skip
-    """A net whose first layer is linear on the pixels: ``pixels -> hidden -> classes``; torch's initialisation."""
-    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), activation())
-    net = SplitNet(body, nn.Linear(hidden, classes))
+    """A net whose first layer is linear on the pixels: ``pixels -> hidden -> classes``; torch's initialisation.
+
+    Args:
+        then: units of a second layer before that of the classes.
+    """
+    layers = [nn.Flatten(), nn.Linear(channels * height * width, hidden), activation()]
+    if then is not None:
+        layers += [nn.Linear(hidden, then), activation()]
+    net = SplitNet(nn.Sequential(*layers), nn.Linear(then or hidden, classes))
     generator = torch.Generator().manual_seed(seed)
-    for layer in (body[1], net.top):
-        assert isinstance(layer, nn.Linear)
-        uniform_(layer, generator, layer.in_features**-0.5)
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            uniform_(layer, generator, layer.in_features**-0.5)
     return net
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -16,14 +16,19 @@ from attacks.gradients.local_run import local_run
 from attacks.lab.images import default_images
 from attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
+Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
+"""See :meth:`attacks.core.registry.MaliciousAttack.alter`."""
+PUBLIC = 200
+"""Images that a malicious server of the controls has of its own."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """The victim in the controls of an attack.
 
     Attributes:
-        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron`, also with ReLU (``rectified``), or
-            :func:`attacks.lab.nets.one_for_each`.
+        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron`, also with ReLU (``rectified``) and
+            with a second layer (``rectified twice``), or :func:`attacks.lab.nets.one_for_each`.
         layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
         threat: what the attacker knows of them.
         steps: local steps behind a change of the weights; 0: a gradient.
@@ -33,7 +38,7 @@ class Setting:
         least: share of them that the positive control must recover; 0: only a negative control.
     """
 
-    net: Literal["reference", "perceptron", "rectified", "one for each"] = "reference"
+    net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
     layers: int = 1
     masked: int = 0
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
@@ -52,21 +57,35 @@ class Setting:
             labels = torch.cat(drawn)
         return images, labels
 
-    def observations(self, images: Tensor, labels: Tensor, seed: int) -> list[Observation]:
-        """A message for every :attr:`at_once` of the images."""
+    def observations(self, images: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
+        """A message for every :attr:`at_once` of the images.
+
+        Args:
+            alter: what a malicious server makes of the weights; it gets other crops of the same photographs.
+        """
         pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
-        found = [observe(self._net(some, seed), some, of, self.threat, hidden=self.masked > 0) for some, of in pairs]
+        nets = [self._net(some, seed) for some, _ in pairs]
+        found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
+        if alter is not None:
+            public, _ = default_images(PUBLIC, seed + 1, side=self.side)
+            for net, one in zip(nets, found, strict=True):
+                net.load_state_dict(alter(one, public, seed), strict=False)
+            found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
         if not self.steps:
             return found
         return [self._trained(one, *pair) for one, pair in zip(found, pairs, strict=True)]
+
+    def _observed(self, net: SplitNet, images: Tensor, labels: Tensor) -> Observation:
+        return observe(net, images, labels, self.threat, hidden=self.masked > 0)
 
     def _net(self, images: Tensor, seed: int) -> SplitNet:
         if self.net == "reference":
             return reference_victim(seed, 10, self.layers, self.masked, 3, self.side, self.side)
         if self.net == "perceptron":
             return perceptron(seed, height=self.side, width=self.side)
-        if self.net == "rectified":
-            return perceptron(seed, height=self.side, width=self.side, hidden=256, activation=nn.ReLU)
+        if self.net in ("rectified", "rectified twice"):
+            then = 64 if self.net == "rectified twice" else None
+            return perceptron(seed, height=self.side, width=self.side, hidden=256, activation=nn.ReLU, then=then)
         return one_for_each(images, seed)
 
     def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:

@@ -10,14 +10,16 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console
+from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
 from fedpriv.cli.terminal import FilePath
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attacks.core.registry import MaliciousAttack
     from attacks.lab.attempts import Attempt
+    from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
 
 NO_PROMISE = "no control shows that it can succeed"
@@ -32,6 +34,13 @@ MASKS = "secagg-masks"
 @click.option("--run", "run_name", metavar="RUN", help="Attack a message of this run: its folder, id or a unique beginning.")
 @click.option("--round", "round_", type=click.IntRange(1), help="With --run: the round; default: the first kept one.")
 @click.option("--client", type=click.IntRange(0), help="With --run: the client; default: the first kept one.")
+@click.option(
+    "--threat",
+    type=click.Choice(["honest", "malicious"]),
+    default="honest",
+    show_default=True,
+    help="The server: it follows the protocol, or alters what it sends to the client (with --run).",
+)
 @click.option("--images", type=FilePath(), metavar="FOLDER", help="Attack one step on each image of a folder.")
 @click.option(
     "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or made-up requests."
@@ -58,7 +67,7 @@ MASKS = "secagg-masks"
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), help="Folder that holds the run folders.")
 @click.option("--output", type=FilePath(), callback=png, help="Draw originals and reconstructions as a PNG.")
 def attack(
-    name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, **chosen: Any
+    name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, threat: str, **chosen: Any
 ) -> dict[str, Any]:
     """Reconstruct images, or texts, from what a client sends.
 
@@ -66,6 +75,10 @@ def attack(
     U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use one
     step of a text encoder under a new linear layer. With --run, both attack a real message of a run. secagg-masks attacks the
     masks of a secure aggregation instead: those that Flower draws, and those of this package.
+
+    An attack of a malicious server (--threat malicious) alters the download of that message. The client of the run takes its turn
+    on it again, with its own data, and what it then sends is attacked. The command says whether the client's check of downloads
+    refuses this; the figures are those of a client without the check.
 
     Where layers are hidden, every applicable attack is reported, since a defence is only as good as against the best of them.
     Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is not
@@ -75,6 +88,7 @@ def attack(
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png
              fedpriv attack idlg --dataset cifar10 --data-dir data --set restarts=2
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
+             fedpriv attack imprint --threat malicious --run runs/20260131-120000-mpfedcon-digits-s0-1a2b
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
              fedpriv attack secagg-masks
     """
@@ -88,6 +102,7 @@ def attack(
         from fedpriv.cli.attack_masks import attack_masks
 
         return attack_masks(options, seed, run=run_name, output=output, **chosen)
+    _check_threat(name, threat, run_name)
     _check_means_something(run_name, **chosen)
     if name in text_attacks():
         if output:
@@ -108,11 +123,21 @@ def attack(
 def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
+    from attacks.core.registry import MaliciousAttack, image_attack
     from attacks.lab.attempts import attackers, controlled, out_of_reach
     from fedpriv.audit.images import figures
 
     out = wide_console()
-    target = _target(run_name, seed, **chosen)
+    played: Replay | None = None
+    if hasattr(image_attack(name), "alter"):
+        attack = with_options(image_attack(name), name, options)
+        assert isinstance(attack, MaliciousAttack)
+        target, played = _altered(attack, run_name, seed, chosen)
+        says = "does not notice" if played.refusal is None else f"refuses: {played.refusal}"
+        out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
+        out.print(f"the client's check of downloads {says}", soft_wrap=True)
+    else:
+        target = _target(run_name, seed, **chosen)
     if target.note:
         out.print(target.note, soft_wrap=True)
     try:
@@ -139,8 +164,10 @@ def _attack_images(
     if output:
         _draw({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)
         out.print(f"drawn: {output}", soft_wrap=True)
+    malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
         "attack": name,
+        **malice,
         "target": target.title,
         "images": len(target.images),
         "mask_layers": target.masked,
@@ -200,6 +227,20 @@ def attacks() -> dict[str, Any]:
     return {"attacks": rows}
 
 
+def _check_threat(name: str, threat: str, run_name: str | None) -> None:
+    """Hold the declared threat model against the attack's."""
+    from attacks.core.registry import image_attacks
+
+    altering = [one for one, kind in image_attacks().items() if hasattr(kind, "alter")]
+    if (name in altering) == (threat == "malicious"):
+        if name in altering and run_name is None:
+            raise UsageError(f"{name} alters what a server sends to a client; name the run with --run")
+        return
+    if name in altering:
+        raise UsageError(f"{name} is an attack of a server that alters what it sends; declare that with --threat malicious")
+    raise UsageError(f"--threat malicious is for attacks that alter what the server sends: {', '.join(altering)}; not {name}")
+
+
 def _check_means_something(
     run_name: str | None,
     round_: int | None,
@@ -255,6 +296,24 @@ def _target(
 
     evidence = evidence_of(find_run(run_name, runs_dir))
     return target.message(evidence, *evidence.messages(round_, client)[0])
+
+
+def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
+    """What a client of the run sends after an altered download."""
+    from fedpriv.audit.evidence.malicious import replay
+    from fedpriv.audit.evidence.sums import evidence_of
+    from fedpriv.audit.images import target
+    from fedpriv.tracking import find_run
+
+    assert run_name is not None
+    evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    round_, client = evidence.messages(chosen["round_"], chosen["client"])[0]
+    honest = target.message(evidence, round_, client)
+    assert honest.reference is not None
+    played = replay(evidence, round_, client, attack, honest.reference, seed)
+    title = f"{honest.title}; download altered by {attack.name}"
+    found = target.of_messages(evidence, title, [played.message], honest.images, honest.labels)
+    return found, played
 
 
 def _draw(rows: dict[str, Tensor], path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedpriv.agreement import Agreement
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
+from fedpriv.client.suspicion import check_for_marks
 from fedpriv.client.turn import Turn
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split, Which
@@ -78,6 +79,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
 
     Raises:
         FedprivError: the message is not what the server of this run may send in this round.
+        SuspiciousDownload: it has marks of an attack (``wire.check_downloads``).
     """
     if download is not None:
         try:
@@ -85,6 +87,8 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
         except Refused as reason:
             raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
     tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
+    if agreement.config.wire.check_downloads:
+        check_for_marks(agreement, round, tensors)
     return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()), download)
 
 

@@ -67,10 +67,15 @@ class Site:
     Args:
         folder: of its secret, and for each run of its terms and private states; made with mode 700.
         device: where it trains; ``None``: as the run's config says.
+        check_downloads: whether it refuses downloads with marks of an attack. The run's config, which comes from the server, does
+            not decide that.
     """
 
-    def __init__(self, number: int, source: Source, folder: Path, device: str | None = None) -> None:
+    def __init__(
+        self, number: int, source: Source, folder: Path, device: str | None = None, check_downloads: bool = True
+    ) -> None:
         self.number, self.source, self.folder, self.device = number, source, folder, device
+        self.check_downloads = check_downloads
         self._open: _Run | None = None
         self._loaded: tuple[str, Loaded] | None = None
         self._answered: tuple[bytes, Frame] | None = None
@@ -216,6 +221,7 @@ class Site:
                     f"this client runs fedpriv {code_version()}, the server {terms.get('code')}; install the same on both"
                 )
             config = _config(terms)
+            config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
             loaded = self._load(config)
             here = _with_source(loaded.config, config.data.name, config.data.dir)

@@ -59,7 +59,13 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
     assert (found["attack"], found["images"], found["mask_layers"], found["seed"]) == ("idlg", 2, 0, 3)
     (attacker,) = found["attackers"]
     assert attacker.keys() >= FIGURES and attacker["attacker"] == "idlg"
-    assert attacker["threat"] == {"top": "unknown", "labels": False, "num_examples": True, "schedule": True}
+    assert attacker["threat"] == {
+        "top": "unknown",
+        "labels": False,
+        "num_examples": True,
+        "schedule": True,
+        "download": "honest",
+    }
     assert attacker["success"].keys() == {"0.01", "0.001", "0.0001"}
     rate = attacker["success"]["0.01"]
     assert rate["n"] == 2 and rate["share"] == rate["successes"] / 2 and rate["low"] <= rate["share"] <= rate["high"]

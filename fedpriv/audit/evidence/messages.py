@@ -264,6 +264,11 @@ class Evidence:
         decay = (train.weight_decay, train.weight_decay_bias)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
 
+    def victim(self, message: Message) -> Victim:
+        """The net as an attacker on the message sees it."""
+        parameters = dict(self.federation.resident.net.named_parameters())
+        return self._victim(frozenset(name for name in message.uploaded if name in parameters and name in message.received))
+
     def _victim(self, sent: frozenset[str]) -> Victim:
         """The net, cut after the last layer that was sent. Cached: hundreds of messages send the same layers."""
         if sent not in self._victims:

@@ -50,6 +50,7 @@ class ClientFile(_File):
     folder: Path = Field(description="of its private states and its secret")
     data: DataFile = DataFile()
     device: str | None = Field(None, description="torch device; null: as the run says")
+    check_downloads: bool = Field(True, description="refuse weights with marks of an attack on its data")
     port: int | None = Field(None, ge=1, le=65535, description="local port of its node; null: a free one")
     poll: float = Field(1.0, ge=0.1, le=3, description="seconds between its questions for messages")
 
@@ -184,6 +185,8 @@ data:
   share: own
 # Torch device, such as cuda. null: as the run says.
 device: null
+# Refuse weights with marks of an attack on its data, whatever the run's config says.
+check_downloads: true
 # Local port of its node. null: a free one.
 port: null
 # Seconds between its questions for messages, from 0.1 to 3.

@@ -1,0 +1,1 @@
+"""Attacks by a malicious server, which alters the weights that it sends so that the answer reveals more."""

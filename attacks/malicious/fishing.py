@@ -1,0 +1,124 @@
+"""Fishing: the head is altered so that a batch's gradient is that of one class ("Fishing for User Data", Wen et al., ICML 2022).
+
+All weights of the head are zero but those of the target class c, whose bias is far below the others'. Then ``p_c`` is about 0,
+and the gradient of the loss at the features, ``sum_j W_j (p_j - y_j)``, is ``-W_c`` for samples of class c and 0 for all others
+(class fishing, section 3.1). What the layers before the head send is the gradient of the few samples of that class, and an attack
+of an honest server reconstructs them: read off where the first layer is linear, by DLG elsewhere.
+
+It is for one local step, which moves the other classes' weights away from zero: in the next, all samples are in the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from attacks.core.registry import register
+from attacks.gradients.linear import output_layer
+from attacks.gradients.matching import case_of
+from attacks.gradients.multistep import as_gradient
+from attacks.image.direct import Analytic
+from attacks.image.dlg import Dlg, safe
+from attacks.inference.labels import batch_labels
+from attacks.lab.setting import Setting
+
+ALONE = 1e-3
+"""Largest weight of another class in an altered head, as a share of the target's."""
+
+
+@register("fishing")
+@dataclass(frozen=True)
+class Fishing:
+    """Malicious server: the head lets only the samples of one class into the gradient, which are then reconstructed.
+
+    Attributes:
+        target: the class; -1: the rarest that the client's earlier message shows.
+        below: logits by which the target's bias is below the others'.
+        most: samples of the class beyond which it is not tried.
+        steps, restarts: of DLG.
+    """
+
+    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, at_once=8, least=0.1)
+    usual: ClassVar = None
+    at_once: ClassVar = 8
+    target: int = -1
+    below: float = 20.0
+    most: int = 4
+    steps: int = 100
+    restarts: int = 2
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`attacks.lab.setting.Declared`."""
+        if output_layer(observation).bias is None:
+            raise Inapplicable("the last layer has no bias, which fishing sets")
+        if observation.num_examples is None:
+            raise Inapplicable("fishing needs the number of samples, to know how many are of the class")
+        if observation.schedule is not None and observation.schedule.steps > 1:
+            raise Inapplicable(f"fishing is for one local step; the client takes {observation.schedule.steps}")
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        """See :class:`attacks.core.registry.MaliciousAttack`."""
+        self.check(observation)
+        layer = output_layer(observation)
+        target = self._target(observation)
+        weight = torch.zeros_like(observation.weights[f"{layer.name}.weight"])
+        weight[target] = observation.weights[f"{layer.name}.weight"][target]
+        bias = torch.zeros_like(observation.weights[f"{layer.name}.bias"])
+        bias[target] = -self.below
+        return {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`.
+
+        The loss is that of the attack that reconstructs the class. Images of other classes are grey.
+        """
+        return together(observations, lambda observation: self._one(observation, seed))
+
+    def _target(self, observation: Observation) -> int:
+        if self.target >= observation.classes:
+            raise Inapplicable(f"the target {self.target} is none of the {observation.classes} classes")
+        if self.target >= 0:
+            return self.target
+        counts = torch.bincount(batch_labels(observation).cpu(), minlength=observation.classes)
+        return int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
+
+    def _one(self, observation: Observation, seed: int) -> One:
+        alone = self.caught(observation)
+        try:
+            found = Analytic().run([alone], seed)
+        except Inapplicable:
+            found = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
+        n, images = observation.num_examples or 1, found.images
+        grey = images.new_full((n - len(images), *observation.input_shape), 0.5)
+        assert alone.labels is not None
+        labels = torch.cat([alone.labels, alone.labels.new_full((len(grey),), -1)])
+        return One(torch.cat([images, grey]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
+
+    def caught(self, observation: Observation) -> Observation:
+        """The message as one of the samples of the target class alone, without the head's gradient.
+
+        Raises:
+            Inapplicable: the head is not altered, or the message has none or too many samples of the class.
+        """
+        self.check(observation)
+        seen, layer = as_gradient(observation), output_layer(observation)
+        lengths = observation.weights[f"{layer.name}.weight"].norm(dim=1)
+        target = int(lengths.argmax())
+        if float(lengths.sort().values[-2]) > ALONE * float(lengths[target]):
+            raise Inapplicable(f"{layer.name!r} is as an honest server sends it: it has weights of more than one class")
+        n = observation.num_examples or 1
+        of_class = round(-n * float(seen.shared[f"{layer.name}.bias"][target]))
+        if not 0 < of_class <= self.most:
+            raise Inapplicable(f"the message has {max(of_class, 0)} samples of class {target}, not 1 to {self.most}")
+        factor = n / of_class
+        shared = {name: factor * tensor for name, tensor in seen.shared.items() if not name.startswith(f"{layer.name}.")}
+        labels = torch.full((of_class,), target)
+        altered = seen.altered.scaled(factor)
+        return replace(seen, shared=shared, num_examples=of_class, labels=labels, altered=altered)

@@ -1,0 +1,204 @@
+"""Imprint: the first linear layer becomes a histogram of the client's samples ("Robbing the Fed", Fowl et al., ICLR 2022).
+
+All m rows of the layer measure one statistic ``h(x) = w x`` of the image; their biases are minus the edges of bins. Behind the
+ReLU, neuron i is active for the samples with ``h(x) > e_i``. All neurons have the same outgoing weights, so a sample gives the
+same gradient g to each active one. Hence the difference of neighbouring rows' gradients is ``sum g x`` over the samples between
+two edges, and that of the biases' ``sum g``: their quotient is the sample that is alone in its bin (section 3.2).
+
+The paper inserts a layer; here the server writes into the layers that the net has. A change of many local steps still consists of
+single samples as long as training moves the layer little against the width of a bin, and by more than float32 rounds. So what the
+layer sends on is small, and the layer behind the next one is scaled down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from attacks.core.registry import register
+from attacks.gradients.analytic import CERTAIN
+from attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
+from attacks.gradients.multistep import as_gradient, response, rounding
+from attacks.lab.setting import Setting
+
+ALIGNED = 0.3
+"""Least cosine between the rows of an imprint and their mean; rows of a layer that was not altered have about 0."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The layers that an imprint is written into, by name.
+
+    Attributes:
+        first: the linear layer that gets the image.
+        second: the linear layer behind its ReLU, whose columns become equal.
+        third: the linear layer after that, which is scaled down; ``None``: the client is sent none.
+    """
+
+    first: str
+    second: str
+    third: str | None
+
+
+@register("imprint")
+@dataclass(frozen=True)
+class Imprint:
+    """Malicious server: the first linear layer becomes a histogram; a sample that is alone in its bin is read off exactly.
+
+    Attributes:
+        slope: standard deviation of a neuron's input over public images.
+        outgoing: weight of the bins in the next layer; more is resolved better, and moves the bins more in every local step.
+        later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
+        noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
+        quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
+            those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into all directions.
+        same: images with a smaller mean squared error count as one.
+        slack: how far outside [0, 1] a pixel may lie and count as in range.
+        in_range: share of such pixels that makes a candidate an image.
+        weakest: bins with less than this share of the largest difference of bias gradients count as empty.
+    """
+
+    control: ClassVar = Setting(net="rectified twice", threat=ThreatModel(download="altered"), images=32, at_once=16, least=0.6)
+    usual: ClassVar = None
+    at_once: ClassVar = 16
+    optimises: ClassVar = False
+    slope: float = 0.2
+    outgoing: float = 0.1
+    later: float = 0.01
+    noise: float = 0.0
+    quiet: int = 0
+    same: float = 0.01
+    slack: float = 0.05
+    in_range: float = 0.95
+    weakest: float = 1e-3
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`attacks.lab.setting.Declared`."""
+        chain_of(observation)
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        """See :class:`attacks.core.registry.MaliciousAttack`."""
+        chain, weights = chain_of(observation), observation.weights
+        draw = torch.Generator().manual_seed(seed)
+        rows, width = weights[f"{chain.first}.weight"].shape
+        x = from_picture(observation, public).flatten(1).double().cpu()
+        direction = torch.randn(width, generator=draw, dtype=torch.float64)
+        direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
+        edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
+        outputs = len(weights[f"{chain.second}.weight"])
+        each = self.outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
+        hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
+        spread = torch.randn(outputs, rows, generator=draw, dtype=torch.float64)
+        third = None if chain.third is None else weights[f"{chain.third}.weight"].double().cpu()
+        if self.quiet and self.noise:
+            if third is None:
+                raise Inapplicable(f"the layer behind {chain.second!r} is not sent: noise cannot be hidden from it")
+            short = torch.linalg.eigh(x.T @ x)[1][:, : self.quiet]
+            hidden = hidden @ short @ short.T * (width / self.quiet) ** 0.5
+            seen = torch.linalg.qr(torch.randn(outputs, min(self.quiet, outputs // 4), generator=draw, dtype=torch.float64))[0]
+            spread = spread - seen @ (seen.T @ spread)
+            third = third @ seen @ seen.T
+        altered = {
+            f"{chain.first}.weight": direction + self.noise * direction.norm() / width**0.5 * hidden,
+            f"{chain.first}.bias": -edges,
+            f"{chain.second}.weight": each + self.noise * each.square().mean().sqrt() * spread,
+            f"{chain.second}.bias": (1 + 4 * self.noise) * each[:, 0],  # its ReLU passes everything
+        }
+        if third is not None:
+            schedule = observation.schedule
+            gain = response(schedule, 0.0).gain if observation.kind == "change" and schedule is not None else 1.0
+            altered[f"{chain.third}.weight"] = self.later / gain * third
+        return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`.
+
+        The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
+        grey.
+        """
+        return together(observations, self._one)
+
+    def _one(self, observation: Observation) -> One:
+        chain, seen = chain_of(observation), as_gradient(observation)
+        rows = observation.weights[f"{chain.first}.weight"].double().cpu()
+        direction = rows.mean(0)
+        if float(torch.cosine_similarity(rows, direction[None]).mean()) < ALIGNED:
+            raise Inapplicable(f"{chain.first!r} is as an honest server sends it: its rows do not measure one statistic")
+        edges, order = (-observation.weights[f"{chain.first}.bias"].double().cpu()).sort()
+        weight, bias = (seen.shared[f"{chain.first}.{kind}"].double().cpu()[order] for kind in ("weight", "bias"))
+        between, divisor = _differences(weight), _differences(bias)
+        strength = divisor.abs() / divisor.abs().max().clamp(min=1e-300)
+        name = f"{chain.first}.bias"
+        error = (2 * (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2)) ** 0.5
+        filled = ((strength > self.weakest) & (divisor.abs() > CERTAIN * error)).nonzero()[:, 0]
+        inputs = between[filled] / divisor[filled, None]
+        images = to_picture(observation, inputs.reshape(-1, *observation.input_shape))
+        fits = ((images >= -self.slack) & (images <= 1 + self.slack)).flatten(1).double().mean(1) >= self.in_range
+        # Training moves the edges, so a sample may come out of the bins beside its own, too.
+        away = (torch.searchsorted(edges, inputs @ direction) - 1 - filled).abs()
+        images, away, strength = images[fits], away[fits], strength[filled][fits]
+        n = observation.num_examples or len(images)
+        found = images[_distinct(images, away, strength, self.same)[:n]].to(weight_dtype(observation)[1])
+        loss = 1 - len(found) / max(n, 1)
+        grey = found.new_full((n - len(found), *observation.input_shape), 0.5)
+        return One(torch.cat([found, grey]), torch.full((n,), -1), [loss], (loss,))
+
+
+def _differences(values: Tensor) -> Tensor:
+    """Of ``(m, ...)`` in the order of the edges, what each has more than the next."""
+    return torch.cat([values[:-1] - values[1:], values[-1:]])
+
+
+def _distinct(images: Tensor, away: Tensor, strength: Tensor, same: float) -> Tensor:
+    """Places of one image for each group of near-equal ones ``(m, C, H, W)``, the most credible group first.
+
+    Credible is what several bins gave, as mixtures of samples rarely agree, and what lies near its bin.
+    """
+    flat = images.flatten(1)
+    near = torch.cdist(flat, flat).square() < same * max(flat.shape[1], 1)
+    free, leaders, merits = torch.ones(len(flat), dtype=torch.bool), list[int](), list[float]()
+    for i in strength.argsort(descending=True).tolist():
+        if free[i]:
+            group = near[i] & free
+            free &= ~group
+            leaders.append(i)
+            merits.append(min(int(group.sum()), 3) - min(int(away[group].min()), 50) / 50)
+    return torch.tensor(leaders, dtype=torch.long)[torch.tensor(merits).argsort(descending=True, stable=True)]
+
+
+@torch.no_grad()
+def chain_of(observation: Observation) -> Chain:
+    """The layers of a net that an imprint is written into, found by the path of random images.
+
+    Raises:
+        Inapplicable: the net has no such layers, or the client is not sent them; the message names what is in the way.
+    """
+    net, weights = known_net(observation)
+    device, dtype = weight_dtype(observation)
+    x = torch.rand(16, *observation.input_shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_forward_hook(lambda _, args, output, name=name: calls.append((name, args[0], output)))
+    functional_call(net, weights, (x,))
+    if not calls or not isinstance(net.get_submodule(calls[0][0]), nn.Linear):
+        where = f"{calls[0][0]!r}, a convolution," if calls else "no linear layer"
+        raise Inapplicable(f"{where} gets the image: an imprint needs a linear layer that does")
+    (first, fed, output), rest = calls[0], calls[1:]
+    if fed.numel() != x.numel() or not torch.equal(fed.flatten(), x.flatten()):
+        raise Inapplicable(f"the input of {first!r} is not the image itself")
+    if not rest or not torch.equal(rest[0][1], output.relu()):
+        raise Inapplicable(f"no ReLU and linear layer follow {first!r} directly")
+    second, third = rest[0][0], rest[1][0] if len(rest) > 1 else None
+    for name in (f"{first}.weight", f"{first}.bias", f"{second}.weight"):
+        if name not in observation.shared:
+            raise Inapplicable(f"{name!r} is not sent: an imprint needs the first layer, its bias and the next layer")
+    return Chain(first, second, third if third is not None and f"{third}.weight" in observation.shared else None)

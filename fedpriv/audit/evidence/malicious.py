@@ -1,0 +1,77 @@
+"""A malicious server: a client of a run takes its turn again, on a download that the server has altered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from attacks.core.observation import ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import MaliciousAttack
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.client.client import receive
+from fedpriv.data.federated import Split
+from fedpriv.errors import FedprivError, SuspiciousDownload
+from fedpriv.wire import Payload, Sealed, seal
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a client answers to an altered download.
+
+    Attributes:
+        message: the altered tensors as received, and its upload, which it makes without its check of downloads.
+        altered: names of the tensors that the server altered.
+        refusal: what the client's check says; ``None``: it finds nothing, or the run has switched it off.
+    """
+
+    message: Message
+    altered: tuple[str, ...]
+    refusal: str | None
+
+
+def replay(evidence: Evidence, round: int, client: int, attack: MaliciousAttack, public: Tensor, seed: int) -> Replay:
+    """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
+
+    Schedule, loss and transforms are the run's. It is the client's first turn, and its draws differ from the run's, as in
+    :class:`ShadowTurns`.
+
+    Args:
+        public: images ``(m, C, H, W)`` in [0, 1] that the server has.
+
+    Raises:
+        FedprivError: the attack cannot be mounted on this run, or the client diverged.
+    """
+    message, download = evidence.message(round, client), evidence.store.download(round)
+    if evidence.summed or download is None:
+        raise FedprivError(f"{attack.name} needs a run whose server sends weights and gets uploads one by one")
+    honest = evidence.observation(message, ThreatModel())
+    try:
+        made = attack.alter(honest, public, seed)
+    except Inapplicable as reason:
+        raise FedprivError(f"{attack.name} cannot be mounted: {reason}") from None
+    names = {cut: name for name, cut in evidence.victim(message).names.items()}
+    altered = {names.get(name, name): tensor for name, tensor in made.items()}
+    sent = seal(Payload({**download.tensors(), **altered}, round))
+    federation, broadcast = evidence.federation, evidence.store.broadcast()
+    unchecked = federation.config.model_copy(
+        update={"wire": federation.config.wire.model_copy(update={"check_downloads": False})}
+    )
+    open_to_all = replace(federation, agreement=replace(federation.agreement, config=unchecked))
+    data: Split = federation.data.train(client)
+    answer = next(ShadowTurns(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
+    if answer is None:
+        raise FedprivError(f"client {client} diverged on what {attack.name} sent")
+    found = evidence.read(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
+    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent))
+
+
+def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
+    """What a client of the run says when it refuses a download; ``None``: it takes it."""
+    try:
+        receive(evidence.federation.agreement, round, download, evidence.federation.initial)
+    except SuspiciousDownload as reason:
+        return str(reason)
+    return None

@@ -1,0 +1,123 @@
+"""Marks of an attack in what the server sent: a client refuses weights that no training has made.
+
+A malicious server writes weights that make single samples readable in the answer (Fowl et al., ICLR 2022; Wen et al., ICML 2022).
+Such weights have a structure that neither an initialisation nor training produces. Each mark is a figure with a limit far above
+what honest nets have; ``docs/malicious-server.md`` has the measured margins, and what the marks miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpriv.agreement import Agreement
+from fedpriv.errors import SuspiciousDownload
+from fedpriv.wire import STATISTIC
+
+ROWS = 256
+"""Of a layer with more rows or columns, so many are looked at, drawn for every download so that a server cannot know them."""
+FEWEST = 16
+"""Layers with fewer rows or columns are not looked at: few or short vectors are alike by chance."""
+MOST = 1e6
+"""Ratios beyond are reported as this."""
+PARALLEL = 0.95
+"""From this absolute cosine on, two rows count as parallel."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A figure of a tensor, and the limit from which on it is a mark of an attack.
+
+    Attributes:
+        says: what it is, with ``{}`` for the figure.
+    """
+
+    tensor: str
+    says: str
+    value: float
+    limit: float
+
+
+def check_for_marks(agreement: Agreement, round: int, tensors: Mapping[str, Tensor]) -> None:
+    """Check a download for marks of an attack.
+
+    Args:
+        tensors: what was sent, by name.
+
+    Raises:
+        SuspiciousDownload: it has one; the message names the first.
+    """
+    for mark in marks(agreement, tensors):
+        if mark.value > mark.limit:
+            figure = mark.says.format(f"{mark.value:.3g}")
+            raise SuspiciousDownload(
+                f"what the server sent for round {round} is refused as an attack on the client's data (check_downloads): "
+                f"{mark.tensor}: {figure} (limit {mark.limit:g})"
+            )
+
+
+@torch.no_grad()
+def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]:
+    """All figures of a download, layer by layer."""
+    space, draw = agreement.space, torch.Generator()
+    draw.seed()  # of the machine's entropy: neither predictable nor a draw of the run
+    for name, tensor in tensors.items():
+        layer = name.removesuffix(".weight")
+        if layer in agreement.linear and layer.startswith("head"):
+            yield from _of_head(name, tensor, tensors.get(f"{layer}.bias"))
+        elif layer in agreement.linear and agreement.initial[space[name].start : space[name].stop].any():  # LoRA's begin at zero
+            yield from _of_linear(name, tensor, draw)
+        elif tensor.ndim == 4 and name in space:
+            yield from _of_convolution(name, tensor)
+        elif name == f"{STATISTIC}centers":
+            yield from _of_centers(name, tensor)
+
+
+def _of_linear(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mark]:
+    if min(weight.shape) < FEWEST:
+        return
+    for what, vectors in (("rows", weight), ("columns", weight.T)):
+        if len(vectors) > ROWS:
+            vectors = vectors[torch.randperm(len(vectors), generator=draw)[:ROWS].to(weight.device)]
+        norms = vectors.norm(dim=1)
+        unit = (vectors / norms.clamp(min=1e-30)[:, None])[norms > 1e-6 * norms.max()]
+        if len(unit) < FEWEST:
+            yield Mark(name, f"all but {{}} of its {what} vanish", 1 - len(unit) / len(vectors), 0.9)
+            continue
+        cosines = unit @ unit.T
+        squares = (float(cosines.square().sum()) / len(unit) - 1) / (len(unit) - 1)
+        yield Mark(name, f"its {what} have a mean squared cosine of {{}}", squares, 0.25)
+        alike = (cosines.abs() > PARALLEL).sum(1) - 1
+        yield Mark(name, f"of its {what}, {{}} are parallel to one", float(alike.max()), 3)
+
+
+def _of_convolution(name: str, weight: Tensor) -> Iterator[Mark]:
+    kernels = weight.flatten(1)
+    if weight[0, 0].numel() == 1 or kernels.shape[1] < FEWEST // 2:
+        return
+    norms, largest = kernels.norm(dim=1), torch.maximum(kernels.amax(1), -kernels.amin(1))
+    shares = (largest / norms).square()[norms > 1e-3 * norms.max()]
+    if len(shares):
+        limit = 0.9 if kernels.shape[1] >= FEWEST else 0.999
+        yield Mark(name, "a share of {} of a kernel is a single entry, which copies its input", float(shares.max()), limit)
+
+
+def _of_head(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Mark]:
+    # The same vector added to all classes changes no probability, so only what differs between them counts.
+    norms = (weight - weight.median(dim=0).values).norm(dim=1)
+    if len(norms) > 3 and weight.shape[1] >= FEWEST // 2:
+        ratio = float(norms.max() / norms.median().clamp(min=float(norms.max()) / MOST))
+        yield Mark(name, "what one class adds to the classes' median weights is {} times that of the median class", ratio, 20)
+    if bias is not None and len(bias) > 1:
+        away = float((bias - bias.median()).abs().max())
+        yield Mark(name.replace("weight", "bias"), "one class is {} logits away from the median class", away, 10)
+
+
+def _of_centers(name: str, centers: Tensor) -> Iterator[Mark]:
+    norms = centers.norm(dim=1)
+    norms = norms[norms > 0]
+    if len(norms) > 2:
+        yield Mark(name, "one centre is {} times as long as the median one", float(norms.max() / norms.median()), 100)

@@ -1,0 +1,118 @@
+"""The imprint of a malicious server: samples alone in a bin are read off exactly, from a gradient and after local steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.core.observation import Observation, Schedule, SplitNet
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.registry import MaliciousAttack, image_attacks
+from attacks.lab.attempts import suited
+from attacks.lab.controls import negative_control, positive_control
+from attacks.lab.setting import Setting, declared
+from attacks.malicious.imprint import Imprint
+from attacks.scoring.scores import match_batches, mse
+from tests.attacks.client import change, gradient, observe, pictures
+
+ATTACK = Imprint()
+SMALL = replace(declared(ATTACK).control or Setting(), side=8, images=16)
+
+
+def net(body: nn.Module | None = None) -> SplitNet:
+    torch.manual_seed(0)
+    usual = nn.Sequential(nn.Flatten(), nn.Linear(36, 200), nn.ReLU(), nn.Linear(200, 16), nn.ReLU())
+    return SplitNet(body or usual, nn.Linear(16, 5)).double()
+
+
+def answered(schedule: Schedule | None = None, attack: Imprint = ATTACK, n: int = 12) -> tuple[Observation, Tensor]:
+    """What a client with n images sends after an altered download, by torch's own gradient or SGD."""
+    images, labels, victim = pictures(n), torch.arange(n) % 5, net()
+    honest = observe(victim, gradient(victim, images, labels), num_examples=n)
+    victim.load_state_dict(attack.alter(honest, pictures(300, 1)), strict=False)
+    if schedule is None:
+        return observe(victim, gradient(victim, images, labels), num_examples=n), images
+    sent = change(victim, images, labels, schedule)
+    return observe(victim, sent, num_examples=n, kind="change", schedule=schedule), images
+
+
+def recovered(message: Observation, images: Tensor, attack: Imprint = ATTACK, below: float = 1e-2) -> int:
+    found = attack.run([message]).images
+    return int((mse(found[match_batches(found, images, len(images))], images) < below).sum())
+
+
+def test_controls() -> None:
+    positive, negative = positive_control(ATTACK, SMALL), negative_control(ATTACK, SMALL)
+    assert positive.passed, positive.sentence
+    assert negative.passed and "recovered 0 of" in negative.sentence
+
+
+def test_samples_alone_in_a_bin_are_exact() -> None:
+    message, images = answered()
+    assert recovered(message, images, below=1e-12) >= 10
+    assert recovered(replace(message, shared={n: 0.01 * t for n, t in message.shared.items()}), images, below=1e-12) >= 10
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule(lr=0.01, steps=12, batch_size=4, momentum=0.5, weight_decay=1e-4),
+        Schedule(lr=0.01, steps=60, batch_size=4),
+    ],
+)
+def test_local_steps_are_no_protection(schedule: Schedule) -> None:
+    message, images = answered(schedule)
+    assert recovered(message, images) >= 8
+
+
+def test_long_training_moves_the_bins() -> None:
+    message, images = answered(Schedule(lr=1.0, steps=60, batch_size=4))
+    assert recovered(message, images) <= 3
+
+
+def test_messages_are_attacked_together() -> None:
+    (one, images), (other, _) = answered(), answered(attack=replace(ATTACK, slope=0.1))
+    both = ATTACK.run([one, other])
+    assert len(both.images) == 2 * len(images) and torch.equal(both.images[:12], ATTACK.run([one]).images)
+
+
+def test_what_an_honest_server_sends_has_no_bins() -> None:
+    victim, images, labels = net(), pictures(4), torch.arange(4)
+    with pytest.raises(Inapplicable, match="as an honest server sends it"):
+        ATTACK.run([observe(victim, gradient(victim, images, labels), num_examples=4)])
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 16)),
+            "'body.0', a convolution",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 16)),
+            "no ReLU and linear layer",
+        ),
+    ],
+)
+def test_it_names_what_is_in_the_way(body: nn.Module, why: str) -> None:
+    victim = net(body)
+    honest = observe(victim, gradient(victim, pictures(2), torch.tensor([0, 1])), num_examples=2)
+    with pytest.raises(Inapplicable, match=why):
+        ATTACK.alter(honest, pictures(20))
+
+
+def test_a_layer_that_is_not_sent_is_in_the_way() -> None:
+    message, _ = answered()
+    hidden = {name: tensor for name, tensor in message.shared.items() if name != "body.3.weight"}
+    with pytest.raises(Inapplicable, match=r"'body\.3\.weight' is not sent"):
+        Imprint.check(replace(message, shared=hidden))
+
+
+def test_no_audit_of_an_honest_server_uses_it() -> None:
+    malicious = {name for name, kind in image_attacks().items() if hasattr(kind, "alter")}
+    assert "imprint" in malicious and isinstance(ATTACK, MaliciousAttack)
+    assert not malicious & {one.name for hidden in (0, 1) for one in suited(hidden)}

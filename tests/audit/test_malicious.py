@@ -1,0 +1,110 @@
+"""A run's own client takes its turn again on a download that a malicious server has altered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from attacks.core.observation import ThreatModel
+from attacks.malicious.imprint import Imprint
+from attacks.scoring.scores import match_batches, mse
+from fedpriv.audit.evidence.malicious import replay
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.images import target
+from fedpriv.cli import main
+from fedpriv.errors import FedprivError
+from tests.simulation.small import play
+
+ONE_ROUND = {
+    "train.rounds": 1,
+    "wire.keep_payloads": "all",
+    "data.limit": 300,
+    "train.lr": 0.01,
+    "train.batch_size": 10,
+    "eval.last": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five clients under MpFedcon, whose heads are never sent."""
+    folder = tmp_path_factory.mktemp("malicious") / "run"
+    play(folder, "mpfedcon", **ONE_ROUND)
+    return folder
+
+
+def attack(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["attack", *map(str, arguments)])
+
+
+def test_most_images_of_a_client_are_recovered_and_its_check_refuses(run: Path) -> None:
+    evidence, imprint = Evidence(run), Imprint()
+    round, client = evidence.messages()[0]
+    truth = target.message(evidence, round, client)
+    assert truth.reference is not None
+    played = replay(evidence, round, client, imprint, truth.reference, 0)
+    found = imprint.run([evidence.observation(played.message, ThreatModel())]).images
+    hits = mse(found[match_batches(found, truth.images, len(found))], truth.images) < 1e-2
+    assert hits.double().mean() > 0.6
+    assert played.refusal is not None and "encoder.fc1.weight: its rows have a mean squared cosine of 1" in played.refusal
+    assert set(played.altered) == {f"encoder.fc{n}" for n in ("1.bias", "1.weight", "2.bias", "2.weight", "3.weight")}
+
+
+@pytest.mark.parametrize("quiet", [0, 32])
+def test_noise_that_hides_the_marks_costs_the_attack_its_images(run: Path, quiet: int) -> None:
+    evidence, imprint = Evidence(run), Imprint(noise=1.5, quiet=quiet)
+    round, client = evidence.messages()[0]
+    truth = target.message(evidence, round, client)
+    assert truth.reference is not None
+    played = replay(evidence, round, client, imprint, truth.reference, 0)
+    found = imprint.run([evidence.observation(played.message, ThreatModel())]).images
+    hits = mse(found[match_batches(found, truth.images, len(found))], truth.images) < 1e-2
+    assert played.refusal is None and hits.double().mean() < 0.4
+
+
+def test_the_rest_of_the_download_is_the_runs(run: Path) -> None:
+    evidence = Evidence(run)
+    round, client = evidence.messages()[0]
+    honest, public = evidence.message(round, client), target.message(evidence, round, client).reference
+    assert public is not None
+    played = replay(evidence, round, client, Imprint(), public, 0)
+    changed = {name for name, tensor in honest.received.items() if not torch.equal(tensor, played.message.received[name])}
+    assert changed == set(played.altered) and honest.received.keys() == played.message.received.keys()
+    assert played.message.num_examples == honest.num_examples and played.message.uploaded.keys() == honest.uploaded.keys()
+
+
+def test_an_attack_that_cannot_be_mounted(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedavg", **{**ONE_ROUND, "model.name": "lenet_sigmoid"})
+    evidence = Evidence(tmp_path / "run")
+    round, client = evidence.messages()[0]
+    with pytest.raises(FedprivError, match=r"imprint cannot be mounted: 'body\.encoder_conv1', a convolution, gets the image"):
+        replay(evidence, round, client, Imprint(), torch.rand(20, 1, 8, 8), 0)
+
+
+def test_the_command_reports_the_attack_and_the_refusal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
+    result = attack("imprint", "--threat", "malicious", "--run", run, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["threat"] == "malicious" and "its rows have a mean squared cosine" in said["refused"]
+    (attacker,) = said["attackers"]
+    assert attacker["threat"]["download"] == "altered" and attacker["success"]["0.01"]["share"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("imprint", "--run", "RUN"), "declare that with --threat malicious"),
+        (("imprint", "--threat", "malicious"), "name the run with --run"),
+        (("analytic", "--threat", "malicious", "--run", "RUN"), "fishing, imprint; not analytic"),
+        (("tokens", "--threat", "malicious"), "not tokens"),
+        (("imprint", "--threat", "malicious", "--run", "RUN", "--set", "slop=1"), "imprint has no option 'slop'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], why: str) -> None:
+    result = attack(*(str(run) if argument == "RUN" else argument for argument in arguments))
+    assert result.exit_code == 2 and why in result.stderr and len(result.stderr.splitlines()) <= 4
