@@ -2,6 +2,7 @@
 
 The first of these rules that holds gives the words:
 
+0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
 1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
    of the nearest public image would count for; or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and at least twice the share
@@ -28,6 +29,7 @@ from fedpriv.audit.verdict import LIMIT, best_attempt, copied, of_images, of_lab
 Found = Mapping[str, Any]
 
 WORDS = (
+    "Claimed epsilon contradicted",
     "Samples were recovered",
     "Words were found",
     "Members were identified",
@@ -37,7 +39,7 @@ WORDS = (
     "Nothing was found",
 )
 """Worst first."""
-NOT_KNOWN, NOTHING = 5, 6
+CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
 PRECISE = 0.5
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
 _ROUNDS = "attackers that put messages of several rounds together"
@@ -85,6 +87,8 @@ def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
 def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
     """The sentence, and the target to search for."""
     level = run["answer"]["level"]
+    if level == CONTRADICTED:
+        return "Noise and clipping that are what the ledger says; until then its epsilon means nothing.", None
     if level == NOTHING:
         return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
     if level == NOT_KNOWN:
@@ -96,9 +100,8 @@ def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
     if better:
         return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
     tried = f"None of the {len(like)} other defences that were audited here." if like else "Not measured."
-    return f"{tried} This looks for the cheapest defence that does:", {2: "membership_auc<=0.6", 4: "labels<=0.5"}.get(
-        level, "recovered<=0"
-    )
+    target = {MEMBERS: "membership_auc<=0.6", CLASSES: "labels<=0.5"}.get(level, "recovered<=0")
+    return f"{tried} This looks for the cheapest defence that does:", target
 
 
 def _defended(run: Found) -> str:
@@ -114,22 +117,25 @@ def _cost(run: Found, other: Found) -> str:
 
 def _findings(run: Found) -> Iterator[Finding]:
     """Those that hold, worst first."""
-    for level, kind in ((0, "message"), (3, "single image")):
-        if level == 3:
+    by_canaries = (run["epsilon"] or {}).get("canaries")
+    if by_canaries and by_canaries["lower"] > run["epsilon"]["upper"]:
+        yield Finding(CONTRADICTED, by_canaries["sentences"][-1])
+    for level, kind in ((SAMPLES, "message"), (SINGLES, "single image")):
+        if level == SINGLES:
             yield from _words(run)
             yield from _members(run)
         images = [one for one in run["attacks"] if one["kind"] == kind and _beyond_copies(one)]
         if images:
             worst = max(images, key=lambda one: best_attempt(one)["success"][LIMIT]["share"])  # type: ignore[index]
             yield Finding(level, of_images(worst), worst["pictures"])
-        wanted = "message" if level == 0 else "single text"
+        wanted = "message" if level == SAMPLES else "single text"
         for read in run.get("texts") or []:
             best = best_reading(read)
             if read["kind"] == wanted and best is not None and best["exact"] and best["exact"]["successes"]:
                 yield Finding(level, of_texts([read])[0])
     telling = [one for one in run["labels"] if len(one["true"]) < one.get("of", 0)]
     if telling and 2 * sum(one["exact"] for one in telling) > len(telling):
-        yield Finding(4, of_labels(run["labels"])[0])
+        yield Finding(CLASSES, of_labels(run["labels"])[0])
 
 
 def _words(run: Found) -> Iterator[Finding]:
@@ -137,14 +143,14 @@ def _words(run: Found) -> Iterator[Finding]:
         best = best_reading(read)
         by_chance = 2 * (read["baseline"]["precision"] or 0.0)
         if read["kind"] == "message" and best is not None and (best["precision"] or 0.0) >= max(PRECISE, by_chance):
-            yield Finding(1, of_texts([read])[0])
+            yield Finding(WORDS_OF_TEXTS, of_texts([read])[0])
 
 
 def _members(run: Found) -> Iterator[Finding]:
     if run["membership"]:
         best = max(run["membership"], key=lambda one: one["auc"])
         if best["together"]["low"] > 0.5 or few_false_alarms(run["membership"]):
-            yield Finding(2, of_attacks(run["membership"]), roc=True)
+            yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
 
 
 def _beyond_copies(attack: Found) -> bool:

@@ -134,11 +134,11 @@ def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[dic
 
 def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Audited]:
     if workers <= 1 or len(run_dirs) == 1:
-        return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}")) for one in run_dirs]  # type: ignore[misc]
+        return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}"), workers) for one in run_dirs]  # type: ignore[misc]
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
     manager.start(die_with_parent, (os.getpid(),))
-    with manager, ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(),)) as pool:
+    with manager, ProcessPoolExecutor(min(workers, len(run_dirs)), context, initializer=_begin, initargs=(os.getpid(),)) as pool:
         progress: Queue[str | None] = manager.Queue()
         listener = threading.Thread(target=_relay, args=(progress, say))
         listener.start()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,21 @@ from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
-from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
+from fedpriv.audit.images.reconstructions import Attacked, controls_ahead, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.inference import LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
+from fedpriv.audit.progress import Progress, Say, spent
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.processes import forked
 from fedpriv.samples import Modality
 
-Say = Callable[[str], None]
 CENTERS_OF_TEXTS = "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
 """Why the class centres of runs on texts, or on image-text pairs, are not inverted."""
 
@@ -46,6 +47,7 @@ class AuditOptions:
         label_shadows: shadow turns for the inference of label sets; 0: none.
         membership_shadows: shadow turns for each client of the last kept round; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise.
+        budget: seconds after which no further attack of a run begins; ``None``: no limit.
     """
 
     messages: int = 3
@@ -53,11 +55,14 @@ class AuditOptions:
     membership_shadows: int = 32
     singles: int = 24
     seed: int = 0
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0), ("singles", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} = {getattr(self, name)}: at least {least}")
+        if self.budget is not None and self.budget <= 0:
+            raise UsageError(f"budget = {self.budget:g}: more than 0 s")
 
 
 @dataclass(frozen=True)
@@ -81,77 +86,125 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     return evidence, summary
 
 
-def audit_run(run_dir: Path, options: AuditOptions, say: Say) -> Audited:
+@dataclass
+class _Part:
+    """What some of the attacks found.
+
+    Attributes:
+        lower: the lower bound of epsilon, if there is one.
+        times: CPU seconds by step.
+    """
+
+    findings: dict[str, Any]
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    lower: dict[str, Any] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) -> Audited:
     """Audit a finished run from what it kept.
+
+    Args:
+        workers: processes; findings do not depend on them, unless a budget cuts them.
 
     Raises:
         UsageError: see :func:`check`; or the data have changed since the run.
         FedprivError: its files are damaged, or a negative control of membership inference failed.
     """
     evidence, summary = check(run_dir)
-    say("what left the clients")
-    findings, pictures = _facts(evidence, summary), dict[str, bytes]()
-    lower = _attacked(evidence, options, findings, pictures, say)
+    progress = Progress(say, options.budget)
+    progress("what left the clients")
+    found = _attacked(evidence, options, progress, workers)
+    findings = _facts(evidence, summary) | found.findings
     statement = summary.get("privacy")
-    findings["epsilon"] = _epsilon(statement, lower, measured(evidence.folder, statement))
+    findings["epsilon"] = _epsilon(statement, found.lower, measured(evidence.folder, statement))
     findings["without_sums"] = None
     if evidence.summed:
-        findings["without_sums"] = _without_sums(run_dir, options, findings, say)
+        findings["without_sums"] = _without_sums(run_dir, options, findings, progress)
+    progress.note(found.times)
+    findings["seconds"] = {step: round(seconds, 1) for step, seconds in progress.times.items()}
     findings["verdict"] = verdict(findings)
     findings["answer"] = answer(findings)
-    return Audited(findings, pictures)
+    return Audited(findings, found.pictures)
 
 
-def _attacked(
-    evidence: Evidence, options: AuditOptions, findings: dict[str, Any], pictures: dict[str, bytes], say: Say
-) -> dict[str, Any] | None:
-    """Add what the attacks find to the findings and the pictures; returns the lower bound of epsilon, if there is one."""
-    name = evidence.folder.path.name
-    findings["statistics"] = {"listed": listed(evidence), "exposed": list(exposed(evidence))}
-    findings["not_tried"] = {}
-    findings["texts"] = on_texts(evidence, options, findings["not_tried"], say) if "text" in evidence.modalities else []
+def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
+    """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
+    if workers > 1 and "image" in evidence.modalities and not evidence.summed and (chosen := _chosen(evidence, 1, "image")):
+        progress("controls")
+        forked(controls_ahead(evidence, *_easiest(evidence, chosen), options.seed), workers)
+    made = [partial(_of_samples, evidence, options, progress), partial(_of_clients, evidence, options, progress)]
+    samples, clients = forked(made, workers)
+    together = clients.findings | samples.findings
+    together["not_tried"] = samples.findings["not_tried"] | clients.findings["not_tried"]
+    together["known_members"] = known_members(together["attacks"], together["texts"])
+    return _Part(together, samples.pictures | clients.pictures, clients.lower, {**samples.times, **clients.times})
+
+
+def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+    """Reconstruction of images and texts."""
+    progress.again()
+    name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
+    texts = on_texts(evidence, options, not_tried, progress) if "text" in evidence.modalities else []
     attacks, controls = [], list[dict[str, Any]]()
-    for attacked in on_images(evidence, options, findings["not_tried"], say) if "image" in evidence.modalities else []:
+    for attacked in on_images(evidence, options, not_tried, progress) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
         rows = attacked.pictures()
         if rows:
             pictures[picture] = grid(rows)
         attacks.append(attacked.described(picture if rows else None))
         controls += attacked.controls()
-    findings["attacks"] = attacks
-    findings["controls"] = distinct(controls)
-    findings["best"] = {kind: _best(attacks, kind) for kind in ("message", "single image")}
-    findings["best_of_texts"] = {kind: _best_of_texts(findings["texts"], kind) for kind in ("message", "single text")}
-    say("labels")
+    progress.note()
+    findings = {
+        "not_tried": not_tried,
+        "texts": texts,
+        "attacks": attacks,
+        "controls": distinct(controls),
+        "best": {kind: _best(attacks, kind) for kind in ("message", "single image")},
+        "best_of_texts": {kind: _best_of_texts(texts, kind) for kind in ("message", "single text")},
+    }
+    return _Part(findings, pictures, times=progress.times)
+
+
+def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+    """What a client holds: its classes, class centres, and whether given samples are among its own."""
+    progress.again()
+    name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
+    findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
+    progress("labels")
     findings["labels"] = [labels_of(evidence, round, client) for round, client in evidence.messages()]
     findings["label_shadow"] = None
     first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
     if options.label_shadows:
-        say(f"labels: {options.label_shadows} shadow clients")
+        progress(f"labels: {options.label_shadows} shadow clients")
         try:
+            _in_time(progress)
             findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
         except FedprivError as error:
-            findings["not_tried"]["label_shadow"] = str(error)
+            not_tried["label_shadow"] = str(error)
     findings["centers"] = []
     of_centers = [(round, evidence.store.clients(round)[0]) for round in (first, last)]
     if "text" in evidence.modalities and any(one["what"] == "centers" for one in findings["statistics"]["listed"]):
-        findings["not_tried"]["centers"] = CENTERS_OF_TEXTS
+        not_tried["centers"] = CENTERS_OF_TEXTS
     for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
-        say(f"class centres of round {round}")
+        if (cut := progress.spent()) is not None:
+            not_tried["centers"] = cut
+            break
+        progress(f"class centres of round {round}")
         if (inverted := inverted_centers(evidence, round, client, options.seed)) is not None:
             picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})
-    findings["known_members"] = known_members(attacks, findings["texts"])
     findings |= {"membership": [], "membership_not_tried": {}, "membership_controls": []}
     lower = None
     if options.membership_shadows:
         try:
+            _in_time(progress)
             clients = evidence.whole_clients(last)
-            say(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
+            progress(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
             found = membership(evidence, last, clients, options.membership_shadows, options.seed)
         except FedprivError as error:
-            findings["not_tried"]["membership"] = str(error)
+            not_tried["membership"] = str(error)
         else:
             if not found.controls_passed:
                 raise FedprivError(
@@ -159,24 +212,29 @@ def _attacked(
                 )
             findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
             findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
-    return lower
+    progress.note()
+    return _Part(findings | {"not_tried": not_tried}, pictures, lower, progress.times)
+
+
+def _in_time(progress: Progress) -> None:
+    """Raise :class:`FedprivError` where no further attack may begin."""
+    if (cut := progress.spent()) is not None:
+        raise FedprivError(cut)
 
 
 def _slug(sender: int | str) -> str:
     return named(sender).replace(" ", "-")
 
 
-def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any], say: Say) -> list[dict[str, Any]]:
+def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
     """Each attack on the sums, beside the same on the uploads behind them, which the server did not see."""
     try:
         behind = HeldBack(run_dir)
     except UsageError:
         findings["not_tried"]["without_sums"] = "the clients of other machines hold back their uploads and keep none"
         return []
-    say("for comparison: the uploads behind the sums")
-    alone: dict[str, Any] = {}
-    _attacked(behind, options, alone, {}, say)
-    return compared(findings, alone)
+    progress("for comparison: the uploads behind the sums")
+    return compared(findings, _attacked(behind, options, progress, 1).findings)
 
 
 def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,7 +282,12 @@ def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str
     if not chosen:
         not_tried["texts"] = "no client whose message was kept has texts"
         return []
-    found: list[Read] = [on_texts_of(evidence, round, client, options.seed, say) for round, client in chosen]
+    found: list[Read] = []
+    for round, client in chosen:
+        if (cut := spent(say)) is not None:
+            not_tried["texts"] = cut
+            return [one.described() for one in found]
+        found.append(on_texts_of(evidence, round, client, options.seed, say))
     try:
         if evidence.summed:
             raise FedprivError("of a client with one text, the server sees no message but a sum")

@@ -140,7 +140,7 @@ class _Frontier:
         self._audit([self.run_dir(one.label, seed) for one in done])
         for one in done:
             if (audited := self._kept(run_dir := self.run_dir(one.label, seed))) is not None:
-                accuracies = RunFolder.open(run_dir).records()[-1].get("per_client", {}).get("accuracy") or []
+                accuracies = (RunFolder.open(run_dir).summary() or {}).get("accuracy_per_client") or []
                 known = [value for value in accuracies if value is not None]
                 run = audited.findings["runs"][0]
                 self.trades[one.label, seed] = trade(one.label, one.method, one.defence, run, known, self.plan.target)

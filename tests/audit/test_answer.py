@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.audit.answer import WORDS, answer, changes
+from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer, changes
 from tests.audit.sample_findings import findings, rate
 
 
@@ -79,6 +79,15 @@ def test_what_could_not_be_tried_is_not_known(missing: str) -> None:
     assert ("members can be identified" if missing == "membership" else "images can be recovered") in found["finding"]["sentence"]
 
 
+def test_canaries_above_the_ledger_come_first() -> None:
+    run = undefended()
+    run["epsilon"] = {"upper": 2.0, "canaries": {"lower": 1.9, "sentences": ["They show 1.9."]}}
+    assert words(run) == "Samples were recovered"
+    run["epsilon"]["canaries"] = {"lower": 6.0, "sentences": ["Bounds.", "They show 6."]}
+    found = answer(run)
+    assert (found["words"], found["finding"]["sentence"]) == ("Claimed epsilon contradicted", "They show 6.")
+
+
 def test_clients_that_hold_every_class_reveal_none() -> None:
     run = without_members(without_images(without_images(undefended(), "message"), "single image"))
     for one in run["labels"]:
@@ -99,9 +108,9 @@ def with_answer(run: dict[str, Any], level: int, **cost: Any) -> dict[str, Any]:
 
 def test_what_would_change_it() -> None:
     run, other = findings()["runs"][:2]
-    leaks, holds = with_answer(run, 0), with_answer(other, 6, at_chance=False)
+    leaks, holds = with_answer(run, SAMPLES), with_answer(other, NOTHING, at_chance=False)
     assert changes(leaks, [])["command"] == "fedpriv frontier --config runs/mp/config.yaml --target 'recovered<=0'"
-    assert "membership_auc" in (changes(with_answer(run, 2), [])["command"] or "")
+    assert "membership_auc" in (changes(with_answer(run, MEMBERS), [])["command"] or "")
     assert changes(leaks, [holds]) == {
         "sentence": "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "
         "at an accuracy of 94.1 % in place of 96.4 %.",
@@ -111,15 +120,17 @@ def test_what_would_change_it() -> None:
 
 def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
     run, other = findings()["runs"][:2]
-    leaks = with_answer(run, 0)
-    assert "no better than guessing" in changes(leaks, [with_answer(other, 6, at_chance=True)])["sentence"]
-    for level in (0, 5):
+    leaks = with_answer(run, SAMPLES)
+    assert "no better than guessing" in changes(leaks, [with_answer(other, NOTHING, at_chance=True)])["sentence"]
+    for level in (SAMPLES, NOT_KNOWN):
         found = changes(leaks, [with_answer(other, level, at_chance=False)])
         assert found["sentence"].startswith("None of the 1 other defences")
         assert found["command"]
 
 
-@pytest.mark.parametrize(("level", "word"), [(5, "why this one could not"), (6, "epsilon")])
+@pytest.mark.parametrize(
+    ("level", "word"), [(NOT_KNOWN, "why this one could not"), (NOTHING, "epsilon"), (CONTRADICTED, "ledger")]
+)
 def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
     found = changes(with_answer(findings()["runs"][0], level), [])
     assert word in found["sentence"] and found["command"] is None

@@ -20,9 +20,9 @@ from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
+from fedpriv.audit.progress import Say, spent
 from fedpriv.errors import FedprivError, UsageError
 
-Say = Callable[[str], None]
 Observe = Callable[[ThreatModel], list[Observation]]
 
 SINGLES = 72
@@ -216,6 +216,8 @@ def _on_statistics(target: Target, tried: Sequence[Attacker], seed: int, say: Sa
 
 def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True) -> Attempt:
     """Attack, after the controls; without them where it has passed them on the images before."""
+    if (cut := spent(say)) is not None:
+        return Attempt(attacker, inapplicable=cut)
     say(f"{target.title}: {attacker.name}")
     try:
         observed = observe(attacker.threat)
