@@ -1,0 +1,362 @@
+"""The project's attackers beside published figures.
+
+    python experiments/attacks/table.py [--only NAME] [--jobs N] [--images cifar10 --data-dir DATA]
+    python experiments/attacks/table.py --report
+
+A row's result is stored as results/IMAGES/NAME.json as soon as it is there; a row whose result has the same config is not run
+again. The report is made from these results and from published.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.core.altered import Altered
+from attacks.core.observation import Observation, Schedule, ThreatModel
+from attacks.core.registry import image_attack
+from attacks.core.text_registry import text_attack
+from attacks.gradients.local_run import local_run
+from attacks.lab.attempts import Attacker, attempt
+from attacks.lab.controls import alteration
+from attacks.lab.nets import observe, perceptron
+from attacks.lab.setting import Setting
+from attacks.scoring.scores import RECOVERED, wilson
+from attacks.scoring.text_scores import score_text
+from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.data.sources import load_dataset
+from fedpriv.errors import FedprivError
+from fedpriv.experiments.markdown import bullets, table
+from fedpriv.files import write_atomically
+from fedpriv.server.run_folder import git_commit, versions
+
+HERE = Path(__file__).parent
+IMAGES = ("photographs", "cifar10")
+"""Of the rows on colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: what is measured, and how.
+
+    Attributes:
+        measure: the config, and the name of the images -> results, one a cell.
+        group: the table of the report in which it is.
+        data: ``None``: the images that the command names.
+    """
+
+    measure: Callable[[dict[str, Any], str], list[dict[str, Any]]]
+    group: str
+    config: dict[str, Any]
+    data: str | None = None
+
+
+def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
+    """An attack on messages of victims of its own for each, in the nets of the attacks' controls."""
+    setting = Setting(**{**config["setting"], "threat": ThreatModel(**config.get("threat", {}))})
+    images, labels = setting.truth(SEED)
+    if source == "cifar10":
+        pool = load_dataset("cifar10").images[1]  # type: ignore[index]
+        chosen = torch.randperm(len(pool), generator=torch.Generator().manual_seed(SEED))[: len(images)]
+        images = pool[chosen] / 255
+    attack = image_attack(config["attack"])(**config["options"])
+    pairs = zip(images.split(setting.at_once), labels.split(setting.at_once), strict=True)
+    alter = alteration(attack)
+    observed = [one for i, pair in enumerate(pairs) for one in setting.observations(*pair, SEED + i, alter)]
+    facts = {"net": setting.net, "size": setting.side, "batch": setting.at_once, "steps": setting.steps or 1}
+    return [facts | tried(attack, setting.threat, observed, images, labels, config["attack"] == "fishing")]
+
+
+def tried(
+    attack: Any, threat: ThreatModel, observed: Sequence[Observation], images: Tensor, labels: Tensor, aimed: bool = False
+) -> dict[str, Any]:
+    """Mount an attack on each message ``(N,)``; images that it refuses are not recovered.
+
+    Args:
+        aimed: only the images count that the attack aims at, which are those that it does not leave grey.
+    """
+    began, errors, refused, n = time.process_time(), list[float](), list[str](), 0
+    size = len(images) // len(observed)
+    for one, some, own in zip(observed, images.split(size), labels.split(size), strict=True):
+        found = attempt(Attacker(attack, threat), [one], some, own, SEED)
+        if found.scores is None or found.images is None:
+            refused.append(str(found.inapplicable))
+            n += 1 if aimed else size
+            continue
+        counted = (found.images != 0.5).flatten(1).any(1) if aimed else torch.ones(size, dtype=torch.bool)
+        errors += found.scores.mse[counted].tolist()
+        n += int(counted.sum())
+    recovered = sum(error < RECOVERED for error in errors)
+    seconds = round(time.process_time() - began, 2)
+    return {
+        "n": n,
+        "recovered": recovered,
+        "mse": [float(f"{e:.4g}") for e in errors],
+        "refused": refused,
+        "cpu_seconds": seconds,
+    }
+
+
+def digits(n: int, at: int) -> tuple[Tensor, Tensor]:
+    """The ``at``-th ``n`` of scikit-learn's digits ``(n, 1, 8, 8)`` in [0, 1], in a random order, and their labels."""
+    data = load_dataset("digits")
+    assert data.images is not None
+    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(SEED))[at * n : (at + 1) * n]
+    return data.images[0][order] / 255, data.train_labels[order]
+
+
+def rectified(width: int, seed: int) -> Any:
+    """64 -> width -> 64 -> 10 with ReLU and without BatchNorm."""
+    return perceptron(seed, channels=1, height=8, width=8, hidden=width, activation=nn.ReLU, then=64)
+
+
+def spear(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
+    """SPEAR by batch and by noise, whose variance the attacker knows."""
+    attack, cells = image_attack("spear")(**config["options"]), []
+    for batch in config["batches"]:
+        for noise in config["noise"]:
+            observed, truth = [], [digits(batch, i) for i in range(config["messages"])]
+            for i, (images, labels) in enumerate(truth):
+                one = observe(rectified(config["width"], SEED + i), images, labels)
+                if noise:
+                    sigma, draw = noise * float(one.shared["body.1.weight"].std()), torch.Generator().manual_seed(SEED + i)
+                    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
+                    one = replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
+                observed.append(one)
+            images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
+            says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": batch, "steps": 1, "noise": noise}
+            cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
+    return cells
+
+
+def after_epochs(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
+    """An attack on the change of the weights over epochs of SGD."""
+    attack, cells, n, size = image_attack(config["attack"])(**config["options"]), [], config["images"], config["batch_size"]
+    for epochs in config["epochs"]:
+        observed, truth = [], [digits(n, i) for i in range(config["messages"])]
+        for i, (images, labels) in enumerate(truth):
+            one = observe(rectified(config["width"], SEED + i), images, labels)
+            schedule = Schedule(lr=config["lr"], steps=epochs * -(-n // size), batch_size=size)
+            target = F.one_hot(labels, 10).float()
+            change = local_run(one.net, one.weights, list(one.shared), images, target, schedule)
+            observed.append(replace(one, kind="change", shared={k: t.detach() for k, t in change.items()}, schedule=schedule))
+        images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
+        says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": n, "steps": schedule.steps}
+        cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
+    return cells
+
+
+def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
+    """An attack on gradients of one random sentence each; a sentence counts as recovered if every token is right."""
+    ids, began = sentences([config["tokens"]] * config["sentences"], SEED), time.process_time()
+    labels = torch.arange(len(ids)) % SMALL.classes
+    pairs = enumerate(zip(ids.split(1), labels.split(1), strict=True))
+    observed = [observe_text(small_bert(SEED + i), *pair) for i, pair in pairs]
+    scores = score_text(text_attack(config["attack"])(**config["options"]).run(observed, SEED), ids, labels, facts())
+    whole = int((scores.multiset_recall == 1).sum()) if scores.exact is None else scores.exact.successes
+    return [
+        {
+            "net": f"BERT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.words} words, random weights",
+            "size": config["tokens"], "batch": 1, "steps": 1, "n": len(ids), "recovered": whole,
+            "recall": round(float(scores.recall.mean()), 4),
+            "rouge": None if scores.rouge is None else round(float(scores.rouge.mean()), 4),
+            "cpu_seconds": round(time.process_time() - began, 2),
+        }
+    ]  # fmt: skip
+
+
+def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | None = None, **setting: Any) -> Row:
+    group = "malicious" if (threat or {}).get("download") else "honest"
+    config = {"attack": attack, "options": options, "threat": threat or {}, "setting": setting}
+    return Row(on_images, group, config)
+
+
+def text_row(attack: str) -> Row:
+    return Row(on_text, "text", {"attack": attack, "options": {}, "tokens": 8, "sentences": 10}, "sentences")
+
+
+def spear_row(width: int, batches: Sequence[int] = (8, 16, 24, 32, 48), noise: Sequence[float] = (0.0,)) -> Row:
+    config = {"width": width, "batches": list(batches), "noise": list(noise), "messages": 2}
+    return Row(spear, "spear", {**config, "options": {"most": 64}}, "digits")
+
+
+MALICIOUS = {"download": "altered"}
+ROWS = {
+    **{f"spear-{width}": spear_row(width) for width in (512, 256, 128, 64)},
+    "spear-noise": spear_row(512, (8, 16), (1e-3, 1e-2)),
+    "analytic-epochs": Row(
+        after_epochs,
+        "honest",
+        {"attack": "analytic", "options": {}, "width": 512, "images": 50, "messages": 4, "batch_size": 5, "epochs": [1, 10], "lr": 0.01},
+        "digits",
+    ),
+    "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=16),
+    "imprint-64": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=64),
+    "tokens": text_row("tokens"),
+    "span": text_row("span"),
+    "tag": text_row("tag"),
+    "inverting-gradients": image_row("inverting-gradients", {"steps": 800}, images=5),
+    "inverting-gradients-mlp": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=5),
+    "inverting-gradients-batch-4": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=4, at_once=4),
+    "unrolled": image_row("unrolled", {"iterations": 20, "restarts": 0}, net="perceptron", images=4, steps=4),
+    "unrolled-batch-4": image_row("unrolled", {"iterations": 20, "restarts": 0}, net="perceptron", images=4, at_once=4, steps=4),
+    "dlg": image_row("dlg", {"restarts": 1}, images=5),
+    "idlg": image_row("idlg", {"restarts": 1}, images=5),
+    "head-free": image_row("head-free", {"restarts": 0}, images=5, masked=1),
+    "known-head": image_row("known-head", {"restarts": 1}, {"top": "initial"}, images=5, masked=1),
+    "fishing": image_row("fishing", {}, MALICIOUS, images=16, at_once=8),
+    "dlg-batch-4": image_row("dlg", {"restarts": 1}, images=4, at_once=4),
+}  # fmt: skip
+
+
+def stored(folder: Path, name: str, images: str) -> Path:
+    return folder / (ROWS[name].data or images) / f"{name}.json"
+
+
+def is_done(path: Path, name: str) -> bool:
+    """Whether a result of the row's present config is stored."""
+    return path.exists() and json.loads(path.read_text())["config"] == ROWS[name].config
+
+
+def run_row(name: str, images: str, folder: Path) -> str:
+    """Measure a row and store its result; a line about it."""
+    torch.set_num_threads(1)
+    began, row, path = time.process_time(), ROWS[name], stored(folder, name, images)
+    cells = row.measure(row.config, images)
+    found = {
+        "row": name, "group": row.group, "images": row.data or images, "config": row.config, "seed": SEED, "batch_norm": "none",
+        "cells": cells, "cpu_seconds": round(time.process_time() - began, 2), "versions": versions(), "git_commit": git_commit(),
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+    return f"{name}: {sum(c['recovered'] for c in cells)} of {sum(c['n'] for c in cells)}, {found['cpu_seconds']:.0f} CPU s"
+
+
+def psnr_of(cell: dict[str, Any]) -> str:
+    """Median, and the best, in dB; refused messages leave no image."""
+    if not cell["mse"]:
+        return "–"
+    values = -10 * torch.tensor(cell["mse"]).clamp(min=1e-10).log10()
+    return ", best ".join("over 100" if v > 99.9 else f"{v:.1f}" for v in (float(values.median()), float(values.max())))
+
+
+def share(cell: dict[str, Any]) -> str:
+    rate = wilson(cell["recovered"], cell["n"])
+    return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %)"
+
+
+def render(folder: Path, published: dict[str, Any]) -> str:
+    """The report of the stored results whose config is that of a row."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    found = [one for one in found if one["row"] in ROWS and one["config"] == ROWS[one["row"]].config]
+    order = list(ROWS)
+    found.sort(key=lambda one: (order.index(one["row"]), one["images"]))
+    parts = [
+        "# The attackers beside published figures",
+        "Written by `python experiments/attacks/table.py --report`; edit published.yaml, not this file.",
+        *published["meaning"],
+        "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson interval, "
+        "as if images were independent; those behind one message are not. Each message has a net of its own. PSNR: of all images, "
+        "the median and the best. No net here has BatchNorm. CPU seconds: one thread, of a machine with other jobs.",
+    ]
+    images = "row | images | net | pixels a side | behind a message | local steps | BatchNorm | recovered | PSNR, dB | CPU s"
+
+    def lines(group: str) -> list[list[Any]]:
+        return [
+            [one["row"], one["images"], c["net"], c["size"], c["batch"], c["steps"], one["batch_norm"], share(c), psnr_of(c),
+             f"{c['cpu_seconds']:.1f}"] for one in found if one["group"] == group for c in one["cells"]
+        ]  # fmt: skip
+
+    parts += ["## An honest server, images", table(images, lines("honest"))]
+    grid = [
+        [c["net"], c["batch"], f"{c['noise']:g}", one["batch_norm"], share(c), psnr_of(c), len(c["refused"]), f"{c['cpu_seconds']:.1f}"]
+        for one in found if one["group"] == "spear" for c in one["cells"]
+    ]  # fmt: skip
+    parts += [
+        "## SPEAR on digits (8x8 pixels, one step)",
+        table(
+            "net | batch | noise, of the gradient's deviation | BatchNorm | recovered | PSNR, dB | messages refused | CPU s", grid
+        ),
+        "## A malicious server, images",
+        "Another threat model: the server alters the weights that it sends. Of `fishing`, the images count that it aims at, one a "
+        "message.",
+        table(images, lines("malicious")),
+    ]
+    text = [
+        [one["row"], c["net"], c["size"], c["batch"], one["batch_norm"], f"{100 * c['recall']:.0f} %",
+         "no order" if c["rouge"] is None else f"{c['rouge']:.2f}", share(c), f"{c['cpu_seconds']:.1f}"]
+        for one in found if one["group"] == "text" for c in one["cells"]
+    ]  # fmt: skip
+    head = "row | net | tokens, two of them special | sentences a message | BatchNorm | tokens found | ROUGE-L | whole | CPU s"
+    parts += ["## Text", "`whole`: sentences with every token, in order where the attack finds one.", table(head, text)]
+    rows = [
+        [p["what"], p["setting"], p["figure"], p["source"], ", ".join(p["beside"]) or "–", p["differs"]]
+        for p in published["published"]
+    ]
+    parts += [
+        "## Published figures",
+        "As their sources state them; none was run here.",
+        table("attack | setting | figure | source | our rows | what differs", rows),
+        "## Notes",
+        bullets(published["notes"]),
+    ]
+    commits = sorted({str(one["git_commit"]) for one in found})
+    seconds = sum(one["cpu_seconds"] for one in found)
+    parts.append(
+        f"{len(found)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}. Seed {SEED}."
+    )
+    return "\n\n".join(" ".join(part.split("\n")) if "|" not in part and "* " not in part else part for part in parts) + "\n"
+
+
+def write_report(folder: Path, report: Path) -> None:
+    write_atomically(report, render(folder, yaml.safe_load((HERE / "published.yaml").read_text())).encode())
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(ROWS)), help="A row; may be repeated. Default: all.")
+@click.option("--jobs", type=click.IntRange(1), default=1, help="Processes, of one thread each.")
+@click.option("--images", type=click.Choice(IMAGES), default=IMAGES[0], help="Colour images.")
+@click.option("--data-dir", type=click.Path(file_okay=False), envvar="FEDPRIV_DATA", help="Folder with cifar10/test.parquet.")
+@click.option("--report", "only_report", is_flag=True, help="Run nothing; write REPORT.md from the stored results.")
+@click.option("--folder", type=click.Path(path_type=Path), default=HERE, help="Where results/ and REPORT.md lie.")
+def main(only: tuple[str, ...], jobs: int, images: str, data_dir: str | None, only_report: bool, folder: Path) -> None:
+    """Run the rows that have no result yet, then write REPORT.md."""
+    if data_dir:
+        os.environ["FEDPRIV_DATA"] = data_dir
+    results = folder / "results"
+    names = [] if only_report else [name for name in only or ROWS if not is_done(stored(results, name, images), name)]
+    try:
+        if jobs == 1:
+            for name in names:
+                click.echo(run_row(name, images, results))
+        else:
+            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+                for line in pool.map(run_row, names, [images] * len(names), [results] * len(names)):
+                    click.echo(line)
+    except FedprivError as error:
+        raise click.exceptions.Exit(_say(error)) from None
+    finally:
+        write_report(results, folder / "REPORT.md")
+
+
+def _say(error: FedprivError) -> int:
+    click.echo(f"Error: {error}", err=True)
+    return cast(int, error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
