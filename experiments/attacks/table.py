@@ -201,7 +201,10 @@ ROWS = {
     "analytic-epochs": Row(
         after_epochs,
         "honest",
-        {"attack": "analytic", "options": {}, "width": 512, "images": 50, "messages": 4, "batch_size": 5, "epochs": [1, 10], "lr": 0.01},
+        {
+            "attack": "analytic", "options": {}, "width": 512, "images": 50, "messages": 4, "batch_size": 5, "epochs": [1, 10],
+            "lr": 0.01,
+        },
         "digits",
     ),
     "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=16),
@@ -269,9 +272,9 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "# The attackers beside published figures",
         "Written by `python experiments/attacks/table.py --report`; edit published.yaml, not this file.",
         *published["meaning"],
-        "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson interval, "
-        "as if images were independent; those behind one message are not. Each message has a net of its own. PSNR: of all images, "
-        "the median and the best. No net here has BatchNorm. CPU seconds: one thread, of a machine with other jobs.",
+        "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson "
+        "interval, as if images were independent; those behind one message are not. Each message has a net of its own. PSNR: of "
+        "all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine with other jobs.",
     ]
     images = "row | images | net | pixels a side | behind a message | local steps | BatchNorm | recovered | PSNR, dB | CPU s"
 
@@ -283,8 +286,8 @@ def render(folder: Path, published: dict[str, Any]) -> str:
 
     parts += ["## An honest server, images", table(images, lines("honest"))]
     grid = [
-        [c["net"], c["batch"], f"{c['noise']:g}", one["batch_norm"], share(c), psnr_of(c), len(c["refused"]), f"{c['cpu_seconds']:.1f}"]
-        for one in found if one["group"] == "spear" for c in one["cells"]
+        [c["net"], c["batch"], f"{c['noise']:g}", one["batch_norm"], share(c), psnr_of(c), len(c["refused"]),
+         f"{c['cpu_seconds']:.1f}"] for one in found if one["group"] == "spear" for c in one["cells"]
     ]  # fmt: skip
     parts += [
         "## SPEAR on digits (8x8 pixels, one step)",
@@ -292,8 +295,8 @@ def render(folder: Path, published: dict[str, Any]) -> str:
             "net | batch | noise, of the gradient's deviation | BatchNorm | recovered | PSNR, dB | messages refused | CPU s", grid
         ),
         "## A malicious server, images",
-        "Another threat model: the server alters the weights that it sends. Of `fishing`, the images count that it aims at, one a "
-        "message.",
+        "Another threat model: the server alters the weights that it sends. Of `fishing`, the images count that it aims at, one "
+        "in each message.",
         table(images, lines("malicious")),
     ]
     text = [

@@ -1,0 +1,77 @@
+"""The table of attackers beside published figures: rows run and are stored, and the report is made of what is stored."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+FILE = Path(__file__).parents[2] / "experiments" / "attacks" / "table.py"
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with two rows at a tiny budget."""
+    spec = importlib.util.spec_from_file_location("attacks_table", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "attacks_table", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    tiny = {"spear-64": module.spear_row(64, (2, 70)), "dlg": module.image_row("dlg", {"steps": 2, "restarts": 0}, images=1)}
+    monkeypatch.setattr(module, "ROWS", tiny)
+    return module
+
+
+def run(table: ModuleType, folder: Path, *options: str) -> str:
+    done = CliRunner().invoke(table.main, ["--folder", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp_path: Path) -> None:
+    assert "spear-64" in run(table, tmp_path)
+    small, large = json.loads((tmp_path / "results/digits/spear-64.json").read_text())["cells"]
+    assert small["recovered"] == small["n"] == 4
+    assert large["recovered"] == 0 and large["n"] == 140 and len(large["refused"]) == 2
+    one = json.loads((tmp_path / "results/photographs/dlg.json").read_text())
+    assert one["config"]["options"] == {"steps": 2, "restarts": 0} and one["cells"][0]["recovered"] == 0
+    assert one["batch_norm"] == "none" and one["cpu_seconds"] > 0
+    report = (tmp_path / "REPORT.md").read_text()
+    assert "4 of 4 (51–100 %)" in report and "0 of 1 (0–79 %)" in report and "arXiv:2405.15586" in report
+    assert run(table, tmp_path) == ""
+    table.ROWS["dlg"] = table.image_row("dlg", {"steps": 3, "restarts": 0}, images=1)
+    assert run(table, tmp_path).startswith("dlg: 0 of 1")
+
+
+def test_the_report_is_made_of_stored_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
+    path, cell = tmp_path / "results/photographs/dlg.json", {"net": "reference", "size": 32, "batch": 1, "steps": 1}
+    made = {"row": "dlg", "group": "honest", "images": "photographs", "config": table.ROWS["dlg"].config, "batch_norm": "none"}
+    made |= {"cells": [cell | {"n": 8, "recovered": 5, "mse": [1e-3, 1e-16], "refused": [], "cpu_seconds": 1.0}]}
+    made |= {"cpu_seconds": 1.0, "git_commit": "abc"}
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(made))
+    run(table, tmp_path, "--report")
+    report = (tmp_path / "REPORT.md").read_text()
+    assert "5 of 8 (31–86 %)" in report and "best over 100" in report and "Commits: abc" in report
+    path.write_text(json.dumps(made | {"config": {}}))
+    run(table, tmp_path, "--report")
+    assert "5 of 8" not in (tmp_path / "REPORT.md").read_text()
+
+
+def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("attacks_table_whole", FILE)
+    assert spec is not None and spec.loader is not None
+    sys.modules["attacks_table_whole"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write_report(FILE.parent / "results", tmp_path / "REPORT.md")
+    assert (tmp_path / "REPORT.md").read_text() == (FILE.parent / "REPORT.md").read_text()
+
+
+def test_an_unknown_row_is_refused(table: ModuleType) -> None:
+    done = CliRunner().invoke(table.main, ["--only", "nothing"])
+    assert done.exit_code == 2 and "'nothing' is not one of" in done.output
