@@ -189,15 +189,17 @@ def text_row(attack: str) -> Row:
     return Row(on_text, "text", {"attack": attack, "options": {}, "tokens": 8, "sentences": 10}, "sentences")
 
 
-def spear_row(width: int, batches: Sequence[int] = (8, 16, 24, 32, 48), noise: Sequence[float] = (0.0,)) -> Row:
+def spear_row(
+    width: int, batches: Sequence[int] = (8, 16, 24, 32, 48), noise: Sequence[float] = (0.0,), starts: int = 1280
+) -> Row:
     config = {"width": width, "batches": list(batches), "noise": list(noise), "messages": 2}
-    return Row(spear, "spear", {**config, "options": {"most": 64}}, "digits")
+    return Row(spear, "spear", {**config, "options": {"most": 64, "starts": starts}}, "digits")
 
 
 MALICIOUS = {"download": "altered"}
 ROWS = {
     **{f"spear-{width}": spear_row(width) for width in (512, 256, 128, 64)},
-    "spear-noise": spear_row(512, (8, 16), (1e-3, 1e-2)),
+    "spear-noise": spear_row(512, (8, 16), (1e-3, 1e-2), 320),
     "analytic-epochs": Row(
         after_epochs,
         "honest",
