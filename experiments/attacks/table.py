@@ -319,6 +319,8 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "## Notes",
         bullets(published["notes"]),
     ]
+    if missing := [name for name in ROWS if name not in {one["row"] for one in found}]:
+        parts.append(f"Rows without a result: {', '.join(missing)}.")
     commits = sorted({str(one["git_commit"]) for one in found})
     seconds = sum(one["cpu_seconds"] for one in found)
     parts.append(
