@@ -15,6 +15,7 @@ from typing import Any
 from fedpriv.audit import report
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
@@ -23,6 +24,7 @@ from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
 from fedpriv.frontier.grid import NONE, Defence, Point, grid, point
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
 from fedpriv.frontier.show import markdown
+from fedpriv.methods.build import with_options
 from fedpriv.plots.frontier import draw
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
@@ -63,6 +65,7 @@ class Plan:
         """Those that need no search; :class:`UsageError` where a config cannot be right, or no messages would be kept."""
         found = grid(self.base, self.methods, self.defences, self.where)
         for one in found:
+            build_transforms(with_options(one.config).wire.transforms)  # refuses names and options before anything is trained
             if one.config.wire.keep_payloads == "none":
                 raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
         if any(one.range for one in self.defences) and not any(one.measure in BY_REPLAY for one in self.target):

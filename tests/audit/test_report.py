@@ -166,3 +166,37 @@ def test_what_canaries_show_stands_beside_the_ledgers_epsilon(tmp_path: Path) ->
     assert canaries["claim"] == found["epsilon"]["upper"] > canaries["lower"] and canaries["canaries"] == 50
     assert sentence in found["verdict"] and sentence in found["epsilon"]["sentences"]
     assert sentence in (tmp_path / "run" / "audit" / "audit.md").read_text()
+
+
+def test_a_budget_that_is_spent_is_said_and_nothing_is_known(runs: Callable[[str], Path]) -> None:
+    result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--budget", "0.001s", "--json")
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+    cut = "cut: the audit's budget of 0.001 s was spent"
+    assert {one["inapplicable"] for attack in run["attacks"] for one in attack["attempts"]} == {cut}
+    assert run["not_tried"] == dict.fromkeys(("label_shadow", "centers", "membership"), cut)
+    assert run["answer"]["words"] in ("Leakage not known", "Classes were inferred")
+    assert cut in (runs("mpfedcon") / "audit" / "audit.html").read_text().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("text", ["0s", "soon", "-2m", "inf"])
+def test_a_budget_is_a_time(text: str, tmp_path: Path) -> None:
+    result = fedpriv("audit", tmp_path, "--budget", text)
+    assert result.exit_code == 2 and "90s, 2m or 1h" in result.output
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(runs: Callable[[str], Path]) -> None:
+    def found(workers: int) -> dict[str, Any]:
+        result = fedpriv("audit", runs("mpfedcon"), *QUICK[:-1], workers, "--json", "--profile")
+        assert result.exit_code == 0, result.output
+        assert "membership: 4 shadow turns" in result.stderr and "share" in result.stderr
+        (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+        return dict(run)
+
+    def timeless(leaf: Any) -> Any:
+        if isinstance(leaf, dict):
+            return {key: timeless(value) for key, value in leaf.items() if "second" not in key}
+        return [timeless(one) for one in leaf] if isinstance(leaf, list) else leaf
+
+    assert timeless(found(2)) == timeless(found(1))
