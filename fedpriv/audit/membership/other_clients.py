@@ -64,7 +64,7 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> 
         used.append(round)
         turn = replace(message, uploaded=own.uploaded)
         mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [turn], beside))
-        for key in mine.keys() & none.keys() & null.keys():
+        for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
             others[key].append(null[key])
