@@ -69,6 +69,9 @@ def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: 
 
     monkeypatch.setattr(other_clients, "is_finite", finite)
     assert against_other_clients(kept, 0, pool).rounds == (2,)
+    monkeypatch.setattr(other_clients, "is_finite", lambda uploaded: False)
+    with pytest.raises(Inapplicable, match="in no round are the messages of the client and of 2 others"):
+        against_other_clients(kept, 0, pool)
 
 
 @pytest.mark.slow
