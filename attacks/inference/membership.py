@@ -1,13 +1,15 @@
 """Membership inference: was a sample among those that a model was trained on? A score per sample, higher is likelier.
 
 The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the likelihood-ratio attack LiRA (Carlini et al.,
-S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it. Both take any
-number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
+S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it; FedMIA (Zhu et al.,
+CVPR 2025, arXiv:2402.06289) under the models of the other clients, which were trained without it, over several rounds. All take
+any number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
 (:mod:`attacks.inference.row_distance`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,8 +21,9 @@ from torch import Tensor
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-Use = Literal["alone", "LiRA", "LiRA offline"]
-"""How an attack uses a statistic: by comparing candidates with each other, or each with shadows trained with and without it."""
+Use = Literal["alone", "LiRA", "LiRA offline", "FedMIA"]
+"""How an attack uses a statistic: by comparing candidates with each other, each with shadows trained with and without it, or each
+under the messages of other clients."""
 
 _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a positive standard deviation
 
@@ -78,7 +81,7 @@ def lira(
 
 
 def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Array]:
-    """The scores ``(n,)`` of all attacks with one statistic; arguments as for :func:`lira`.
+    """The scores ``(n,)`` of all attacks with one statistic and shadows; arguments as for :func:`lira`.
 
     Raises:
         ValueError: see :func:`lira`.
@@ -88,6 +91,33 @@ def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Arr
         "LiRA": lira(observed, shadows, inside),
         "LiRA offline": lira(observed, shadows, inside, "offline"),
     }
+
+
+def fedmia(observed: Sequence[Array], others: Sequence[Array]) -> Array:
+    """FedMIA's score for every sample ``(n,)``: one-sided z-tests against the other clients, combined over rounds.
+
+    The null is a Gaussian for each round and sample, of the statistic under the other clients' messages. It assumes that none of
+    them trained on the sample, and that without it the client's message would be one of theirs. Where clients hold different
+    classes the second is wrong: a client's message is better than the others' on all samples of its classes, members or not. So
+    scores compare samples of one client and of the same classes only, not with an absolute threshold.
+
+    The paper sums one-sided probabilities, which are monotone in each round's z but round to 1 from about eight standard
+    deviations on. Here the z are summed and divided by the root of their number (Stouffer), so that clients with more rounds have
+    no larger scores. The standard deviation is pooled over the samples, as :func:`lira`'s is, since a round has few clients.
+
+    Args:
+        observed: for each round, the statistic under the client's message ``(n,)``.
+        others: for each round, the same under the messages of K other clients ``(K, n)``.
+
+    Raises:
+        ValueError: shapes do not fit, there is no round, or a round has fewer than two other clients.
+    """
+    if not observed:
+        raise ValueError("no round to compare with other clients")
+    pairs = zip(observed, others, strict=True)
+    z = [lira(one, null, np.zeros(null.shape, dtype=np.bool_), "offline") for one, null in pairs]
+    scores: Array = np.sum(z, axis=0) / np.sqrt(len(z))
+    return scores
 
 
 def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple[Array, Array]:

@@ -2,13 +2,14 @@
 
 Eight clients train the reference net with a linear first layer (:func:`attacks.lab.nets.perceptron`) on eight small images each,
 by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score these images
-and as many others, with as many shadows as in the audit. The negative control, an upload trained on no candidate, is up to the
-caller, since it needs the attacked messages.
+and as many others, with as many shadows as in the audit, or with the other seven clients. The negative control, an upload trained
+on no candidate, is up to the caller, since it needs the attacked messages.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.inference.membership import Array, Mask, Use, confidence, halves, in_every_use
+from attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
 from attacks.inference.row_distance import RowDistance
 from attacks.lab.controls import Control
 from attacks.lab.nets import perceptron
@@ -43,10 +44,11 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
     began = time.process_time()
     clients = [_client(shadows, seed, number) for number in range(_CLIENTS)]
     members = np.concatenate([one.members for one in clients])
-    each = (time.process_time() - began) / len(clients[0].scores)
+    every = [one.scores | _against_others(one, clients) for one in clients]
+    each = (time.process_time() - began) / len(every[0])
     found: dict[tuple[Kind, Use], Control] = {}
-    for kind, use in clients[0].scores:
-        points = area(np.concatenate([one.scores[kind, use] for one in clients]), members, SURE)
+    for kind, use in every[0]:
+        points = area(np.concatenate([scores[kind, use] for scores in every]), members, SURE)
         who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images"
         needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
         found[kind, use] = Control("positive", points.is_above_chance, f"{who} ({needed})", each)
@@ -55,8 +57,23 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
 
 @dataclass(frozen=True)
 class _Client:
+    """
+    Attributes:
+        scores: of the attacks on the client's message alone.
+        seen: a message -> the statistics of this client's candidates.
+    """
+
     scores: dict[tuple[Kind, Use], Array]
     members: Mask
+    message: Observation
+    seen: Callable[[Observation], dict[Kind, Array]]
+
+
+def _against_others(client: _Client, clients: Sequence[_Client]) -> dict[tuple[Kind, Use], Array]:
+    """The scores with the other clients as the null; they hold the same classes, and started from the same net."""
+    null = [client.seen(other.message) for other in clients if other is not client]
+    mine = client.seen(client.message)
+    return {(kind, "FedMIA"): fedmia([mine[kind]], [np.stack([one[kind] for one in null])]) for kind in mine}
 
 
 def _client(shadows: int, seed: int, number: int) -> _Client:
@@ -68,16 +85,17 @@ def _client(shadows: int, seed: int, number: int) -> _Client:
     inside = halves(shadows, _CANDIDATES, 1000 * seed + number)
     before, messages = _trained(images, labels, np.concatenate([members[None], inside]), seed)
     rows = RowDistance.of(before, [_normalised(images)])
-    seen: dict[Kind, Array] = {
-        "confidence": np.stack([confidence(_logits(one, images), labels) for one in messages]),
-        "row distance": np.stack([rows(one) for one in messages]),
-    }
+
+    def seen(message: Observation) -> dict[Kind, Array]:
+        return {"confidence": confidence(_logits(message, images), labels), "row distance": rows(message)}
+
+    every = [seen(one) for one in messages]
     scores = {
         (kind, use): values
-        for kind, statistic in seen.items()
-        for use, values in in_every_use(statistic[0], statistic[1:], inside).items()
+        for kind in every[0]
+        for use, values in in_every_use(every[0][kind], np.stack([one[kind] for one in every[1:]]), inside).items()
     }
-    return _Client(scores, members)
+    return _Client(scores, members, messages[0], seen)
 
 
 def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int) -> tuple[Observation, list[Observation]]:

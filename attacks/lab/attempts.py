@@ -62,8 +62,8 @@ class Attempt:
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
     """The attackers to report for an attack by name: itself or, where it needs a layer that is masked, all that can be tried.
 
-    With ``masked`` linear layers an attack that needs the last layer is replaced by :func:`suited`: a defence is only as good as
-    the best attack on it.
+    With ``masked`` linear layers an attack that needs the last layer is replaced by :func:`suited`, at the budgets of audits: a
+    defence is only as good as the best attack on it.
 
     Args:
         options: of the attack; with several attackers, of those that have them.
@@ -82,6 +82,8 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
     for one, kind in chosen.items():
         naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
         own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
+        if one != name:
+            own |= declared(kind).usual or {}
         given = taken(kind, {option: options[option] for option in defaults[one].keys() & options.keys()})
         made.append(_attacker(kind, own | given))
     return made

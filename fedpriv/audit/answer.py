@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.audit.formats import percent
+from fedpriv.audit.membership.member_scores import FEDMIA
 from fedpriv.audit.membership.verdict import few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.audit.verdict import LIMIT, best_attempt, copied, of_images, of_labels
@@ -42,7 +43,6 @@ WORDS = (
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
 PRECISE = 0.5
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
-_ROUNDS = "attackers that put messages of several rounds together"
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,17 @@ def _not_tried(run: Found) -> list[str]:
     found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
     found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
     found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
-    return [*found, _ROUNDS, _PROTOCOL]
+    return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
+
+
+def _of_one_round(run: Found) -> Iterator[str]:
+    """What was attacked from messages of one round only; FedMIA that was refused is listed with its reason."""
+    yield "reconstruction of samples"
+    named = [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
+    if not any(name.startswith(FEDMIA) for name in named):
+        yield "membership inference"
+    if not run.get("labels_over_rounds"):
+        yield "inference of classes"
 
 
 def _short(reason: str) -> str:

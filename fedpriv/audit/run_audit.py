@@ -21,8 +21,8 @@ from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, controls_ahead, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.inference import LIRA, Membership, membership
-from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
+from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
+from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.progress import Progress, Say, spent
 from fedpriv.audit.sums import compared
@@ -172,7 +172,9 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
     name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
     findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
     progress("labels")
-    findings["labels"] = [labels_of(evidence, round, client) for round, client in evidence.messages()]
+    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()]
+    findings["labels"] = [one.described() for one in labels]
+    findings["labels_over_rounds"] = labels_over_rounds(labels)
     findings["label_shadow"] = None
     first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
     if options.label_shadows:
@@ -353,7 +355,7 @@ def _membership(found: Membership) -> list[dict[str, Any]]:
         {
             "round": found.round,
             "client": clients,
-            "attack": f"{name} ({found.shadows} shadow turns a client)" if name.startswith(LIRA) else name,
+            "attack": f"{name}{_extent(found, name)}",
             "auc": points.auc.value,
             "auc_low": points.auc.low,
             "auc_high": points.auc.high,
@@ -368,6 +370,16 @@ def _membership(found: Membership) -> list[dict[str, Any]]:
         }
         for name, points in found.attacks.items()
     ]
+
+
+def _extent(found: Membership, name: str) -> str:
+    """How many shadow turns, or how many rounds, an attack used."""
+    if name.startswith(LIRA):
+        return f" ({found.shadows} shadow turns a client)"
+    if name.startswith(FEDMIA):
+        least, most = min(map(len, found.rounds)), max(map(len, found.rounds))
+        return f" ({least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client)"
+    return ""
 
 
 def _point(point: Point | None) -> dict[str, Any] | None:

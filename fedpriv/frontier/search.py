@@ -78,7 +78,7 @@ def measured(evidence: Evidence, options: AuditOptions, say: Say) -> dict[str, A
     not_tried: dict[str, str] = {}
     images = on_images(evidence, options, not_tried, say) if "image" in evidence.modalities else []
     texts = on_texts(evidence, options, not_tried, say) if "text" in evidence.modalities else []
-    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
+    labels = [labels_of(evidence, round, client).described() for round, client in evidence.messages()[: options.messages]]
     return {"attacks": [one.described(None) for one in images], "texts": texts, "labels": labels}
 
 

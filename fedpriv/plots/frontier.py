@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Found = Mapping[str, Any]
 _AREA = 420.0
 """Of the largest disc, in points squared."""
+_MIDDLE = 60.0
+"""Labels of points to the right of it stand to their left."""
 
 
 def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str | None) -> None:
@@ -38,7 +40,7 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
             alpha = 0.35 if one["at_chance"] else 1.0
             for bounds, along in ((one["recovered_interval"], "x"), (one["interval"], "y")):
                 if bounds:
-                    low, high = (100 * bound for bound in bounds)
+                    low, high = (100 * min(1.0, max(0.0, bound)) for bound in bounds)
                     line = ([low, high], [y, y]) if along == "x" else ([x, x], [low, high])
                     axes.plot(*line, color=colour, linewidth=1, alpha=0.45 * alpha)
             edge = "black" if one["label"] == chosen else colour
@@ -46,7 +48,12 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
                 [x], [y], s=_AREA * one["bytes"] / largest + 18, color=colour, alpha=0.55 * alpha, edgecolors=edge,
                 linewidths=2.4 if one["label"] == chosen else 1.2, zorder=3,
             )  # fmt: skip
-            axes.annotate(one["defence"], (x, y), xytext=(9, 5), textcoords="offset points", fontsize=9, alpha=max(alpha, 0.6))
+        for x, y, text in _labels(shown):
+            left = x > _MIDDLE
+            axes.annotate(
+                text, (x, y), xytext=(-15 if left else 15, 4), textcoords="offset points", fontsize=9,
+                horizontalalignment="right" if left else "left",
+            )  # fmt: skip
         best = sorted((one for one in shown if one["unbeaten"]), key=lambda one: one["recovered"])
         axes.plot(
             [100 * one["recovered"] for one in best],
@@ -58,10 +65,22 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
         for number, method in enumerate(methods):
             axes.scatter([], [], s=60, color=PALETTE[number % len(PALETTE)], alpha=0.55, label=method)
         axes.plot([], [], "--", color="#777777", linewidth=1.3, label="beaten by none")
+        if any(one["at_chance"] for one in shown):
+            axes.scatter([], [], s=60, color="#777777", alpha=0.2, label="faint: no better than guessing")
         axes.set_xlabel("samples recovered by the best attack, % (less is better)")
         axes.set_ylabel("accuracy, mean over clients, % (more is better)")
-        axes.set_xlim(left=-3, right=max(105.0 if any(one["recovered"] > 0.8 for one in shown) else 50.0, 10.0))
+        axes.set_xlim(-4, 104)
+        axes.set_ylim(-4, 104)
         axes.set_title("Accuracy against leakage" + (f"; target {', '.join(target)}" if target else ""))
-        axes.legend(loc="lower right", fontsize=10)
+        axes.legend(loc="lower center", fontsize=10, ncols=len(methods) + 2)
 
     save(figure, path, (10, 6.2))
+
+
+def _labels(shown: Sequence[Found]) -> list[tuple[float, float, str]]:
+    """Where each label stands, and what it says: points of a method that lie together have one."""
+    found: dict[tuple[str, int, int], list[Found]] = {}
+    for one in shown:
+        found.setdefault((one["method"], round(50 * one["recovered"]), round(50 * one["accuracy"])), []).append(one)
+    places = [(some[0], ", ".join(one["defence"].replace("none", "no defence") for one in some)) for some in found.values()]
+    return [(100 * one["recovered"], 100 * one["accuracy"], text) for one, text in places]

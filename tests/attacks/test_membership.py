@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.inference.membership import Array, Mask, confidence, halves, lira
+from attacks.inference.membership import Array, Mask, confidence, fedmia, halves, lira
 from attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4
@@ -128,3 +128,30 @@ def test_a_net_trained_on_neither_group_tells_nothing(samples: tuple[Tensor, Ten
     for scores in (observed, lira(observed, shadows, inside), lira(observed, shadows, inside, "offline")):
         found = [area(scores, members) for members in groups]
         assert np.mean([one.low < 0.5 < one.high for one in found]) >= 0.88
+
+
+def test_fedmia_is_the_z_of_each_round_over_the_root_of_their_number() -> None:
+    """By hand: one round with others at 0 and 2, one with others at 1 and 3, both with a pooled variance of 2."""
+    one, two = np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [3.0, 3.0]])
+    found = fedmia([np.array([3.0, 1.0]), np.array([4.0, 2.0])], [one, two])
+    np.testing.assert_allclose(found, [2 * 2 / np.sqrt(2) / np.sqrt(2), 0.0])
+
+
+def test_fedmia_adds_up_rounds_and_finds_nothing_without_members() -> None:
+    draw, members = np.random.default_rng(0), np.arange(400) < 200
+    ease = draw.normal(size=400) * 3  # some samples are easy for every client
+    others = [ease + draw.normal(size=(5, 400)) for _ in range(12)]
+
+    def auc(gain: float, rounds: int) -> float:
+        seen = [ease + gain * members + draw.normal(size=400) for _ in range(rounds)]
+        return area(fedmia(seen, others[:rounds]), members).value
+
+    assert auc(0.5, 12) > 0.8 > auc(0.5, 1) > 0.55
+    assert 0.4 < auc(0.0, 12) < 0.6
+
+
+def test_fedmia_needs_two_other_clients_and_a_round() -> None:
+    with pytest.raises(ValueError, match="no round"):
+        fedmia([], [])
+    with pytest.raises(ValueError, match="too few shadows"):
+        fedmia([np.zeros(3)], [np.zeros((1, 3))])

@@ -12,12 +12,13 @@ from attacks.inference.membership import Array
 from attacks.inference.membership_controls import positive_controls
 from tests.marks import quick_first
 
+USES = ("alone", "LiRA", "LiRA offline", "FedMIA")
+
 
 @pytest.mark.parametrize("shadows", quick_first([4, 32]))
 def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
     found = positive_controls(shadows, seed=1)
-    uses = ("alone", "LiRA", "LiRA offline")
-    assert list(found) == [(kind, use) for kind in ("confidence", "row distance") for use in uses]
+    assert set(found) == {(kind, use) for kind in ("confidence", "row distance") for use in USES}
     assert all(one.passed and "it must lie above 0.5" in one.sentence for one in found.values())
 
 
@@ -26,18 +27,24 @@ def noise(*_: object) -> Array:
 
 
 BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]] = {
-    "confidences": (membership_controls, "confidence", noise, {("confidence", use) for use in ("alone", "LiRA", "LiRA offline")}),
+    "confidences": (membership_controls, "confidence", noise, {("confidence", use) for use in USES}),
     "rows": (
         membership_controls.RowDistance,
         "__call__",
         noise,
-        {("row distance", use) for use in ("alone", "LiRA", "LiRA offline")},
+        {("row distance", use) for use in USES},
     ),
     "likelihoods": (
         membership,
         "lira",
         lambda observed, *_: -observed,
-        {(kind, use) for kind in ("confidence", "row distance") for use in ("LiRA", "LiRA offline")},
+        {(kind, use) for kind in ("confidence", "row distance") for use in USES[1:]},
+    ),
+    "other clients": (
+        membership_controls,
+        "fedmia",
+        lambda observed, others: -observed[0],
+        {(kind, "FedMIA") for kind in ("confidence", "row distance")},
     ),
 }
 

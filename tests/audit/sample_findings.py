@@ -104,6 +104,20 @@ def _undefended() -> dict[str, Any]:
             _labels(1, 7, "class centres, in clear", [0, 9], [0, 9]),
             {**_labels(15, 0, "bias gradient", [1, 4], [1, 7]), "count_accuracy": 0.44, "note": "after 40 local steps"},
         ],
+        "labels_over_rounds": [
+            {
+                "client": 0,
+                "messages": 2,
+                "how": "class centres, in clear; bias gradient",
+                "of": 10,
+                "true": [1, 4],
+                "found": [1, 4],
+                "exact": True,
+                "count_accuracy": 0.83,
+                "single_exact": 1,
+                "single_count_accuracy": 0.71,
+            }
+        ],
         "label_shadow": {
             "round": 1,
             "f1": 0.9,
@@ -129,6 +143,7 @@ def _undefended() -> dict[str, Any]:
         "membership": [
             _membership(30, "LiRA (offline, 8 shadow turns)", 0.71, 0.31),
             _membership(30, "loss threshold", 0.58, 0.0),
+            _membership(30, "FedMIA (3 rounds a client)", 0.66, 0.0),
         ],
         "known_members": [{"round": 1, "client": 0, "what": "images", "attacker": "analytic", "known": rate(13, 72)}],
         "membership_not_tried": {"row distance": "no linear layer with a bias was shared"},

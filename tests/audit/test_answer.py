@@ -134,3 +134,17 @@ def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
 def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
     found = changes(with_answer(findings()["runs"][0], level), [])
     assert word in found["sentence"] and found["command"] is None
+
+
+def test_what_was_tried_over_several_rounds_is_not_said_to_be_missing() -> None:
+    run = undefended()
+    assert "reconstruction of samples from messages of several rounds together" in answer(run)["not_tried"]
+    del run["labels_over_rounds"]
+    line = "reconstruction of samples, inference of classes from messages of several rounds together"
+    assert line in answer(run)["not_tried"]
+    run["membership"] = [one for one in run["membership"] if "FedMIA" not in one["attack"]]
+    missing = next(one for one in answer(run)["not_tried"] if "several rounds" in one)
+    assert missing.startswith("reconstruction of samples, membership inference, inference of classes")
+    run["membership_not_tried"]["FedMIA"] = "it needs the messages of 2 other clients of a round, and 0 were kept"
+    found = answer(run)["not_tried"]
+    assert line in found and "FedMIA (it needs the messages of 2 other clients of a round, and 0 were kept)" in found

@@ -18,7 +18,7 @@ from attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import candidates
-from fedpriv.audit.membership.inference import LIRA, LOSS, OFFLINE, ROWS, infer, membership
+from fedpriv.audit.membership.inference import FEDMIA, LIRA, LOSS, OFFLINE, ROWS, infer, membership
 from fedpriv.audit.membership.member_scores import Statistic
 from fedpriv.audit.membership.readings import PROBE, STAND_IN
 from fedpriv.errors import FedprivError, UsageError
@@ -55,9 +55,10 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert found.attacks[LIRA].auc.low > 0.55 and found.controls_passed
     assert found.attacks[LIRA].auc.value > found.attacks[LOSS].auc.value
     assert all(control.passed for control in found.positive.values()) and found.not_tried == {}
-    assert found.positive.keys() == found.attacks.keys() == {LOSS, LIRA, OFFLINE, ROWS, f"{LIRA}, {ROWS}", f"{OFFLINE}, {ROWS}"}
+    uses = (LIRA, OFFLINE, FEDMIA)
+    assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, *uses, *(f"{use}, {ROWS}" for use in uses)}
     assert found.controls.keys() == found.attacks.keys() - {LOSS}
-    for name, one in found.attacks.items():  # of the best of six no more can be said than of one chosen beforehand
+    for name, one in found.attacks.items():  # of the best of eight no more can be said than of one chosen beforehand
         assert found.together[name].low < one.auc.low and found.together[name].high > one.auc.high
     assert (
         found.attacks[LIRA].members
@@ -73,7 +74,7 @@ def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monk
     clients = overfit.store.clients(1)[:3]
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = overfit.message
-    monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others[client]))
+    monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others.get(client, client)))
     found = membership(overfit, 1, clients, shadows=8)
     assert all(found.attacks[name].auc.low < 0.5 < found.attacks[name].auc.high for name in (LIRA, f"{LIRA}, {ROWS}"))
 
@@ -94,8 +95,9 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
 
     monkeypatch.setattr(membership_controls, "confidence", broken)
     found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
-    assert set(found.attacks) == {ROWS, f"{LIRA}, {ROWS}", f"{OFFLINE}, {ROWS}"} == set(found.together) == set(found.controls)
-    assert set(found.not_tried) == {LOSS, LIRA, OFFLINE}
+    rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
+    assert set(found.attacks) == rows == set(found.together) == set(found.controls)
+    assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
     assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
     assert found.likelihoods == (f"{LIRA}, {ROWS}",)

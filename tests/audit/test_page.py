@@ -111,6 +111,12 @@ def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page, ma
     assert "0.60 to 0.81, best of 2 reconstructed samples are known members" in page.text
 
 
+def test_labels_over_rounds_stand_where_there_are_any(page: Page, markdown: str) -> None:
+    assert markdown.count("From all kept messages of a client together") == 1
+    assert "| 0 | 2 | 1, 4 | 1, 4 | exact | 1 | 83.0 % | 71.0 % |" in markdown
+    assert sum("From all kept messages of a client together" in text for text in page.texts) == 1
+
+
 def test_figures_are_written_as_they_were_found(page: Page, markdown: str) -> None:
     for figure in ("13 of 72", "10.9 to 28.5 %", "96.4 %", "217.8 MB", "0.71", "2.2e-02", "at most 8", "in 2 of 3 messages"):
         assert figure in page.text, figure

@@ -105,11 +105,11 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
     evidence = Evidence(runs("fedavg"))
     for round, client in evidence.messages():
-        said = labels_of(evidence, round, client)
+        said = labels_of(evidence, round, client).described()
         assert said["true"] == sorted(set(evidence.truth(client).labels.tolist()))
         assert said["exact"] and 0 < said["count_accuracy"] <= 1
     hidden = Evidence(runs("masked"))
-    said = labels_of(hidden, *hidden.messages()[0])
+    said = labels_of(hidden, *hidden.messages()[0]).described()
     assert said["found"] == [] and not said["exact"] and "no rule applies" in said["how"]
 
 

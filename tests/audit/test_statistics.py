@@ -82,13 +82,13 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     attacked = on_single_images(found, round, client, 0, lambda text: None, most=2)
     rates = {one.attacker.name: one.scores.recovered[1e-2].share for one in attacked.attempts if one.scores is not None}
     assert rates == {"analytic": 0.0, "analytic on variate": 1.0}
-    said = labels_of(found, round, client)
+    said = labels_of(found, round, client).described()
     assert said["exact"] and said["how"].startswith("variate, of the last layer") and said["count_accuracy"] is None
 
 
 def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1})
-    said = labels_of(found, *found.messages()[0])
+    said = labels_of(found, *found.messages()[0]).described()
     assert said["how"].startswith("last layer") and said["count_accuracy"] is not None
 
 
@@ -102,7 +102,7 @@ def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> Non
     assert seen.shared and not any("encoder" in name for name in seen.shared)
     with pytest.raises(Inapplicable, match="is features"):
         image_attack("analytic")().run([seen])
-    said = labels_of(found, round, client)
+    said = labels_of(found, round, client).described()
     assert said["exact"] and said["how"].startswith("gradient, of the last layer")
 
 

@@ -19,18 +19,28 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
-from fedpriv.audit.membership.member_scores import LIRA, LOSS, OFFLINE, ROWS, Statistic, Uploaded, confidences, row_distance
-from fedpriv.audit.membership.readings import readings
+from fedpriv.audit.membership.member_scores import (
+    FEDMIA,
+    LIRA,
+    LOSS,
+    OFFLINE,
+    ROWS,
+    Statistic,
+    Uploaded,
+    is_finite,
+    statistics_of,
+)
+from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
+__all__ = ["FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 
 _THREAT = (
-    "The server follows the protocol and uses one upload of each client. It knows what it sent in this round and in round 0, "
-    "the method and its options, and the number of samples where the upload states it.",
+    "The server follows the protocol and uses one upload of each client, but for FedMIA. It knows what it sent in this round and "
+    "in round 0, the method and its options, and the number of samples where the upload states it.",
     "It does not know the run's random draws, nor what a client kept from earlier turns: its shadows train as in a first turn.",
     "It scores candidates with known labels, half of them members, and trains its shadows on random halves of them; it has "
     "further samples of the same classes. No client trained on the non-members or on the server's own samples up to this round.",
@@ -38,6 +48,10 @@ _THREAT = (
 _ROWS = (
     "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
+)
+_FEDMIA = (
+    "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
+    "clients of these rounds, as what a message shows of samples that its sender did not train on."
 )
 _SUMS = "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
 _HIDDEN = (
@@ -55,13 +69,15 @@ class Membership:
         together: their areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. The loss threshold has none: in later rounds the server's model was trained on the
-            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows.
+            chance once in a thousand times. FedMIA is left out where its own fails. The loss threshold has none: in later rounds
+            the server's model was trained on the client's samples in its earlier turns, which affects comparisons of candidates,
+            but not those with shadows.
         positive: positive controls (:mod:`attacks.inference.membership_controls`), with as many shadows; they are on a whole
             model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
         likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
         shadows: shadow turns per client; ``diverged`` of all of them were left out.
+        rounds: for each client, the rounds that FedMIA used; empty where it was not tried.
         threat: the threat model, in sentences.
     """
 
@@ -76,21 +92,21 @@ class Membership:
     likelihoods: tuple[str, ...]
     shadows: int
     diverged: int
+    rounds: tuple[tuple[int, ...], ...]
     cpu_seconds: float
     threat: tuple[str, ...]
 
     @property
     def controls_passed(self) -> bool:
-        """Whether the attacks find nothing in their negative controls."""
-        return all(one.low <= 0.5 <= one.high for one in self.controls.values())
+        """Whether the attacks that were tried find nothing in their negative controls."""
+        return all(_finds_nothing(one) for name, one in self.controls.items() if name in self.attacks)
 
     def described_controls(self) -> list[dict[str, Any]]:
         """The controls as JSON, in the form of those of attacks on images: positive ones first."""
         shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
         for name, one in self.controls.items():
-            turn = f"an upload of a turn that saw no candidate (AUC {one.value:.2f}, interval {one.low:.2f} to {one.high:.2f})"
-            about = {"name": "negative", "passed": one.low <= 0.5 <= one.high, "cpu_seconds": None}
-            shown.append({"attacker": name, **about, "sentence": f"{turn}; the interval must contain 0.5"})
+            about = {"name": "negative", "passed": _finds_nothing(one), "cpu_seconds": None}
+            shown.append({"attacker": name, **about, "sentence": f"{_on_no_candidate(one)}; the interval must contain 0.5"})
         return shown
 
 
@@ -114,28 +130,36 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     must = positive_controls(shadows, seed)
     failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
     not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
+    controlled = [name for name, which in kinds.items() if name not in not_tried and which != ("confidence", "alone")]
+    pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
+    controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
+    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out.
+    not_tried |= {
+        name: f"its negative control failed: {_on_no_candidate(one)}"
+        for name, one in controls.items()
+        if kinds[name][1] == FEDMIA and not _finds_nothing(one)
+    }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
         reasons = "; ".join(dict.fromkeys(not_tried.values()))
         raise FedprivError(f"round {round}: no membership attack could be tried ({reasons})")
     scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
-    control = {
-        name: np.concatenate([one.control[name] for one in found]) for name in tried if kinds[name] != ("confidence", "alone")
-    }
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
-    more = [_SUMS] * evidence.summed + [_ROWS] * (ROWS in kinds) + [_HIDDEN] * (LIRA not in kinds)
+    across = any(kinds[name][1] == FEDMIA for name in tried)
+    more = [_SUMS] * evidence.summed + [_ROWS] * (ROWS in kinds) + [_FEDMIA] * across + [_HIDDEN] * (LIRA not in kinds)
     return Membership(
         round=round,
         clients=tuple(evidence.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
         together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
         not_tried=not_tried,
-        controls={name: area(values, members, 1 - (1 - SURE) / len(control)) for name, values in control.items()},
+        controls=controls,
         positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
         epsilon=_epsilon(evidence, round, clients, list(likelihoods.values()), members, seed),
         likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(one.diverged for one in found),
+        rounds=tuple(one.rounds for one in found) if across else (),
         cpu_seconds=time.process_time() - began,
         threat=(*_THREAT, *more),
     )
@@ -155,6 +179,7 @@ class _Found:
 
     Attributes:
         kinds: by attack, its statistic and how it is used.
+        rounds: the rounds that FedMIA used.
     """
 
     scores: dict[str, Array]
@@ -163,6 +188,7 @@ class _Found:
     kinds: dict[str, tuple[Kind, Use]]
     not_tried: dict[str, str]
     diverged: int
+    rounds: tuple[int, ...]
 
 
 def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> _Found:
@@ -189,21 +215,26 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     own = next(results)
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
-    ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
-    statistics, not_tried = confidences(ways, pool.data.labels), dict[str, str]()
-    if not ways:
-        not_tried[LOSS] = not_tried[LIRA] = f"client {client} holds one class, but a probe of the features needs two"
-    try:
-        statistics.append(row_distance(evidence, message, pool.data.inputs))
-    except Inapplicable as error:
-        not_tried[ROWS] = str(error)
+    statistics, not_tried = statistics_of(evidence, message, own, pool)
     uploads = (None if one is None else one.uploaded for one in results)
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
-    kinds = {one.attack(use): (one.kind, use) for one in statistics for use in get_args(Use)}
-    return _Found(scores, control, pool.members, kinds, not_tried, diverged)
+    kinds: dict[str, tuple[Kind, Use]] = {
+        name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
+    }
+    rounds: tuple[int, ...] = ()
+    try:
+        compared = against_other_clients(evidence, client, pool)
+    except Inapplicable as error:
+        not_tried[FEDMIA] = str(error)
+    else:
+        rounds = compared.rounds
+        for (kind, way), values in compared.scores.items():
+            name = Statistic.named(kind, "FedMIA", way)
+            kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
+    return _Found(scores, control, pool.members, kinds, not_tried, diverged, rounds)
 
 
 def infer(
@@ -223,14 +254,14 @@ def infer(
     seen: list[list[Array]] = [[] for _ in statistics]
     kept = []
     for number, shadow in zip(range(len(inside)), shadows, strict=True):
-        if shadow is None or not _is_finite(shadow):
+        if shadow is None or not is_finite(shadow):
             continue
         kept.append(number)
         for values, statistic in zip(seen, statistics, strict=True):
             values.append(statistic.of(shadow))
     if len(kept) < 4:
         raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow turns diverged")
-    if not all(map(_is_finite, uploads)):
+    if not all(map(is_finite, uploads)):
         raise ValueError("an upload is not finite")
     found: list[dict[str, Array]] = [{} for _ in uploads]
     for values, statistic in zip(seen, statistics, strict=True):
@@ -241,8 +272,13 @@ def infer(
     return found, len(inside) - len(kept)
 
 
-def _is_finite(uploaded: Uploaded) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in uploaded.values())
+def _finds_nothing(control: Area) -> bool:
+    return control.low <= 0.5 <= control.high
+
+
+def _on_no_candidate(control: Area) -> str:
+    span = f"interval {control.low:.2f} to {control.high:.2f}"
+    return f"an upload of a turn that saw no candidate (AUC {control.value:.2f}, {span})"
 
 
 def _refused(found: Sequence[_Found]) -> dict[str, str]:

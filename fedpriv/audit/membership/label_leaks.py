@@ -1,9 +1,9 @@
-"""A client's labels from its messages: stated in them, by rules for the last layer, or by shadow clients."""
+"""A client's labels from its messages: stated in them, by rules for the last layer, over several rounds, or by shadow clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,79 @@ MOST_LABELS = 4
 RULE = "last layer: its bias rose for the classes that are there"
 
 
-def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
-    """Infer the client's labels from its message, by the first method that applies.
+@dataclass(frozen=True)
+class Labels:
+    """What a message shows of its sender's labels.
 
-    ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found, ``None`` where
-    only the set can be inferred.
+    Attributes:
+        how: the rule that was used.
+        present: the classes that were found ``(C,)``.
+        counts: of each class ``(C,)``; ``None`` where only the set can be inferred.
+        true: the true counts ``(C,)``, for scoring.
     """
+
+    round: int
+    client: int
+    sender: int | str
+    how: str
+    present: Tensor
+    counts: Tensor | None
+    true: Tensor
+    note: str | None
+
+    def described(self) -> dict[str, Any]:
+        """As JSON.
+
+        ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found.
+        """
+        scored = _scored(self.present, self.counts, self.true)
+        return {"round": self.round, "client": self.sender, "how": self.how, "of": len(self.true), **scored, "note": self.note}
+
+
+def _scored(present: Tensor, counts: Tensor | None, true: Tensor) -> dict[str, Any]:
+    return {
+        "true": (true > 0).nonzero().flatten().tolist(),
+        "found": present.nonzero().flatten().tolist(),
+        "exact": bool(torch.equal(present, true > 0)),
+        "count_accuracy": None if counts is None else count_accuracy(counts, true),
+    }
+
+
+def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
+    """The labels of each client with at least two messages that a rule applies to, from all of them together, as JSON.
+
+    A client's data do not change, but what one round shows of them does. A class counts as present if at least half of the
+    messages show it; counts are the mean of those of its messages, within that set. ``single_exact`` of the messages were exact
+    on their own, with a mean count accuracy of ``single_count_accuracy``.
+    """
+    found = []
+    for client in sorted({one.client for one in messages}):
+        own = [one for one in messages if one.client == client and one.how != NO_RULE]
+        if len(own) < 2:
+            continue
+        present = 2 * torch.stack([one.present for one in own]).sum(0) >= len(own)
+        counted = [one.counts.double() for one in own if one.counts is not None]
+        true, counts = own[0].true, None
+        if counted:
+            counts = to_counts(torch.stack(counted).mean(0) * present, int(true.sum()))
+        alone = [one.described() for one in own]
+        accuracies = [one["count_accuracy"] for one in alone if one["count_accuracy"] is not None]
+        found.append(
+            {
+                "client": own[0].sender,
+                "messages": len(own),
+                "how": "; ".join(dict.fromkeys(one.how for one in own)),
+                "of": len(true),
+                **_scored(present, counts, true),
+                "single_exact": sum(one["exact"] for one in alone),
+                "single_count_accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+            }
+        )
+    return found
+
+
+def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
+    """Infer the client's labels from its message, by the first method that applies."""
     message = evidence.message(round, client)
     observation = evidence.observation(message, ThreatModel())
     labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
@@ -69,17 +136,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> dict[str, Any]:
             break
         else:
             note = "; ".join(dict.fromkeys(reasons))
-    return {
-        "round": round,
-        "client": evidence.sender(round, client),
-        "how": how,
-        "of": classes,
-        "true": (true > 0).nonzero().flatten().tolist(),
-        "found": found.nonzero().flatten().tolist(),
-        "exact": bool(torch.equal(found, true > 0)),
-        "count_accuracy": None if counts is None else count_accuracy(counts, true),
-        "note": note,
-    }
+    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note)
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:

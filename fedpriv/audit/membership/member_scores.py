@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from attacks.core.observation import Observation, ThreatModel
+from attacks.core.reconstruction import Inapplicable
 from attacks.inference.membership import Array, Use, confidence
 from attacks.inference.membership_controls import Kind
 from attacks.inference.row_distance import RowDistance
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.membership.readings import Reading
+from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.audit.membership.readings import Reading, readings
 from fedpriv.client.model import CHUNK
 from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
-LOSS, LIRA, OFFLINE, ROWS = "loss threshold", "LiRA", "LiRA offline", "row distance"
+LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,30 @@ class Statistic:
     def attack(self, use: Use) -> str:
         """The name of the attack that uses the statistic in this way."""
         return self.named(self.kind, use, self.way)
+
+
+def statistics_of(
+    evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates
+) -> tuple[list[Statistic], dict[str, str]]:
+    """The statistics that apply to a message, and why others do not, by attack.
+
+    Args:
+        own: the server's turn of the message's round with ``pool.spare``.
+    """
+    federation, not_tried = evidence.federation, dict[str, str]()
+    ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
+    statistics = confidences(ways, pool.data.labels)
+    if not ways:
+        not_tried[LOSS] = not_tried[LIRA] = f"client {message.client} holds one class, but a probe of the features needs two"
+    try:
+        statistics.append(row_distance(evidence, message, pool.data.inputs))
+    except Inapplicable as error:
+        not_tried[ROWS] = str(error)
+    return statistics, not_tried
+
+
+def is_finite(uploaded: Uploaded) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in uploaded.values())
 
 
 def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:

@@ -1,0 +1,114 @@
+"""FedMIA: a client's messages of all kept rounds, compared with those of the other clients of the same rounds.
+
+The other clients are the null: what a message shows of a sample that its sender did not train on. That needs no shadow turns, but
+rests on what :func:`attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in each round, the
+server's own turn on samples of the client's classes takes the place of the client's message, and must find no member. It starts
+from the model that the round's clients received, which learned of the members in the client's earlier turns; so did the null's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attacks.core.reconstruction import Inapplicable
+from attacks.inference.membership import Array, fedmia
+from attacks.inference.membership_controls import Kind
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
+from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.audit.membership.member_scores import is_finite, statistics_of
+
+OTHERS = 2
+"""Other clients of a round that are needed: the fewest that have a standard deviation."""
+MOST = 16
+"""Rounds that are used, evenly spaced where more were kept; each costs a turn of the server."""
+
+Seen = dict[tuple[Kind, str], Array]
+"""By statistic, and by the way to complete an upload: a number per candidate ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """FedMIA on one client; by statistic and way.
+
+    Attributes:
+        scores: of the candidates ``(n,)``, higher for likelier members.
+        control: the same, from turns that saw no candidate.
+        rounds: the rounds that were used.
+    """
+
+    scores: Seen
+    control: Seen
+    rounds: tuple[int, ...]
+
+
+def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> Compared:
+    """
+    Args:
+        pool: candidates for the last kept round, up to which no client trained on its non-members.
+
+    Raises:
+        Inapplicable: too few messages were kept, or no statistic applies to all of them.
+    """
+    observed, control, others = (defaultdict[tuple[Kind, str], list[Array]](list) for _ in range(3))
+    used = []
+    for round in _evenly(_rounds_of(evidence, client)):
+        message = evidence.message(round, client)
+        beside = [evidence.message(round, one) for one in evidence.whole_clients(round) if one != client]
+        beside = [one for one in beside if is_finite(one.uploaded)]
+        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := _own_turn(evidence, round, pool)) is None:
+            continue
+        used.append(round)
+        turn = replace(message, uploaded=own.uploaded)
+        mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [turn], beside))
+        for key in [key for key in mine if key in none and key in null]:
+            observed[key].append(mine[key][0])
+            control[key].append(none[key][0])
+            others[key].append(null[key])
+    if not used:
+        raise Inapplicable(f"in no round are the messages of the client and of {OTHERS} others and the server's turn finite")
+    keys = [key for key, found in observed.items() if len(found) == len(used)]
+    if not keys:
+        raise Inapplicable("no statistic applies to the messages of the client and of the others in every round")
+    scores = {key: fedmia(observed[key], others[key]) for key in keys}
+    return Compared(scores, {key: fedmia(control[key], others[key]) for key in keys}, tuple(used))
+
+
+def _rounds_of(evidence: Evidence, client: int) -> list[int]:
+    """The rounds of which the messages of the client and of enough others were kept.
+
+    Raises:
+        Inapplicable: there is none.
+    """
+    kept = {round: clients for round in evidence.store.rounds() if client in (clients := evidence.store.clients(round))}
+    found = [round for round in kept if len(evidence.whole_clients(round)) > OTHERS]
+    if not found:
+        most = max(map(len, kept.values())) - 1
+        raise Inapplicable(f"it needs the messages of {OTHERS} other clients of a round, and {most} were kept")
+    return found
+
+
+def _evenly(rounds: list[int]) -> list[int]:
+    if len(rounds) <= MOST:
+        return rounds
+    return [rounds[-1 - i * len(rounds) // MOST] for i in reversed(range(MOST))]
+
+
+def _own_turn(evidence: Evidence, round: int, pool: Candidates) -> ShadowResult | None:
+    """The server's turn of a round with its own samples; ``None``: it diverged, or the round's download was not kept."""
+    if (download := evidence.store.download(round)) is None:
+        return None
+    (own,) = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast()).run(lambda _: pool.spare, [0])
+    return own if own is not None and is_finite(own.uploaded) else None
+
+
+def _seen(evidence: Evidence, messages: list[Message], own: ShadowResult, pool: Candidates) -> Seen:
+    """The statistics of each message ``(K, n)`` that apply to all of them."""
+    found: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
+    for message in messages:
+        for one in statistics_of(evidence, message, own, pool)[0]:
+            found[one.kind, one.way].append(one.of(message.uploaded))
+    return {key: np.stack(values) for key, values in found.items() if len(values) == len(messages)}
