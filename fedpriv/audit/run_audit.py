@@ -130,6 +130,8 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
 
 def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
+    if evidence.federation.resident.device.type != "cpu":
+        workers = 1  # what an accelerator holds does not survive a fork
     if workers > 1 and "image" in evidence.modalities and not evidence.summed and (chosen := _chosen(evidence, 1, "image")):
         progress("controls")
         forked(controls_ahead(evidence, *_easiest(evidence, chosen), options.seed), workers)
