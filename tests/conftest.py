@@ -21,11 +21,11 @@ gc.disable()  # until all tests are collected: what is imported by then stays
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A cache of this session, which its processes share: no test reads what an earlier session or the user has kept."""
+    """Controls of this session, which its processes share: no test reads what an earlier session or the user has kept."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        cache = tempfile.TemporaryDirectory(prefix="fedpriv-cache-")
-        os.environ["FEDPRIV_CACHE"] = cache.name
-        config.add_cleanup(cache.cleanup)
+        controls = tempfile.TemporaryDirectory(prefix="fedpriv-controls-")
+        os.environ["FEDPRIV_CONTROLS"] = controls.name
+        config.add_cleanup(controls.cleanup)
 
 
 def pytest_collection_finish() -> None:

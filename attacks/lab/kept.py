@@ -30,9 +30,10 @@ class Control:
 
 
 def folder() -> Path:
-    """Where the results are: ``controls`` in ``$FEDPRIV_CACHE``, else in ``fedpriv`` in the user's cache."""
-    own = os.environ.get("FEDPRIV_CACHE")
-    return (Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv") / "controls"
+    """Where the results are: ``$FEDPRIV_CONTROLS``, else ``fedpriv/controls`` in the user's cache."""
+    if own := os.environ.get("FEDPRIV_CONTROLS"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv" / "controls"
 
 
 def kept(attack: object, *facts: object, compute: Callable[[], Sequence[Control]]) -> tuple[Control, ...]:

@@ -96,9 +96,7 @@ def _where(table: Table, value: object, row: int) -> str:
 
 
 def cache_folder() -> Path:
-    """The cache of decoded images: ``$FEDPRIV_CACHE``, ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
-    if own := os.environ.get("FEDPRIV_CACHE"):
-        return Path(own)
+    """The cache of decoded images: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 

@@ -18,7 +18,7 @@ class Guess:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDPRIV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path / "cache"))
 
 
 def computed(attack: object, *facts: object) -> bool:
@@ -58,6 +58,6 @@ def test_a_damaged_file_is_computed_again() -> None:
 
 def test_without_a_cache_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDPRIV_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path / "file"))
     assert computed(Guess())
     assert computed(Guess())

@@ -66,7 +66,8 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch, recovers: Callable[[int], bool], most: int, looked_at: list[int]
 ) -> None:
     asked: dict[str, list[int]] = {}
-    monkeypatch.setattr(reconstructions, "controlled", attack_that(recovers, asked))
+    for name in ("controlled", "attempt"):  # with its controls, and on further images without them
+        monkeypatch.setattr(reconstructions, name, attack_that(recovers, asked))
     client = evidence.messages()[0][1]
     assert len(evidence.labels(client)) >= 72
     attacked = on_single_images(evidence, 1, client, 0, lambda text: None, most)
@@ -89,7 +90,8 @@ def test_none_of_72_leaves_5_percent_open() -> None:
 
 def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
-    monkeypatch.setattr(reconstructions, "controlled", attack_that(lambda i: False, asked))
+    for name in ("controlled", "attempt"):
+        monkeypatch.setattr(reconstructions, name, attack_that(lambda i: False, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     assert asked == {"analytic": [72], "dlg": [6, 6, 12], "random-head": [6]}
