@@ -66,8 +66,8 @@ def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]
     """All figures of a download, layer by layer."""
     space, draw = agreement.space, torch.Generator()
     draw.seed()  # of the machine's entropy: neither predictable nor a draw of the run
-    # Single samples are read from a linear layer that gets the image. In other nets honest training may make rows alike: attention
-    # does (a mean squared cosine of 0.28 was seen), and projectors whose embeddings collapse.
+    # Single samples are read from a linear layer that gets the image. In other nets honest training may make rows alike: in
+    # attention (a mean squared cosine of 0.28 was seen), and in projectors whose embeddings collapse.
     by_linear = not any(len(entry.shape) == 4 or TRANSFORMER in entry.name for entry in space.entries)
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
