@@ -169,27 +169,24 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
 
 def _compare(runs: Sequence[dict[str, Any]]) -> None:
     """Note in each run's findings what its defences cost, and what the other runs say would change its answer."""
-    alike = {id(run): _without_defence(run) for run in runs}
-    for run in runs:
-        _held_against(run, runs)
-        others = [other for other in runs if other is not run and alike[id(other)] == alike[id(run)]]
-        run["answer"]["change"] = changes(run, others)
+    bare = [_without_defence(run) for run in runs]
+    for run, own in zip(runs, bare, strict=True):
+        alike = [other for other, its in zip(runs, bare, strict=True) if other is not run and its == own]
+        _held_against(run, alike)
+        run["answer"]["change"] = changes(run, alike)
 
 
-def _held_against(run: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
+def _held_against(run: dict[str, Any], alike: Sequence[dict[str, Any]]) -> None:
     """Note the cost of the run's defences, compared with the run that differs in nothing else."""
-    if not run["defence"]:
-        return
-    for other in runs:
-        if not other["defence"] and _without_defence(other) == _without_defence(run):
-            mine, theirs = run["cost"], other["cost"]
-            run["cost"] |= {
-                "against": other["name"],
-                "against_at_chance": theirs["at_chance"],
-                "accuracy_difference": None if mine["accuracy"] is None else mine["accuracy"] - theirs["accuracy"],
-                "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
-            }
-            return
+    other = next((one for one in alike if not one["defence"]), None)
+    if run["defence"] and other is not None:
+        mine, theirs = run["cost"], other["cost"]
+        run["cost"] |= {
+            "against": other["name"],
+            "against_at_chance": theirs["at_chance"],
+            "accuracy_difference": None if mine["accuracy"] is None else mine["accuracy"] - theirs["accuracy"],
+            "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
+        }
 
 
 def _without_defence(run: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,7 @@ def frontier(
     base = read_yaml(config_file) if config_file else {}
     for key, value in map(parse_assignment, assignments):
         assign(base, key, value)
-    for key in ("run_dir", "resumed_from"):
-        base.pop(key, None)  # of a run's own config.yaml
+    base.pop("run_dir", None)  # of a run's own config.yaml
     own = base.get("method")
     usual = own if isinstance(own, str) else (own or {}).get("name") or "fedavg"
     plan = Plan(
@@ -78,16 +78,10 @@ def frontier(
         conditions(target, "--target") if target else (),
         AuditOptions(**extent),
         jobs or os.cpu_count() or 1,
-        f"fedpriv frontier {' '.join(map(_quoted, sys.argv[2:]))}",
+        f"fedpriv frontier {shlex.join(sys.argv[2:])}",
     )
     out = console()
     found = frontier(plan, output, lambda text: out.print(text, soft_wrap=True))
     out.print(f"\n{answer(found)}\n\nall points: {output / 'frontier.md'}, {output / 'frontier.png'}", soft_wrap=True)
     out.print(f"all audits: {output / 'report' / 'audit.html'}", soft_wrap=True)
     return found
-
-
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.files import write_atomically
 from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
-from fedpriv.frontier.grid import NONE, Defence, Point, grid, point
+from fedpriv.frontier.grid import Defence, Point, grid, point
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options
@@ -163,7 +161,9 @@ class _Frontier:
 
     def _audit(self, run_dirs: Sequence[Path]) -> None:
         """Audit those that have none yet; a few at a time, so that little is lost where this is broken off."""
-        for some in _batches([one for one in run_dirs if self._kept(one) is None], max(1, self.plan.jobs)):
+        left = [one for one in run_dirs if self._kept(one) is None]
+        for start in range(0, len(left), self.plan.jobs):
+            some = left[start : start + self.plan.jobs]
             try:
                 both = report.audit(some, self.plan.audit, self.plan.command, self.plan.jobs, self.say)
             except FedprivError as error:
@@ -251,15 +251,6 @@ def _of_seed(trades: Sequence[Trade], seed: int) -> list[Trade]:
     return [one for one in trades if one.seed == seed]
 
 
-def _batches(items: Sequence[Path], size: int) -> Iterator[list[Path]]:
-    left = iter(items)
-    return iter(partial(_taken, left, size), [])
-
-
-def _taken(left: Iterator[Path], size: int) -> list[Path]:
-    return list(islice(left, size))
-
-
 def _write(found: Mapping[str, Any], audits: Sequence[Audited], folder: Path, command: str) -> None:
     if not found["trades"]:
         reasons = "; ".join(f"{name}: {why}" for name, why in found["not_run"].items())
@@ -271,6 +262,3 @@ def _write(found: Mapping[str, Any], audits: Sequence[Audited], folder: Path, co
         raise FedprivError(f"cannot write the frontier in {folder}: {error.strerror}") from None
     draw(found["trades"], folder / "frontier.png", found["target"], found["chosen"])
     report.write(report.side_by_side(audits, command), folder / "report")
-
-
-__all__ = ["NONE", "Plan", "frontier"]
