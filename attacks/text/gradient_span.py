@@ -95,7 +95,7 @@ def sentences_off_span(observation: Observation, span: Span, ids: Tensor) -> Ten
     """Distance of the inputs at each place of sentences ``(n, L)``, without padding, from the span ``(n, L)``."""
     found = []
     for some in torch.split(ids, TOGETHER):
-        reached = _fed_to(span.net, span.layers[0], observation, some)
+        reached = fed_to(span.net, span.layers[0], observation, some)
         assert reached is not None, "the span's layers were found by reaching them"
         found.append(span.off(reached))
     return torch.cat(found)
@@ -131,7 +131,7 @@ def _groups(net: nn.Module, observation: Observation, text: TextFacts, reads: Re
     ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])
     found: list[tuple[Tensor, list[str]]] = []
     for name, module in net.named_modules():
-        fed = _fed_to(net, name, observation, ids) if isinstance(module, nn.Linear) else None
+        fed = fed_to(net, name, observation, ids) if isinstance(module, nn.Linear) else None
         if fed is None or fed.shape[:2] != ids.shape:
             continue
         same = (fed[0] == fed[1]).all(1).tolist()
@@ -145,7 +145,7 @@ def _groups(net: nn.Module, observation: Observation, text: TextFacts, reads: Re
     return [tuple(names) for _, names in found]
 
 
-def _fed_to(net: nn.Module, layer: str, observation: Observation, ids: Tensor) -> Tensor | None:
+def fed_to(net: nn.Module, layer: str, observation: Observation, ids: Tensor) -> Tensor | None:
     """The input of ``layer`` for ids ``(B, L)``; ``None`` where it is not reached."""
     fed: list[Tensor] = []
 

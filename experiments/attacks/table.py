@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from attacks.core.altered import Altered
 from attacks.core.observation import Observation, Schedule, ThreatModel
 from attacks.core.registry import image_attack
-from attacks.core.text_registry import text_attack
+from attacks.core.text_registry import MaliciousTextAttack, text_attack
 from attacks.gradients.local_run import local_run
 from attacks.lab.attempts import Attacker, attempt
 from attacks.lab.controls import alteration
@@ -166,19 +166,30 @@ def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     ids, began = sentences([config["tokens"]] * config["sentences"], SEED, size), time.process_time()
     labels = torch.arange(len(ids)) % size.classes
     pairs = enumerate(zip(ids.split(batch), labels.split(batch), strict=True))
-    observed = [observe_text(small_bert(SEED + i, size), *pair, facts(size)) for i, pair in pairs]
+    attack = text_attack(config["attack"])(**config["options"])
+    observed = [observe_text(_altered(attack, SEED + i, size, config["tokens"]), *pair, facts(size)) for i, pair in pairs]
     observed = [replace(one, shared={n: t for n, t in one.shared.items() if not masked or masked not in n}) for one in observed]
-    scores = score_text(text_attack(config["attack"])(**config["options"]).run(observed, SEED), ids, labels, facts(size))
+    scores = score_text(attack.run(observed, SEED), ids, labels, facts(size))
     whole = int((scores.multiset_recall == 1).sum()) if scores.exact is None else scores.exact.successes
     return [
         {
             "net": f"BERT of {size.layers} layers, width {size.width}, {size.words} words, random weights",
-            "size": config["tokens"], "batch": batch, "steps": 1, "n": len(ids), "recovered": whole,
+            "size": config["tokens"], "batch": batch, "steps": 1,
+            "n": len(scores.recall) if scores.exact is None else len(ids), "recovered": whole,
             "recall": round(float(scores.recall.mean()), 4),
             "rouge": None if scores.rouge is None else round(float(scores.rouge.mean()), 4),
             "cpu_seconds": round(time.process_time() - began, 2),
         }
     ]  # fmt: skip
+
+
+def _altered(attack: Any, seed: int, size: Size, tokens: int) -> Any:
+    """The net that the client is sent; a malicious server knows 200 other sentences."""
+    net, others = small_bert(seed, size), sentences([tokens] * 200, SEED + 1, size)
+    if isinstance(attack, MaliciousTextAttack):
+        honest = observe_text(net, others[:1], torch.zeros(1, dtype=torch.long), facts(size))
+        net.load_state_dict(attack.alter(honest, others, seed), strict=False)
+    return net
 
 
 def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | None = None, **setting: Any) -> Row:
@@ -218,6 +229,8 @@ ROWS = {
     "span": text_row("span"),
     "tag": text_row("tag"),
     "dager-batch-8": text_row("span", 32, batch=8, net=WIDE, masked="embeddings"),
+    "token-imprint-8": text_row("token-imprint", 32, batch=8, net=WIDE, masked="embeddings"),
+    "token-imprint-32": text_row("token-imprint", 32, batch=32, net=WIDE, masked="embeddings"),
     "dager-batch-16": text_row("span", 32, batch=16, net=WIDE, masked="embeddings"),
     "inverting-gradients": image_row("inverting-gradients", {"steps": 800}, images=5),
     "inverting-gradients-mlp": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=5),
@@ -312,7 +325,12 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         for one in found if one["group"] == "text" for c in one["cells"]
     ]  # fmt: skip
     head = "row | net | tokens, two of them special | sentences a message | BatchNorm | tokens found | ROUGE-L | whole | CPU s"
-    parts += ["## Text", "`whole`: sentences with every token, in order where the attack finds one.", table(head, text)]
+    parts += [
+        "## Text",
+        "`whole`: sentences with every token in order; where the attack finds no order, messages with every token. "
+        "`token-imprint` is of a malicious server.",
+        table(head, text),
+    ]
     rows = [
         [p["what"], p["setting"], p["figure"], p["source"], ", ".join(p["beside"]) or "–", p["differs"]]
         for p in published["published"]
