@@ -20,7 +20,7 @@ from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
-from fedpriv.audit.progress import Say, spent
+from fedpriv.audit.progress import Say, mounting, spent
 from fedpriv.errors import FedprivError, UsageError
 
 Observe = Callable[[ThreatModel], list[Observation]]
@@ -225,7 +225,7 @@ def _attempt(target: Target, attacker: Attacker, observe: Observe, seed: int, sa
         return Attempt(attacker, inapplicable=str(error))
     if reason := out_of_reach(attacker, observed, len(target.images)):
         return Attempt(attacker, inapplicable=f"not tried: {reason}")
-    return (controlled if controls else attempt)(attacker, observed, target.images, target.labels, seed)
+    return (controlled if controls else attempt)(attacker, observed, target.images, target.labels, seed, mounting(say))
 
 
 def _steps(target: Target) -> int | None:
