@@ -23,7 +23,7 @@ from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
-from fedpriv.audit.images.reconstructions import Attacked, controls_ahead, on_message, on_single_images
+from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
@@ -158,10 +158,10 @@ def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, wor
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
         workers = 1  # what an accelerator holds does not survive a fork
-    if workers > 1 and "image" in evidence.modalities and not evidence.summed and (chosen := _chosen(evidence, 1, "image")):
-        progress("controls")
-        forked(controls_ahead(evidence, *_easiest(evidence, chosen), options.seed), workers)
-    made = [partial(_of_samples, evidence, options, progress), partial(_finished_of_clients, evidence, options, progress)]
+    made = [
+        partial(_of_samples, evidence, options, progress, workers),
+        partial(_finished_of_clients, evidence, options, progress),
+    ]
     samples, clients = forked(made, workers)
     together = clients.findings | samples.findings
     together["not_tried"] = samples.findings["not_tried"] | clients.findings["not_tried"]
@@ -175,13 +175,13 @@ def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, wor
     )
 
 
-def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
     """Reconstruction of images and texts."""
     progress.again("samples")
     name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
     texts = on_texts(evidence, options, not_tried, progress) if "text" in evidence.modalities else []
     attacks, controls = [], list[dict[str, Any]]()
-    for attacked in on_images(evidence, options, not_tried, progress) if "image" in evidence.modalities else []:
+    for attacked in on_images(evidence, options, not_tried, progress, workers) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
         rows = attacked.pictures()
         if rows:
@@ -302,13 +302,13 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, in
     return min(chosen, key=lambda one: evidence.federation.data.lacking(one[1]) is not None)
 
 
-def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[Attacked]:
+def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say, workers: int = 1) -> list[Attacked]:
     """Attack some messages of clients with images, and the easiest case; ``not_tried`` gets the reason where it cannot be."""
     chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
     if not chosen:
         not_tried["images"] = "no client whose message was kept has images"
         return []
-    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles)
+    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles, workers=workers)
     attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
     if not evidence.summed:  # of a client with one image, the server sees no message
         attacks.append((singles, _easiest(evidence, chosen)))
