@@ -190,9 +190,11 @@ def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
+    alike: dict[str, list[str]] = {}
     for name, known in knows.items():
-        if own := [sentence for sentence in known if sentence not in shared]:
-            lines.append(f"{name}: {'; '.join(own)}")
+        if own := "; ".join(sentence for sentence in known if sentence not in shared):
+            alike.setdefault(own, []).append(name)
+    lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
     for made in attempts:
         if (why := made.inapplicable) is not None:
             lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
