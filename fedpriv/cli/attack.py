@@ -239,8 +239,9 @@ def attacks() -> dict[str, Any]:
 def _check_threat(name: str, threat: str, run_name: str | None) -> None:
     """Hold the declared threat model against the attack's."""
     from attacks.core.registry import image_attacks
+    from attacks.core.text_registry import text_attacks
 
-    altering = [one for one, kind in image_attacks().items() if hasattr(kind, "alter")]
+    altering = [one for one, kind in {**image_attacks(), **text_attacks()}.items() if hasattr(kind, "alter")]
     if (name in altering) == (threat == "malicious"):
         if name in altering and run_name is None:
             raise UsageError(f"{name} alters what a server sends to a client; name the run with --run")
