@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -9,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from attacks.scoring.operating_points import OperatingPoints, Point
+from fedpriv.audit import duration
 from fedpriv.audit.answer import answer
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
+from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
-from fedpriv.audit.images.reconstructions import Attacked, controls_ahead, on_message, on_single_images
+from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
-from fedpriv.audit.progress import Progress, Say, spent
+from fedpriv.audit.progress import END, Progress, Say, spent
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
@@ -86,19 +90,35 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     return evidence, summary
 
 
+def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:
+    """What an audit's duration depends on, about."""
+    config = evidence.config.model_dump(mode="json", exclude={"seed": True, "run_dir": True, "tracking": True})
+    return json.dumps([config, asdict(options), workers], sort_keys=True)
+
+
 @dataclass
 class _Part:
     """What some of the attacks found.
 
     Attributes:
         lower: the lower bound of epsilon, if there is one.
-        times: CPU seconds by step.
+        times, moments: see :class:`fedpriv.audit.progress.Progress`.
     """
 
     findings: dict[str, Any]
     pictures: dict[str, bytes] = field(default_factory=dict)
     lower: dict[str, Any] | None = None
     times: Mapping[str, float] = field(default_factory=dict)
+    moments: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """With the pictures as base64."""
+        return {**asdict(self), "pictures": {name: base64.b64encode(png).decode() for name, png in self.pictures.items()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> _Part:
+        """The inverse of :meth:`to_json`."""
+        return cls(**{**values, "pictures": {name: base64.b64decode(png) for name, png in values["pictures"].items()}})
 
 
 def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) -> Audited:
@@ -112,7 +132,11 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
         FedprivError: its files are damaged, or a negative control of membership inference failed.
     """
     evidence, summary = check(run_dir)
-    progress = Progress(say, options.budget)
+    kind, unfinished = _kind(evidence, options, workers), run_dir / "audit" / UNFINISHED
+    goes_on = unfinished.exists()
+    progress = Progress(say, options.budget, Finished(unfinished), duration.of_last(kind))
+    if goes_on:
+        say("going on with an audit that was broken off")
     progress("what left the clients")
     found = _attacked(evidence, options, progress, workers)
     findings = _facts(evidence, summary) | found.findings
@@ -121,7 +145,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     findings["without_sums"] = None
     if evidence.summed:
         findings["without_sums"] = _without_sums(run_dir, options, findings, progress)
-    progress.note(found.times)
+    progress.note(found.times, found.moments)
+    if not goes_on and progress.spent() is None:
+        duration.keep(kind, progress.moments | {END: progress.so_far()})
     findings["seconds"] = {step: round(seconds, 1) for step, seconds in progress.times.items()}
     findings["verdict"] = verdict(findings)
     findings["answer"] = answer(findings)
@@ -132,24 +158,30 @@ def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, wor
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
         workers = 1  # what an accelerator holds does not survive a fork
-    if workers > 1 and "image" in evidence.modalities and not evidence.summed and (chosen := _chosen(evidence, 1, "image")):
-        progress("controls")
-        forked(controls_ahead(evidence, *_easiest(evidence, chosen), options.seed), workers)
-    made = [partial(_of_samples, evidence, options, progress), partial(_of_clients, evidence, options, progress)]
+    made = [
+        partial(_of_samples, evidence, options, progress, workers),
+        partial(_finished_of_clients, evidence, options, progress),
+    ]
     samples, clients = forked(made, workers)
     together = clients.findings | samples.findings
     together["not_tried"] = samples.findings["not_tried"] | clients.findings["not_tried"]
     together["known_members"] = known_members(together["attacks"], together["texts"])
-    return _Part(together, samples.pictures | clients.pictures, clients.lower, {**samples.times, **clients.times})
+    return _Part(
+        together,
+        samples.pictures | clients.pictures,
+        clients.lower,
+        {**samples.times, **clients.times},
+        {**samples.moments, **clients.moments},
+    )
 
 
-def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
     """Reconstruction of images and texts."""
-    progress.again()
+    progress.again("samples")
     name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
     texts = on_texts(evidence, options, not_tried, progress) if "text" in evidence.modalities else []
     attacks, controls = [], list[dict[str, Any]]()
-    for attacked in on_images(evidence, options, not_tried, progress) if "image" in evidence.modalities else []:
+    for attacked in on_images(evidence, options, not_tried, progress, workers) if "image" in evidence.modalities else []:
         picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
         rows = attacked.pictures()
         if rows:
@@ -165,12 +197,20 @@ def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress) -
         "best": {kind: _best(attacks, kind) for kind in ("message", "single image")},
         "best_of_texts": {kind: _best_of_texts(texts, kind) for kind in ("message", "single text")},
     }
-    return _Part(findings, pictures, times=progress.times)
+    return _Part(findings, pictures, None, progress.times, progress.moments)
+
+
+def _finished_of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+    """:func:`_of_clients`, read where an audit that was broken off has finished it."""
+    if progress.finished is None or options.budget is not None:  # a budget may cut them
+        return _of_clients(evidence, options, progress)
+    what = ("clients", type(evidence).__name__, options)
+    return _Part.from_json(progress.finished.findings(*what, compute=lambda: _of_clients(evidence, options, progress).to_json()))
 
 
 def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
     """What a client holds: its classes, class centres, and whether given samples are among its own."""
-    progress.again()
+    progress.again("clients")
     name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
     findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
     progress("labels")
@@ -217,7 +257,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
             findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
     progress.note()
-    return _Part(findings | {"not_tried": not_tried}, pictures, lower, progress.times)
+    return _Part(findings | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
 
 
 def _in_time(progress: Progress) -> None:
@@ -262,13 +302,13 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, in
     return min(chosen, key=lambda one: evidence.federation.data.lacking(one[1]) is not None)
 
 
-def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[Attacked]:
+def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say, workers: int = 1) -> list[Attacked]:
     """Attack some messages of clients with images, and the easiest case; ``not_tried`` gets the reason where it cannot be."""
     chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
     if not chosen:
         not_tried["images"] = "no client whose message was kept has images"
         return []
-    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles)
+    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles, workers=workers)
     attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
     if not evidence.summed:  # of a client with one image, the server sees no message
         attacks.append((singles, _easiest(evidence, chosen)))

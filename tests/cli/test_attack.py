@@ -141,7 +141,11 @@ def test_what_attackers_know_is_said_once_and_the_work_announced(fedpriv: Fedpri
     assert "known-head: knows the initial weights" in result.stdout and "analytic cannot be mounted: no linear" in result.stdout
     assert "a failure of joint-head is no evidence" in result.stdout
     begun = result.stderr.splitlines()
-    assert begun[0].startswith("1 of 8: analytic") and "s left" in begun[-1] and len(begun) == 8
+    assert (
+        begun[0].startswith("1 of 8: 2 crops of two photographs, one step each: analytic")
+        and "s left" in begun[-1]
+        and len(begun) == 8
+    )
     assert "of 8" not in fedpriv("attack", "dlg", "--mask-layers", 1, *FEW, "--json").stderr
 
 
