@@ -33,7 +33,7 @@ from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
+from fedpriv.audit.verdict import best_attempt, counted, verdict
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
@@ -377,8 +377,8 @@ def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
     tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
     if not tried:
         return None
-    attack, best = max(tried, key=lambda pair: (pair[1]["success"][LIMIT]["share"], -pair[1]["mse_median"]))
-    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"][LIMIT]}
+    attack, best = max(tried, key=lambda pair: (counted(pair[1])["share"], -pair[1]["mse_median"]))
+    return {"attacker": best["attacker"], "target": attack["target"], "success": counted(best)}
 
 
 def _best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
