@@ -126,7 +126,7 @@ def _findings(run: Found) -> Iterator[Finding]:
             yield from _members(run)
         images = [one for one in run["attacks"] if one["kind"] == kind and _beyond_copies(one)]
         if images:
-            worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[index]
+            worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
             yield Finding(level, of_images(worst), worst["pictures"])
         wanted = "message" if level == SAMPLES else "single text"
         for read in run.get("texts") or []:

@@ -49,7 +49,9 @@ def best_attempt(attack: Found) -> Found | None:
 def counted(attempt: Found) -> Found:
     """The rate of images that an attempt recovered; none where its attacker knows public images and found no more than copies."""
     hit: Found = attempt["success"][LIMIT]
-    return hit if hit["successes"] > attempt.get("copies", 0) else asdict(wilson(0, hit["n"])) | {"share": 0.0}
+    if "copies" not in attempt or hit["successes"] > attempt["copies"]:
+        return hit
+    return asdict(wilson(0, hit["n"])) | {"share": 0.0}
 
 
 def _message(attack: Found) -> str:
