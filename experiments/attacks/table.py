@@ -340,8 +340,9 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "Written by `python experiments/attacks/table.py --report`; edit published.yaml, not this file.",
         *published["meaning"],
         "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson "
-        "interval, as if images were independent; those behind one message are not. Each message has a net of its own, but "
-        "as noted. PSNR: of all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine with other jobs.",
+        "interval, as if images were independent; those behind one message are not. Each message has a net of its own, but as "
+        "noted. PSNR: of all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine "
+        "with other jobs.",
     ]
     images = "row | images | net | pixels a side | behind a message | local steps | BatchNorm | recovered | PSNR, dB | CPU s"
 
