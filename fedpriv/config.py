@@ -603,7 +603,11 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
     Raises:
         UsageError: unreadable file, not a mapping, unknown key (with the nearest), value out of range.
     """
-    values = read_yaml(path) if path else {}
-    for dotted, value in (overrides or {}).items():
+    return laid_over(read_yaml(path) if path else {}, overrides or {}, f"config {path}" if path else "config")
+
+
+def laid_over(values: dict[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
+    """The config of nested ``values`` with dotted ``overrides`` laid over them; arguments and errors as for :func:`parse`."""
+    for dotted, value in overrides.items():
         assign(values, dotted, value)
-    return parse(RunConfig, values, f"config {path}" if path else "config")
+    return parse(RunConfig, values, where)

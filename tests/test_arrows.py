@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "__main__",
     "cli",
+    "api",
     "frontier",
     "experiments",
     "audit",
