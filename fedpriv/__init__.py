@@ -13,18 +13,34 @@ if TYPE_CHECKING:
     from fedpriv.api.comparing import compare
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
+    from fedpriv.audit.called import Report, audit
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
     from fedpriv.wire import Payload
 
-__all__ = ["FedprivError", "Payload", "Run", "RunConfig", "UsageError", "compare", "load", "resume", "rounds", "train"]
+__all__ = [
+    "FedprivError",
+    "Payload",
+    "Report",
+    "Run",
+    "RunConfig",
+    "UsageError",
+    "audit",
+    "compare",
+    "load",
+    "resume",
+    "rounds",
+    "train",
+]
 
 _WHERE = {
     "FedprivError": "fedpriv.errors",
     "Payload": "fedpriv.wire",
+    "Report": "fedpriv.audit.called",
     "Run": "fedpriv.api.run",
     "RunConfig": "fedpriv.config",
     "UsageError": "fedpriv.errors",
+    "audit": "fedpriv.audit",
     "compare": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
     "resume": "fedpriv.api.training",
@@ -36,7 +52,8 @@ _WHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_WHERE[name]), name)
+    where = import_module(_WHERE[name])
+    found = where if where.__name__ == f"{__name__}.{name}" else getattr(where, name)  # the package audit can be called
     globals()[name] = found
     return found
 

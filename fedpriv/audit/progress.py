@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 
 class Progress:
