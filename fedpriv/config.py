@@ -105,7 +105,15 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """The net: encoder -> projector -> predictor -> head."""
 
-    name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
+    name: str | None = Field(
+        None,
+        description="a name of `fedpriv models`, or module:Name of a net of your own; null: the data set's usual net",
+    )
+    roles: dict[Literal["projector", "head"], str] | None = Field(
+        None,
+        description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or else "
+        "the linear layer that is called last as the head",
+    )
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
     projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
         "two_layers",

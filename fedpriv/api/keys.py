@@ -22,6 +22,7 @@ KEYS = {
     "objective": "objective.name",
     "aggregation": "aggregation.name",
     "model": "model.name",
+    "roles": "model.roles",
     "encoder": "model.encoder",
     "tune": "model.tune",
     "selection": "train.selection",
@@ -50,7 +51,7 @@ KEYS = {
     "tracking_uri": "tracking.uri",
     "run_dir": "run_dir",
 }
-"""Short name -> config key: the options of ``fedpriv train``, with underscores."""
+"""Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
 SHORTHANDS = ("defense", "variance", "mask_layers")
 """Names that append to the config's ``wire.transforms``."""
 _MAY_BE_NONE = ("objective", "aggregation")
@@ -62,7 +63,8 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
 
     Args:
         config: a config, its values as nested mappings, or a YAML file as a run writes it; ``None``: the defaults.
-        keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win.
+        keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
+            function that returns a net.
 
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
@@ -78,6 +80,10 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
         wire = values.get("wire") or {}
         before = overrides.get("wire.transforms", wire.get("transforms") if isinstance(wire, Mapping) else ()) or ()
         overrides["wire.transforms"] = [*before, *added]
+    if callable(model := overrides.get("model.name")):
+        from fedpriv.models.own import name_of
+
+        overrides["model.name"] = name_of(model)
     made = laid_over(values, overrides, where)
     load_plugins(made.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
     made = made.model_copy(update={"plugins": tuple(file.absolute() for file in made.plugins)})

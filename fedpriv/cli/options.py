@@ -26,7 +26,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "method": (str, "A name of `fedpriv methods`."),
     "objective": (str, "Another client's half than the method's; `fedpriv methods` lists them."),
     "aggregation": (str, "Another server's half than the method's; without --method the rest is FedAvg's."),
-    "model": (str, "A name of `fedpriv models`."),
+    "model": (str, "A name of `fedpriv models`, or package.module:Name of a net of your own."),
     "encoder": (
         str,
         "Of texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
