@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
     from fedpriv.audit.called import Report, audit
+    from fedpriv.audit.of_update import audit_update
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
     from fedpriv.wire import Payload
@@ -26,6 +27,7 @@ __all__ = [
     "RunConfig",
     "UsageError",
     "audit",
+    "audit_update",
     "compare",
     "load",
     "resume",
@@ -41,6 +43,7 @@ _WHERE = {
     "RunConfig": "fedpriv.config",
     "UsageError": "fedpriv.errors",
     "audit": "fedpriv.audit",
+    "audit_update": "fedpriv.audit.of_update",
     "compare": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
     "resume": "fedpriv.api.training",

@@ -162,7 +162,7 @@ def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress) -
         "texts": texts,
         "attacks": attacks,
         "controls": distinct(controls),
-        "best": {kind: _best(attacks, kind) for kind in ("message", "single image")},
+        "best": {kind: best_of(attacks, kind) for kind in ("message", "single image")},
         "best_of_texts": {kind: _best_of_texts(texts, kind) for kind in ("message", "single text")},
     }
     return _Part(findings, pictures, times=progress.times)
@@ -333,7 +333,8 @@ def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+def best_of(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    """The best attempt on messages, or on single images, as JSON; ``None``: nothing was measured."""
     tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
     if not tried:
         return None
