@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fedpriv.api.comparing import compare
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
+    from fedpriv.api.updates import audit_update
     from fedpriv.audit.called import Report, audit
-    from fedpriv.audit.of_update import audit_update
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
     from fedpriv.wire import Payload
@@ -43,7 +43,7 @@ _WHERE = {
     "RunConfig": "fedpriv.config",
     "UsageError": "fedpriv.errors",
     "audit": "fedpriv.audit",
-    "audit_update": "fedpriv.audit.of_update",
+    "audit_update": "fedpriv.api.updates",
     "compare": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
     "resume": "fedpriv.api.training",

@@ -129,8 +129,10 @@ class ModelConfig(_Section):
         None,
         description="what stands for a text: the mean over its tokens, the first one, or BERT's pooler; null: as the encoder",
     )
-    backbone: str | None = Field(None, description="of image-text pairs: a torchvision net by name; null: resnet50")
-    pretrained: bool = Field(True, description="of image-text pairs: the backbone with torchvision's ImageNet weights")
+    backbone: str | None = Field(
+        None, description="of image-text pairs: a torchvision net by name, or `efficientnet_lite0`; null: resnet50"
+    )
+    pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
     tune: Literal["full", "lora", "head"] | None = Field(
         None,
         description="what learns of a pretrained encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so "

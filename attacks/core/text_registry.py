@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from attacks.core.by_name import Registry, is_dataclass_of
 from attacks.core.observation import Observation
 from attacks.core.text_reconstruction import TextReconstruction
 
-BUILT_IN = ("attacks.text.tokens", "attacks.text.tag", "attacks.text.span")
+BUILT_IN = ("attacks.text.tokens", "attacks.text.tag", "attacks.text.span", "attacks.malicious.token_imprint")
 
 
 class TextAttack(Protocol):
@@ -22,6 +24,18 @@ class TextAttack(Protocol):
 
         Raises:
             Inapplicable: the attack cannot be mounted on them.
+        """
+
+
+@runtime_checkable
+class MaliciousTextAttack(TextAttack, Protocol):
+    """An attack of a server that alters what it sends."""
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        """What the server sends instead, by name, from an earlier message and token ids of other texts ``(m, L)``.
+
+        Raises:
+            Inapplicable: the net does not allow it.
         """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,10 @@ class Attacker:
     @property
     def name(self) -> str:
         return self.attack.name
+
+
+Mount = Callable[[Attacker, Sequence[Observation], int], Reconstruction]
+"""An attacker, the messages and a seed -> what it reconstructs."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,15 @@ def mountable(attacker: Attacker, observation: Observation) -> bool:
     return True
 
 
-def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+def mount(attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
+    """Mount the attack; the global random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return attacker.attack.run(observed, seed)
+
+
+def controlled(
+    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount
+) -> Attempt:
     """:func:`attempt`, if the attacker passes its controls at the same budget, with as many images per message."""
     try:
         declared(attacker.attack).check(observed[0])
@@ -167,7 +179,7 @@ def controlled(attacker: Attacker, observed: Sequence[Observation], images: Tens
     passed = run_controls(attacker, seed, observed, images)
     if failed := [control.sentence for control in passed if not control.passed]:
         return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
-    return replace(attempt(attacker, observed, images, labels, seed), controls=passed)
+    return replace(attempt(attacker, observed, images, labels, seed, mount), controls=passed)
 
 
 def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
@@ -202,15 +214,16 @@ def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: in
     return [observe(net, image, label, threat, hidden=masked > 0) for net, image, label in triples]
 
 
-def attempt(attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int) -> Attempt:
+def attempt(
+    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount
+) -> Attempt:
     """Mount the attack and score it against the true images ``(n, C, H, W)``.
 
     A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
     them (:func:`attacks.scoring.scores.match_batches`), and missing ones count as grey images.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
-            found = attacker.attack.run(observed, seed)
+        found = mount(attacker, observed, seed)
     except Inapplicable as error:
         return Attempt(attacker, inapplicable=str(error))
     made, guessed = _in_order(found, images, len(observed))

@@ -44,7 +44,7 @@ def kept(attack: object, *facts: object, compute: Callable[[], Sequence[Control]
         facts: whatever else the controls depend on; what their ``repr`` says.
     """
     kind = type(attack)
-    named = repr((kind.__module__, kind.__qualname__, attack, facts, _source(inspect.getfile(kind)), _code()))
+    named = repr((kind.__module__, kind.__qualname__, attack, facts, _source(inspect.getfile(kind)), code()))
     path = folder() / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
     try:
         return tuple(Control(**one) for one in json.loads(path.read_text()))
@@ -62,10 +62,9 @@ def kept(attack: object, *facts: object, compute: Callable[[], Sequence[Control]
 
 
 @cache
-def _code() -> str:
-    """Of all files of ``attacks``, and of what they run on."""
+def code(root: Path = Path(__file__).parents[1]) -> str:
+    """A hash of all Python files of a package, by default this one, and of what they run on."""
     found = hashlib.sha256(f"{sys.version} {version('torch')}".encode())
-    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
     return found.hexdigest()

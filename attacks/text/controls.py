@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_registry import TextAttack
+from attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from attacks.lab.kept import Control, kept
 from attacks.scoring.text_scores import TextScores, random_text, score_text
 from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
@@ -21,6 +21,8 @@ TOKENS = 8
 """Number of tokens of each sentence, two of which are special."""
 NEEDED = 0.8
 """ROUGE-L that the positive control must reach where the attack finds an order; it must always find every token."""
+PUBLIC = 200
+"""Number of other sentences that a malicious server knows."""
 CHANCE = 0.2
 """How far the negative control may score above random words: about two words in all, which happens by chance."""
 FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
@@ -36,7 +38,7 @@ def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
 def positive_control(attack: TextAttack, seed: int = 0) -> Control:
     """Check that the attack finds every token of undefended sentences, in order if it is an attack that finds an order."""
     began = time.process_time()
-    observations, ids, labels = _victims(seed)
+    observations, ids, labels = _victims(seed, attack)
     scores = score_text(attack.run(observations, seed), ids, labels, facts())
     recall, rouge = float(scores.recall.mean()), None if scores.rouge is None else float(scores.rouge.mean())
     order = "" if rouge is None else f", with a ROUGE-L of {rouge:.2f} (at least {NEEDED:g} needed)"
@@ -48,7 +50,7 @@ def positive_control(attack: TextAttack, seed: int = 0) -> Control:
 def negative_control(attack: TextAttack, seed: int = 0) -> Control:
     """Check that the attack scores no better than random words on random gradients, whose tensors have the true norms."""
     began = time.process_time()
-    observations, ids, labels = _victims(seed)
+    observations, ids, labels = _victims(seed, attack)
     draw = torch.Generator().manual_seed(seed)
     noised = [
         replace(observation, shared={n: _like(t, draw) for n, t in observation.shared.items()}) for observation in observations
@@ -65,11 +67,17 @@ def negative_control(attack: TextAttack, seed: int = 0) -> Control:
     return Control("negative", score <= chance + CHANCE, sentence, time.process_time() - began)
 
 
-def _victims(seed: int) -> tuple[list[Observation], Tensor, Tensor]:
-    """A message on one sentence each, the sentences ``(n, L)`` and their labels ``(n,)``."""
+def _victims(seed: int, attack: TextAttack) -> tuple[list[Observation], Tensor, Tensor]:
+    """A message on one sentence each, the sentences ``(n, L)`` and their labels ``(n,)``.
+
+    An attack of a malicious server has altered the net, knowing other sentences.
+    """
     ids = sentences([TOKENS] * MESSAGES, seed)
     labels = torch.arange(MESSAGES) % SMALL.classes
     net = small_bert(seed)
+    if isinstance(attack, MaliciousTextAttack):
+        honest = observe_text(net, ids[:1], labels[:1])
+        net.load_state_dict(attack.alter(honest, sentences([TOKENS] * PUBLIC, seed + 1), seed), strict=False)
     pairs = zip(torch.split(ids, 1), torch.split(labels, 1), strict=True)
     return [observe_text(net, sentence, label) for sentence, label in pairs], ids, labels
 

@@ -1,144 +1,125 @@
-"""Tokens and their positions, from a gradient that need not be the embedding's (DAGER, Petrov et al. 2024).
+"""Sentences from the spans of linear layers' gradients, which need not be the embedding's (DAGER, Petrov et al. 2024).
 
-The weight gradient of a linear layer is ``sum_t signal_t input_t^T`` over the tokens. While there are fewer tokens than the layer
-has inputs, every true input lies in the span of the gradient's rows, and hardly any other vector does. The inputs of the first
-layers of a transformer depend on one token and its position, and the attacker can compute them: so it tries all pairs of a word
-and a position. A masked or frozen embedding does not prevent this. Noise does, rounding of the weights does where their change is
-sent, and so do adapters whose ranks sum to less than the number of tokens. In a batch the span also holds pairs that are sums of
-three true ones (word a at p and q, word b at p: also b at q), which the search for whole sentences rules out.
+The first layers show which words can be at which positions (:mod:`attacks.text.gradient_span`). In a batch their span also
+holds pairs that are sums of three true ones (word a at p and q, word b at p: also b at q). A later layer tells which sentences
+are made of them (:mod:`attacks.text.descent`), and the head's gradient how often each occurs, with which label. In small
+batches, what is not found so is sought by gradient matching.
+
+A masked or frozen embedding does not prevent this, nor do masks of some of the layers. Noise does, rounding of the weights does
+where their change is sent, and so do more tokens than three quarters of the layers' width
+(:data:`attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from attacks.core.observation import Observation, TextFacts
+from attacks.core.options import ranged
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.text_reconstruction import TextReconstruction
 from attacks.core.text_registry import register
-from attacks.gradients.multistep import as_gradient
-from attacks.gradients.rank import rank
-from attacks.text.case import facts_of, text_case
-from attacks.text.mixture import Places
+from attacks.text.case import TextCase, text_case
+from attacks.text.descent import Whole, ends, whole_sentences
+from attacks.text.gradient_span import first_span, later_span, off_span
+from attacks.text.mixture import Match, Places
 from attacks.text.rank import longest, total_tokens
+from attacks.text.repeats import repeated
 from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
-
-TOGETHER = 256
-"""Words per forward pass."""
-
-
-class _Reached(Exception):
-    """Ends a forward pass at the layer in question, since the rest of the net is not needed."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The span of the gradients' rows, for the first linear layers.
-
-    Attributes:
-        layers: linear layers with the same input, which at a position depends on the token there alone: query, key and value.
-        basis: orthonormal ``(d, r)``; the batch holds ``r`` pairs of token and position.
-    """
-
-    layers: tuple[str, ...]
-    basis: Tensor
-
-
-def first_span(observation: Observation) -> Span:
-    """The span at the shared layers whose inputs depend on single tokens.
-
-    Raises:
-        Inapplicable: no such layer was shared, its input is not known, or the span is full: noise, or too many tokens.
-    """
-    text = facts_of(observation)
-    if hidden := [name for name in _of_body(observation) if name not in observation.weights]:
-        raise Inapplicable(f"the inputs of the first layers cannot be computed without the weights of {hidden[0]!r}")
-    shared, best = as_gradient(observation).shared, None
-    for layers in _fed_single_tokens(copy.deepcopy(observation.net).eval(), observation, text):
-        weights = [shared[f"{layer}.weight"] for layer in layers if f"{layer}.weight" in shared]
-        rows = torch.cat([weight / weight.norm() for weight in weights if bool(weight.any())] or [torch.zeros(1, 1)])
-        found = rank(rows) if len(rows) > 1 else None
-        if found and (best is None or found > best.basis.shape[1]):
-            best = Span(layers, torch.linalg.svd(rows.double(), full_matrices=False).Vh[:found].T)
-    if best is None:
-        raise Inapplicable(
-            "no shared layer has single tokens as inputs and a gradient below full rank (noise, or too many tokens)"
-        )
-    return best
-
-
-@torch.no_grad()
-def off_span(observation: Observation, span: Span, length: int) -> Tensor:
-    """Distance of each word at each of ``length`` positions from the span, relative to its norm ``(V, length)``, in [0, 1]."""
-    text = facts_of(observation)
-    net, words = copy.deepcopy(observation.net).eval(), len(observation.weights[text.words])
-    found = []
-    for some in torch.split(torch.arange(words), TOGETHER):
-        reached = _fed_to(net, span.layers[0], observation, some[:, None].expand(-1, length))
-        assert reached is not None, "first_span found this layer by reaching it"
-        fed = reached.to(span.basis)
-        left = fed - fed @ span.basis @ span.basis.T
-        found.append((left.norm(dim=2) / fed.norm(dim=2).clamp_min(1e-30)).float())
-    off = torch.cat(found)
-    off[text.pad] = 1
-    return off
 
 
 @register("span")
 @dataclass(frozen=True)
 class SpanAttack(SearchOptions):
-    """Tokens with their positions from the span of the first linear layers' gradients (DAGER), then a search for the sentences.
+    """Sentences from the spans of the first linear layers' gradients (DAGER), exact also in batches.
 
     Attributes:
-        tolerance: largest relative distance from the span at which a token counts as found.
+        tolerance: largest relative distance from a span at which a token, or a sentence, counts as found.
+        budget: largest number of sentences that are tested.
+        matched: in batches of at most so many sentences, those that are not found are sought by gradient matching.
     """
 
     tolerance: float = 0.01
+    budget: int = ranged(50_000)
+    matched: int = ranged(4)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :class:`attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))
 
     def _one(self, observation: Observation, seed: int) -> Sought:
-        case, span = text_case(observation), first_span(observation)
+        case, first, later = text_case(observation), first_span(observation), later_span(observation)
         # The vectors of one sentence's tokens are independent, so it has at most as many as the span has dimensions.
-        off = off_span(observation, span, min(longest(observation) or observation.input_shape[0], span.basis.shape[1]))
-        hits = off <= self.tolerance
-        places = _places(hits, case.text, case.samples, total_tokens(observation))
-        found, name, rank = int(hits.sum()), span.layers[0], span.basis.shape[1]
-        note = f"{found} pairs of token and position in the span of {name!r}, whose rank is {rank}"
-        return seek(self, case, places, known_labels(observation), note, seed)
+        most = min(longest(observation) or observation.input_shape[0], first.basis.shape[1])
+        hits = off_span(observation, first, most) <= self.tolerance
+        _check(hits, case.text)
+        rank = first.basis.shape[1]
+        note = f"{int(hits.sum())} pairs of token and position in the span of {first.layers[0]!r}, whose rank is {rank}"
+        whole = Whole((), ())
+        if later is not None:
+            whole = whole_sentences(observation, later, hits, case.samples, self.tolerance, self.budget, seed)
+            note += f"; {len(whole.found)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
+        with suppress(Inapplicable):
+            ids, labels = repeated(case, whole.found)
+            return Sought(ids, labels, _unexplained(case, ids, labels), note)
+        if case.samples <= self.matched:
+            places = _places(hits, case.text, case.samples, total_tokens(observation), whole.found)
+            return seek(self, case, places, known_labels(observation), note, seed)
+        if not whole.found:
+            why = (
+                "a later layer's gradient is of full rank or missing" if later is None else "no sentence tested lies in the span"
+            )
+            raise Inapplicable(f"{why}, and {case.samples} sentences are too many for gradient matching (at most {self.matched})")
+        # Descents that ended elsewhere stand for sentences that were not found, as they share words with them.
+        rows = [*whole.found, *whole.others][: case.samples]
+        rows += [rows[0].new_tensor(case.text.special)] * (case.samples - len(rows))
+        ids = pad_sequence(rows, batch_first=True, padding_value=case.text.pad)
+        return Sought(ids, torch.full((case.samples,), -1), torch.nan, note)
 
 
-def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None) -> Places:
-    """The words allowed at each place by the pairs ``(V, L)`` that were found.
+def _unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
+    """The share of the gradient that sentences ``(B, L)`` with labels ``(B,)`` do not explain."""
+    words, chosen = torch.unique(ids, return_inverse=True)
+    there = ids != case.text.pad
+    match = Match(case, Places(words, F.one_hot(chosen, len(words)).bool() & there[..., None]), 0.0)
+    targets = F.one_hot(labels, case.classes).to(case.table)
+    return float(match.of_words(chosen[None], targets[None]))
+
+
+def _check(hits: Tensor, text: TextFacts) -> None:
+    """Check that the pairs ``(V, L)`` in the span can form a sentence.
 
     Raises:
-        Inapplicable: they form no sentence: a position has no token, or none has the closing one.
+        Inapplicable: they form none: the first position has no token, or none has the closing one.
     """
-    filled = hits.any(0)
-    most = int(filled.long().cumprod(0).sum())
-    if most == 0:
+    if not bool(hits[:, 0].any()):
         raise Inapplicable("no token lies in the span at the first position: the message is not one gradient of this net")
-    closing = text.special[-1] if text.special else None
-    ends = [most] if closing is None else (hits[closing, :most].nonzero().flatten() + 1).tolist()
-    if not ends:
+    if not ends(hits, text):
         raise Inapplicable("the closing token lies in the span at no position: the message is not one gradient of this net")
-    lengths = _lengths(ends, samples, total)
-    words = hits[:, :most].any(1).nonzero().flatten()
-    allowed = torch.zeros(samples, max(lengths), len(words), dtype=torch.bool)
-    for row, length in zip(allowed, lengths, strict=True):
+
+
+def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None, known: Sequence[Tensor]) -> Places:
+    """The words allowed at each place by the pairs ``(V, L)`` that were found; those of ``known`` sentences are fixed."""
+    closing = text.special[-1] if text.special else None
+    left = None if total is None else total - sum(map(len, known))
+    unknown = _lengths(ends(hits, text), samples - len(known), left) if len(known) < samples else []
+    words = hits.any(1).nonzero().flatten()
+    allowed = torch.zeros(samples, max([*unknown, *map(len, known)]), len(words), dtype=torch.bool)
+    for row, length in zip(allowed, unknown, strict=False):
         row[:length] = hits[words, :length].T
         if closing is not None:
             row[: length - 1, words == closing] = False
             row[length - 1] = words == closing
+    for row, ids in zip(allowed[len(unknown) :], known, strict=True):
+        row[: len(ids)] = ids[:, None] == words
     return Places(words, allowed)
 
 
@@ -149,46 +130,3 @@ def _lengths(ends: list[int], samples: int, total: int | None) -> list[int]:
     rest = combinations_with_replacement(ends, samples - len(ends))
     fits = next((list(r) for r in rest if total is None or sum(ends) + sum(r) == total), [max(ends)] * (samples - len(ends)))
     return sorted([*ends, *fits], reverse=True)
-
-
-def _of_body(observation: Observation) -> list[str]:
-    return [f"body.{name}" for name, _ in observation.net.body.named_parameters()]
-
-
-@torch.no_grad()
-def _fed_single_tokens(net: nn.Module, observation: Observation, text: TextFacts) -> list[tuple[str, ...]]:
-    """Linear layers whose input at a position depends on the token there and on no other, grouped by equal inputs.
-
-    Found by trial inputs, so that it works for any architecture.
-    """
-    words = [word for word in range(len(observation.weights[text.words])) if word not in (text.pad, *text.special)][:2]
-    ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])
-    found: list[tuple[Tensor, list[str]]] = []
-    for name, module in net.named_modules():
-        fed = _fed_to(net, name, observation, ids) if isinstance(module, nn.Linear) else None
-        if fed is None or fed.shape[:2] != ids.shape or (fed[0] == fed[1]).all(1).tolist() != [True, True, False, True]:
-            continue
-        group = next((names for other, names in found if torch.equal(other, fed)), None)
-        if group is None:
-            found.append((fed, [name]))
-        else:
-            group.append(name)
-    return [tuple(names) for _, names in found]
-
-
-def _fed_to(net: nn.Module, layer: str, observation: Observation, ids: Tensor) -> Tensor | None:
-    """The input of ``layer`` for ids ``(B, L)``; ``None`` where it is not reached."""
-    fed: list[Tensor] = []
-
-    def reached(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        fed.append(args[0])
-        raise _Reached
-
-    hook = net.get_submodule(layer).register_forward_pre_hook(reached)
-    try:
-        functional_call(net, dict(observation.weights), (ids,))
-    except _Reached:
-        return fed[0]
-    finally:
-        hook.remove()
-    return None

@@ -120,7 +120,7 @@ class TokenSet:
         """See :class:`attacks.core.text_registry.TextAttack`. Labels are inferred from the head where it was sent."""
         began = time.process_time()
         found = [find_tokens(observation) for observation in observations]
-        labels = [_labels(observation) for observation in observations]
+        labels = [inferred_labels(observation) for observation in observations]
         return TextReconstruction(
             None,
             torch.stack([each.counts for each in found]),
@@ -131,7 +131,7 @@ class TokenSet:
         )
 
 
-def _labels(observation: Observation) -> Tensor:
+def inferred_labels(observation: Observation) -> Tensor:
     try:
         return batch_labels(observation)
     except Inapplicable:

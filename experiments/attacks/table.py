@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from attacks.core.altered import Altered
 from attacks.core.observation import Observation, Schedule, ThreatModel
 from attacks.core.registry import image_attack
-from attacks.core.text_registry import text_attack
+from attacks.core.text_registry import MaliciousTextAttack, text_attack
 from attacks.gradients.local_run import local_run
 from attacks.lab.attempts import Attacker, attempt
 from attacks.lab.controls import alteration
@@ -36,7 +36,7 @@ from attacks.lab.nets import observe, perceptron
 from attacks.lab.setting import Setting
 from attacks.scoring.scores import RECOVERED, wilson
 from attacks.scoring.text_scores import score_text
-from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from attacks.text.victims import Size, facts, observe_text, sentences, small_bert
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.markdown import bullets, table
@@ -161,22 +161,35 @@ def after_epochs(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
 
 
 def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """An attack on gradients of one random sentence each; a sentence counts as recovered if every token is right."""
-    ids, began = sentences([config["tokens"]] * config["sentences"], SEED), time.process_time()
-    labels = torch.arange(len(ids)) % SMALL.classes
-    pairs = enumerate(zip(ids.split(1), labels.split(1), strict=True))
-    observed = [observe_text(small_bert(SEED + i), *pair) for i, pair in pairs]
-    scores = score_text(text_attack(config["attack"])(**config["options"]).run(observed, SEED), ids, labels, facts())
+    """An attack on gradients of a batch of random sentences; a sentence counts as recovered if every token is right."""
+    size, batch, masked = Size(**config.get("net", {})), config.get("batch", 1), config.get("masked")
+    ids, began = sentences([config["tokens"]] * config["sentences"], SEED, size), time.process_time()
+    labels = torch.arange(len(ids)) % size.classes
+    pairs = enumerate(zip(ids.split(batch), labels.split(batch), strict=True))
+    attack = text_attack(config["attack"])(**config["options"])
+    observed = [observe_text(_altered(attack, SEED + i, size, config["tokens"]), *pair, facts(size)) for i, pair in pairs]
+    observed = [replace(one, shared={n: t for n, t in one.shared.items() if not masked or masked not in n}) for one in observed]
+    scores = score_text(attack.run(observed, SEED), ids, labels, facts(size))
     whole = int((scores.multiset_recall == 1).sum()) if scores.exact is None else scores.exact.successes
     return [
         {
-            "net": f"BERT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.words} words, random weights",
-            "size": config["tokens"], "batch": 1, "steps": 1, "n": len(ids), "recovered": whole,
+            "net": f"BERT of {size.layers} layers, width {size.width}, {size.words} words, random weights",
+            "size": config["tokens"], "batch": batch, "steps": 1,
+            "n": len(scores.recall) if scores.exact is None else len(ids), "recovered": whole,
             "recall": round(float(scores.recall.mean()), 4),
             "rouge": None if scores.rouge is None else round(float(scores.rouge.mean()), 4),
             "cpu_seconds": round(time.process_time() - began, 2),
         }
     ]  # fmt: skip
+
+
+def _altered(attack: Any, seed: int, size: Size, tokens: int) -> Any:
+    """The net that the client is sent; a malicious server knows 200 other sentences."""
+    net, others = small_bert(seed, size), sentences([tokens] * 200, SEED + 1, size)
+    if isinstance(attack, MaliciousTextAttack):
+        honest = observe_text(net, others[:1], torch.zeros(1, dtype=torch.long), facts(size))
+        net.load_state_dict(attack.alter(honest, others, seed), strict=False)
+    return net
 
 
 def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | None = None, **setting: Any) -> Row:
@@ -185,8 +198,8 @@ def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | Non
     return Row(on_images, group, config)
 
 
-def text_row(attack: str) -> Row:
-    return Row(on_text, "text", {"attack": attack, "options": {}, "tokens": 8, "sentences": 10}, "sentences")
+def text_row(attack: str, sentences: int = 10, **more: Any) -> Row:
+    return Row(on_text, "text", {"attack": attack, "options": {}, "tokens": 8, "sentences": sentences, **more}, "sentences")
 
 
 def spear_row(
@@ -197,6 +210,7 @@ def spear_row(
 
 
 MALICIOUS = {"download": "altered"}
+WIDE = {"words": 1000, "width": 256}
 ROWS = {
     **{f"spear-{width}": spear_row(width) for width in (512, 256, 128, 64)},
     "spear-noise": spear_row(512, (8, 16), (1e-3, 1e-2), 320),
@@ -214,6 +228,10 @@ ROWS = {
     "tokens": text_row("tokens"),
     "span": text_row("span"),
     "tag": text_row("tag"),
+    "dager-batch-8": text_row("span", 32, batch=8, net=WIDE, masked="embeddings"),
+    "token-imprint-8": text_row("token-imprint", 32, batch=8, net=WIDE, masked="embeddings"),
+    "token-imprint-32": text_row("token-imprint", 32, batch=32, net=WIDE, masked="embeddings"),
+    "dager-batch-16": text_row("span", 32, batch=16, net=WIDE, masked="embeddings"),
     "inverting-gradients": image_row("inverting-gradients", {"steps": 800}, images=5),
     "inverting-gradients-mlp": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=5),
     "inverting-gradients-batch-4": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=4, at_once=4),
@@ -307,7 +325,12 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         for one in found if one["group"] == "text" for c in one["cells"]
     ]  # fmt: skip
     head = "row | net | tokens, two of them special | sentences a message | BatchNorm | tokens found | ROUGE-L | whole | CPU s"
-    parts += ["## Text", "`whole`: sentences with every token, in order where the attack finds one.", table(head, text)]
+    parts += [
+        "## Text",
+        "`whole`: sentences with every token in order; where the attack finds no order, messages with every token. "
+        "`token-imprint` is of a malicious server.",
+        table(head, text),
+    ]
     rows = [
         [p["what"], p["setting"], p["figure"], p["source"], ", ".join(p["beside"]) or "–", p["differs"]]
         for p in published["published"]

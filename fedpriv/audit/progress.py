@@ -1,34 +1,51 @@
-"""What an audit is doing, what it has spent, and when its time is up."""
+"""What an audit is doing, how long it will take, what it has spent and finished, and when its time is up."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 
+from attacks.lab.attempts import Mount, mount
+from fedpriv.audit.finished import Finished
+
 Say = Callable[[str], object]
+END = "end"
+"""Name of the moment at which an audit ended."""
+WARM = 5.0
+"""Seconds after which an audit's pace is compared with that of the one before."""
 
 
 class Progress:
-    """Says each step with the seconds so far, and notes its CPU time.
+    """Says each step with the seconds so far and those left, and notes its CPU time.
 
     Args:
         say: gets the lines.
         budget: seconds after which no step begins; ``None``: no limit.
+        finished: what an audit that was broken off has finished; ``None``: nothing is kept.
+        before: :attr:`moments` of an audit of the same kind; empty: the time left is not known.
     """
 
-    def __init__(self, say: Say, budget: float | None = None) -> None:
-        self._say, self._budget = say, budget
-        self._began, self._step, self._since = time.monotonic(), "", time.process_time()
+    def __init__(
+        self, say: Say, budget: float | None = None, finished: Finished | None = None, before: Mapping[str, float] | None = None
+    ) -> None:
+        self._say, self._budget, self._before = say, budget, before or {}
+        self._part, self._step = "", ""
+        self._began, self._since = time.monotonic(), time.process_time()
+        self.finished = finished
         self.times = dict[str, float]()
         """Step -> its CPU seconds."""
+        self.moments = dict[str, float]()
+        """Number of a step -> seconds from the beginning of the audit to that of the step."""
 
     def __call__(self, text: str) -> None:
         """Begin a step."""
         self.note()
         self._step = text
-        self._say(f"[{time.monotonic() - self._began:4.0f} s] {text}")
+        number, now = f"{self._part}{len(self.moments)}", self.so_far()
+        self.moments[number] = now
+        self._say(f"[{now:4.0f} s{self._left(number, now)}] {text}")
 
-    def note(self, times: Mapping[str, float] | None = None) -> None:
+    def note(self, times: Mapping[str, float] | None = None, moments: Mapping[str, float] | None = None) -> None:
         """End the step that was begun last, and add those of another process."""
         now = time.process_time()
         if self._step:
@@ -36,18 +53,35 @@ class Progress:
         self._step, self._since = "", now
         for step, seconds in (times or {}).items():
             self.times[step] = self.times.get(step, 0.0) + seconds
+        self.moments |= moments or {}
 
-    def again(self) -> None:
-        """Start anew in a forked process: the steps before are its parent's."""
-        self.times, self._step, self._since = {}, "", time.process_time()
+    def again(self, part: str) -> None:
+        """Begin a part of the audit that may have a process of its own: the steps before are not its own."""
+        self.times, self.moments, self._part, self._step, self._since = {}, {}, f"{part} ", "", time.process_time()
+
+    def so_far(self) -> float:
+        """Seconds since the audit began."""
+        return time.monotonic() - self._began
 
     def spent(self) -> str | None:
         """Why no further step may begin; ``None``: one may."""
-        if self._budget is None or time.monotonic() < self._began + self._budget:
+        if self._budget is None or self.so_far() < self._budget:
             return None
         return f"cut: the audit's budget of {self._budget:g} s was spent"
+
+    def _left(self, number: str, now: float) -> str:
+        if number not in self._before or END not in self._before:
+            return ""
+        then = self._before[number]
+        pace = now / then if then > WARM else 1.0
+        return f", about {(self._before[END] - then) * pace:.0f} s left"
 
 
 def spent(say: Say) -> str | None:
     """:meth:`Progress.spent`, where what says the steps is one."""
     return say.spent() if isinstance(say, Progress) else None
+
+
+def mounting(say: Say) -> Mount:
+    """How attacks are mounted: where what says the steps knows what is finished, what was mounted before is not mounted again."""
+    return say.finished.mount if isinstance(say, Progress) and say.finished is not None else mount

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 from attacks.core.text_registry import text_attack
 from attacks.text.controls import text_controls
 from fedpriv.audit.answer import changes
+from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
 from fedpriv.config import RunConfig, parse
@@ -95,7 +97,7 @@ def side_by_side(audits: Sequence[Audited], command: str) -> Audited:
 
 
 def write(audited: Audited, folder: Path) -> None:
-    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder.
+    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder; what was kept to go on is dropped.
 
     Raises:
         FedprivError: it cannot be written.
@@ -111,6 +113,7 @@ def write(audited: Audited, folder: Path) -> None:
             write_atomically(folder / "pictures" / name, picture)
         for name, content in made.items():
             write_atomically(folder / name, content)
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     except OSError as error:
         raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}") from None
 

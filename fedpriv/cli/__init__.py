@@ -23,6 +23,7 @@ for _module in (
     "defenses",
     "models",
     "data",
+    "config",
     "tracking",
     "probe",
     "deploy",
@@ -31,5 +32,6 @@ for _module in (
     "audit",
     "frontier",
     "new_plugin",
+    "doctor",
 ):
     importlib.import_module(f"fedpriv.cli.{_module}")

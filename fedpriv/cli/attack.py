@@ -81,6 +81,7 @@ def attack(
     refuses this; the figures are those of a client without the check.
 
     Where layers are hidden, every applicable attack is reported, since a defence is only as good as against the best of them.
+    Those that optimise begin with six images (with --n: all), and none is run after one that recovered them all.
     Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is not
     run; if all fail, the exit code is 1.
 
@@ -124,8 +125,9 @@ def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
     from attacks.core.registry import MaliciousAttack, image_attack
-    from attacks.lab.attempts import attackers, controlled, out_of_reach
+    from attacks.lab.attempts import Attempt, attackers, controlled, out_of_reach
     from fedpriv.audit.images import figures
+    from fedpriv.audit.images.attempts import FIRST, until_decided
 
     out = wide_console()
     played: Replay | None = None
@@ -146,10 +148,13 @@ def _attack_images(
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
-    attempts, beyond = [], dict[str, str]()
+    attempts, beyond = list[Attempt](), dict[str, str]()
     with progress(len(tried)) as begin:
-        for attacker in tried:
-            begin(f"{attacker.name}, after its controls")
+        if len(tried) > 1 and run_name is None:
+            n = len(target.images)
+            attempts = until_decided(target, tried, seed, begin, n, first=n if chosen["count"] else FIRST)
+        for attacker in tried if not attempts else ():
+            begin(f"{target.title}: {attacker.name}")
             observed = target.observe(attacker.threat)
             if reason := out_of_reach(attacker, observed, len(target.images)):
                 beyond[attacker.name] = reason
@@ -185,10 +190,14 @@ def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
+    alike: dict[str, list[str]] = {}
     for name, known in knows.items():
-        if own := [sentence for sentence in known if sentence not in shared]:
-            lines.append(f"{name}: {'; '.join(own)}")
-    lines += [f"{made.attacker.name} cannot be mounted: {made.inapplicable}" for made in attempts if made.inapplicable]
+        if own := "; ".join(sentence for sentence in known if sentence not in shared):
+            alike.setdefault(own, []).append(name)
+    lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
+    for made in attempts:
+        if (why := made.inapplicable) is not None:
+            lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
     for made in attempts:
         if made.found is not None and (reason := beyond.get(made.attacker.name) or (None if made.is_evidence else NO_PROMISE)):
             lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
@@ -230,8 +239,9 @@ def attacks() -> dict[str, Any]:
 def _check_threat(name: str, threat: str, run_name: str | None) -> None:
     """Hold the declared threat model against the attack's."""
     from attacks.core.registry import image_attacks
+    from attacks.core.text_registry import text_attacks
 
-    altering = [one for one, kind in image_attacks().items() if hasattr(kind, "alter")]
+    altering = [one for one, kind in {**image_attacks(), **text_attacks()}.items() if hasattr(kind, "alter")]
     if (name in altering) == (threat == "malicious"):
         if name in altering and run_name is None:
             raise UsageError(f"{name} alters what a server sends to a client; name the run with --run")

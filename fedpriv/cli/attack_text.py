@@ -10,10 +10,12 @@ from fedpriv.cli.controls import held_to, tell_controls, wide_console, with_opti
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
+    from attacks.core.text_registry import MaliciousTextAttack
+    from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.text.attempts import TextAttacker
     from fedpriv.audit.text.target import TextTarget
 
-USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1)}
+USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}
 """Attack -> default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and three minutes
 of CPU time."""
 OTHERS = (5, 1)
@@ -27,12 +29,19 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         UsageError: an option does not apply, or the run or the data set has no texts.
         FedprivError: a control failed.
     """
+    from attacks.core.text_registry import MaliciousTextAttack, text_attack
     from attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
     from fedpriv.audit.text.attempts import attempt_text
 
     out = wide_console()
-    target = _target(name, seed, run_name, **chosen)
+    target, played = _target(name, seed, run_name, **chosen), None
+    if isinstance(attack := with_options(text_attack(name), name, options), MaliciousTextAttack):
+        assert run_name is not None, "fedpriv attack asks for a run"
+        target, played = _altered(attack, target, run_name, seed, chosen)
+        out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
+        says = "does not notice" if played.refusal is None else f"refuses: {played.refusal}"
+        out.print(f"the client's check of downloads {says}", soft_wrap=True)
     tried = _attackers(name, options, target)
     controls = text_controls(tried[0].attack, seed) if name in USUAL else []
     tell_controls(controls, out)
@@ -45,8 +54,10 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
             out.print(line, soft_wrap=True)
     guess = figures.guess(target, seed)
     out.print(figures.text_table(attempts, guess, target))
+    malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
         "attack": name,
+        **malice,
         "target": target.title,
         "messages": target.messages,
         "sentences": len(target.ids),
@@ -60,12 +71,29 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
     from attacks.core.observation import ThreatModel
-    from attacks.core.text_registry import text_attack
+    from attacks.core.text_registry import MaliciousTextAttack, text_attack
     from fedpriv.audit.text.attempts import SEEKS, TextAttacker
 
     attack = with_options(text_attack(name), name, options)
+    own = ThreatModel(download="altered") if isinstance(attack, MaliciousTextAttack) else ThreatModel()
     known = [ThreatModel(top="initial")] if target.hidden and name in SEEKS else []
-    return [TextAttacker(attack, threat) for threat in (ThreatModel(), *known)]
+    return [TextAttacker(attack, threat) for threat in (own, *known)]
+
+
+def _altered(
+    attack: MaliciousTextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
+) -> tuple[TextTarget, Replay]:
+    """What a client of the run sends after an altered download."""
+    from fedpriv.audit.evidence.malicious import replay
+    from fedpriv.audit.evidence.sums import evidence_of
+    from fedpriv.audit.text import target as text_target
+    from fedpriv.tracking import find_run
+
+    evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    round_, client = evidence.messages(chosen["round_"], chosen["client"])[0]
+    played = replay(evidence, round_, client, attack, honest.public, seed)
+    title = f"{honest.title}; download altered by {attack.name}"
+    return text_target.of_messages(evidence, title, [played.message], honest.ids, honest.labels), played
 
 
 def _target(

@@ -53,7 +53,7 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
-    lines elsewhere, nothing with ``--json``."""
+    lines elsewhere, nothing with ``--json``. Further ones count as the last."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
@@ -72,7 +72,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             if not shown.is_terminal:
                 left = f", about {(time.monotonic() - began) / done * (total - done):.0f} s left" if done else ""
                 say(f"{done + 1} of {total}: {text}{left}", err=True)
-            done += 1
+            done = min(done + 1, total - 1)
 
         yield begin
 

@@ -74,8 +74,11 @@ def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]
         if layer in agreement.linear and layer.startswith("head"):
             yield from _of_head(name, tensor, tensors.get(f"{layer}.bias"))
         elif layer in agreement.linear:
-            if by_linear and layer.startswith("encoder.") and agreement.initial[space[name].start : space[name].stop].any():
-                yield from _of_linear(name, tensor, draw)  # not of layers that begin at zero, as LoRA's
+            learned = agreement.initial[space[name].start : space[name].stop].any()  # not of layers that begin at zero, as LoRA's
+            if TRANSFORMER in name and learned:
+                yield from _of_transformer(name, tensor, draw)
+            elif by_linear and layer.startswith("encoder.") and learned:
+                yield from _of_linear(name, tensor, draw)
         elif tensor.ndim == 4 and name in space:
             yield from _of_convolution(name, tensor)
         elif name == f"{STATISTIC}centers":
@@ -86,8 +89,7 @@ def _of_linear(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mar
     if min(weight.shape) < FEWEST:
         return
     for what, vectors in (("rows", weight), ("columns", weight.T)):
-        if len(vectors) > ROWS:
-            vectors = vectors[torch.rand(len(vectors), generator=draw).argsort()[:ROWS].to(weight.device)]
+        vectors = _drawn(vectors, draw)
         norms = vectors.norm(dim=1)
         unit = (vectors / norms.clamp(min=1e-30)[:, None])[norms > 1e-6 * norms.max()]
         if len(unit) < FEWEST:
@@ -98,6 +100,24 @@ def _of_linear(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mar
         yield Mark(name, f"its {what} have a mean squared cosine of {{}}", squares, 0.25)
         alike = (cosines.abs() > PARALLEL).sum(1) - 1
         yield Mark(name, f"of its {what}, {{}} are parallel to one", float(alike.max()), 3)
+
+
+def _of_transformer(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mark]:
+    # Training makes some rows alike here, but does not make a weight of one direction, as an imprint of tokens is.
+    if min(weight.shape) < FEWEST:
+        return
+    for what, vectors in (("rows", weight), ("columns", weight.T)):
+        unit = _drawn(vectors, draw)
+        unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        alike = ((unit @ unit.T).abs() > PARALLEL).sum(1) - 1
+        yield Mark(name, f"a share of {{}} of its {what} are parallel to one", float(alike.max()) / (len(unit) - 1), 0.25)
+
+
+def _drawn(vectors: Tensor, draw: torch.Generator) -> Tensor:
+    """At most ``ROWS`` of the vectors."""
+    if len(vectors) <= ROWS:
+        return vectors
+    return vectors[torch.rand(len(vectors), generator=draw).argsort()[:ROWS].to(vectors.device)]
 
 
 def _of_convolution(name: str, weight: Tensor) -> Iterator[Mark]:

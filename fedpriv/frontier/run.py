@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 FRESH = 1000
 """Added to the seed of a search for the run that confirms it."""
 MOST_CONFIRMED = 3
-"""Points that are tried in turn on a fresh seed, if the one before did not hold there."""
+"""Points that are tried in turn, each on a seed of its own, if the one before did not hold there."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class _Frontier:
         self.trades = dict[tuple[str, int], Trade]()
         self.failed = dict[str, str]()
         self._points = dict[str, Point]()
+        self._stronger = dict[str, Sequence[Point]]()
 
     def play(self, points: Sequence[Point], seed: int) -> None:
         """Train and audit points with a seed."""
@@ -188,9 +189,17 @@ class _Frontier:
                 if strength is None:
                     continue
                 found.append({"method": method, "defence": defence.text, **asdict(strength)})
-                if strength.found is not None:
-                    self.play([self._point(method, defence.at(strength.found))], self.plan.seed)
+                self._climb([self._point(method, defence.at(one)) for one in strength.held])
         return found
+
+    def _climb(self, points: Sequence[Point]) -> None:
+        """Play strengths that held in a search, the least first, up to one that holds the whole target in a run of its own."""
+        for number, one in enumerate(points, start=1):
+            self.play([one], self.plan.seed)
+            self._stronger[one.label] = points[number:]
+            made = self.trades.get((one.label, self.plan.seed))
+            if made is not None and made.holds:
+                return
 
     def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Strength | None:
         """By replay of the run without the part that has the range; ``None``: that run failed."""
@@ -222,13 +231,15 @@ class _Frontier:
         return point(self.plan.base, method, defence, self.plan.where)
 
     def decide(self) -> tuple[Trade | None, list[dict[str, Any]]]:
-        """The cheapest point that holds the target, also on a fresh seed; and what became of each that was tried there."""
+        """The cheapest point that holds the target, also on a fresh seed; and what became of each that was tried there.
+
+        Where a strength that was searched fails there, the next greater one that held in the search takes its place.
+        """
         tried: list[dict[str, Any]] = []
         if not self.plan.target:
             return None, tried
-        fresh = self.plan.seed + FRESH
-        left = _of_seed(list(self.trades.values()), self.plan.seed)
-        while len(tried) < MOST_CONFIRMED and (best := cheapest(left)) is not None:
+        while len(tried) < MOST_CONFIRMED and (best := cheapest(self._left(tried))) is not None:
+            fresh = self.plan.seed + FRESH + len(tried)
             self.say(f"{best.label} holds the target; the same with seed {fresh}")
             one = self._points[best.label]
             self.play([replace(one, config=one.config.model_copy(update={"seed": fresh}))], fresh)
@@ -236,8 +247,13 @@ class _Frontier:
             tried.append({"label": best.label, "seed": fresh, "holds": again is not None and again.holds})
             if again is not None and again.holds:
                 return best, tried
-            left = [other for other in left if other.label != best.label]
+            self._climb(self._stronger.get(best.label, ()))
         return None, tried
+
+    def _left(self, tried: Sequence[Mapping[str, Any]]) -> list[Trade]:
+        """The points of the grid that were not tried on a fresh seed."""
+        failed = {one["label"] for one in tried}
+        return [one for one in _of_seed(list(self.trades.values()), self.plan.seed) if one.label not in failed]
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

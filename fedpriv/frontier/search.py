@@ -65,11 +65,11 @@ class Strength:
     """The result of a search.
 
     Attributes:
-        found: the least strength that was seen to hold; ``None``: not even the greatest does.
+        held: the strengths that were seen to hold, the least first; empty: not even the greatest does.
         tried: (strength, each measure) in the order of the search.
     """
 
-    found: float | None
+    held: Sequence[float]
     tried: Sequence[tuple[float, Mapping[str, float | None]]]
 
 
@@ -90,23 +90,23 @@ def search(
     Args:
         measure: a strength -> findings of a replay under it.
     """
-    wanted, tried = [one for one in target if one.measure in BY_REPLAY], list[tuple[float, Mapping[str, float | None]]]()
+    wanted = [one for one in target if one.measure in BY_REPLAY]
+    tried, held = list[tuple[float, Mapping[str, float | None]]](), list[float]()
 
     def holds(strength: float) -> bool:
         findings = measure(strength)
         values = {one.measure: one.value(findings) for one in wanted}
         tried.append((strength, values))
         good = all(one.holds(findings) for one in wanted)
+        if good:
+            held.insert(0, strength)
         said = ", ".join(f"{name} {'not known' if value is None else f'{value:.3g}'}" for name, value in values.items())
         say(f"strength {strength:.3g}: {said}: {'holds' if good else 'does not hold'}")
         return good
 
     low, high = bounds
-    if not holds(high):
-        return Strength(None, tried)
-    if holds(low):
-        return Strength(low, tried)
-    for _ in range(STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return Strength(float(f"{high:.3g}"), tried)
+    if holds(high) and not holds(low):
+        for _ in range(STEPS):
+            middle = float(f"{math.sqrt(low * high):.3g}")
+            low, high = (low, middle) if holds(middle) else (middle, high)
+    return Strength(held, tried)

@@ -100,4 +100,4 @@ def _strength(one: Found) -> tuple[str, ...]:
         f"{strength:.3g}: " + ", ".join(f"{name} {formats.short(value)}" for name, value in values.items())
         for strength, values in one["tried"]
     )
-    return (one["method"], one["defence"], "none" if one["found"] is None else f"{one['found']:.3g}", tried)
+    return (one["method"], one["defence"], f"{min(one['held']):.3g}" if one["held"] else "none", tried)

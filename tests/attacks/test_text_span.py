@@ -6,17 +6,32 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from attacks.core.observation import Schedule
+from attacks.core.observation import Observation, Schedule
 from attacks.core.reconstruction import Inapplicable
 from attacks.gradients.rank import rank
+from attacks.scoring.text_scores import TextScores, score_text
+from attacks.text.descent import whole_sentences
+from attacks.text.gradient_span import first_span, later_span, off_span
 from attacks.text.rank import lengths, longest, total_tokens
-from attacks.text.span import SpanAttack, first_span, off_span
-from attacks.text.victims import PAD
+from attacks.text.span import SpanAttack
+from attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
 from tests.marks import quick_first
 
 HIDDEN = "embeddings"
+WIDE = Size(words=300, width=96)
+
+
+def batch(n: int, length: int = 8) -> tuple[Observation, Tensor, Tensor]:
+    """A gradient on ``n`` sentences through a net that is wide enough for them."""
+    ids, labels = sentences([length] * n, 0, WIDE), torch.arange(n) % WIDE.classes
+    return observe_text(small_bert(0, WIDE), ids, labels, facts(WIDE)), ids, labels
+
+
+def read(observation: Observation, ids: Tensor, labels: Tensor) -> TextScores:
+    return score_text(SpanAttack().run([observation]), ids, labels, facts(WIDE))
 
 
 @pytest.mark.parametrize("sizes", [[9], [10, 6], [8, 7, 5]])
@@ -39,6 +54,44 @@ def test_sentences_without_the_embedding_layer(sizes: list[int]) -> None:
     observation, ids, labels = message(sizes, seed=1)
     found = scores(SpanAttack(), without(observation, HIDDEN), ids, labels)
     assert float(found.recall) == 1 and found.exact is not None and found.exact.share == 1
+
+
+@pytest.mark.parametrize("hidden", quick_first([HIDDEN, "layer.0.output", "layer.1", "layer.0.intermediate"]))
+def test_every_sentence_of_a_batch_and_its_label(hidden: str) -> None:
+    observation, ids, labels = batch(5)
+    found = read(without(observation, hidden), ids, labels)
+    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+
+
+def test_a_batch_without_its_head_has_no_labels() -> None:
+    observation, ids, labels = batch(6)
+    found = read(without(observation, "top"), ids, labels)
+    assert found.exact is not None and found.exact.share == 1 and found.labels is None
+
+
+def test_repeated_sentences_are_counted() -> None:
+    ids = sentences([7] * 4, 0, WIDE)[[0, 1, 1, 2, 1, 3]]
+    labels = torch.tensor([0, 1, 1, 2, 4, 2])
+    observation = observe_text(small_bert(0, WIDE), ids, labels, facts(WIDE))
+    found = read(without(observation, HIDDEN), ids, labels)
+    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+
+
+def test_it_ends_where_the_tokens_fill_the_layer() -> None:
+    observation, _, _ = batch(12)
+    with pytest.raises(Inapplicable, match="12 sentences are too many for gradient matching"):
+        SpanAttack().run([observation])
+
+
+def test_no_sentence_lies_in_a_random_span() -> None:
+    observation, _, _ = batch(6)
+    first, later = first_span(observation), later_span(observation)
+    assert later is not None
+    torch.manual_seed(0)
+    random = replace(later, basis=torch.linalg.qr(torch.randn_like(later.basis))[0])
+    hits = off_span(observation, first, 8) <= 0.01
+    assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).found
+    assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).found) == 6
 
 
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:

@@ -23,6 +23,6 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "usual", usual, raising=False)
             monkeypatch.setattr(kind, "at_once", 1000, raising=False)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
-    for module in ("attacks.lab.attempts", "fedpriv.audit.images.reconstructions"):
+    for module in ("attacks.lab.attempts", "fedpriv.audit.images.attempts"):
         monkeypatch.setattr(f"{module}.run_controls", lambda attacker, *asked: passed)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)

@@ -100,7 +100,7 @@ def test_the_command_reports_the_attack_and_the_refusal(run: Path, monkeypatch: 
     [
         (("imprint", "--run", "RUN"), "declare that with --threat malicious"),
         (("imprint", "--threat", "malicious"), "name the run with --run"),
-        (("analytic", "--threat", "malicious", "--run", "RUN"), "fishing, imprint; not analytic"),
+        (("analytic", "--threat", "malicious", "--run", "RUN"), "fishing, imprint, token-imprint; not analytic"),
         (("tokens", "--threat", "malicious"), "not tokens"),
         (("imprint", "--threat", "malicious", "--run", "RUN", "--set", "slop=1"), "imprint has no option 'slop'"),
     ],

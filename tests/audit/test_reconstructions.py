@@ -16,8 +16,9 @@ from attacks.lab.controls import Control
 from attacks.lab.setting import declared
 from attacks.scoring.scores import score, wilson
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.images import reconstructions
-from fedpriv.audit.images.reconstructions import SETTLED, on_message, on_single_images
+from fedpriv.audit.images import attempts, reconstructions
+from fedpriv.audit.images.attempts import SETTLED
+from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from tests.simulation.small import play
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) -> Callable[..., Attempt]:
     """In place of every attack that optimises: recovers those images, counted from the first that it was ever asked for."""
 
-    def stand_in(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, labels: torch.Tensor, seed: int) -> Attempt:
+    def stand_in(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
         before = sum(asked.setdefault(attacker.attack.name, []))
         asked[attacker.attack.name].append(len(images))
         optimises = declared(attacker.attack).optimises
@@ -67,7 +68,7 @@ def test_single_images_are_looked_at_until_the_interval_decides(
 ) -> None:
     asked: dict[str, list[int]] = {}
     for name in ("controlled", "attempt"):  # with its controls, and on further images without them
-        monkeypatch.setattr(reconstructions, name, attack_that(recovers, asked))
+        monkeypatch.setattr(attempts, name, attack_that(recovers, asked))
     client = evidence.messages()[0][1]
     assert len(evidence.labels(client)) >= 72
     attacked = on_single_images(evidence, 1, client, 0, lambda text: None, most)
@@ -91,10 +92,27 @@ def test_none_of_72_leaves_5_percent_open() -> None:
 def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
     for name in ("controlled", "attempt"):
-        monkeypatch.setattr(reconstructions, name, attack_that(lambda i: False, asked))
+        monkeypatch.setattr(attempts, name, attack_that(lambda i: False, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     assert asked == {"analytic": [72], "dlg": [6, 6, 12], "random-head": [6]}
+
+
+@pytest.mark.parametrize("by", ["analytic", "dlg"])
+def test_nobody_is_tried_after_one_that_recovered_all(evidence: Evidence, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    def stand_in(
+        attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, labels: torch.Tensor, *others: Any
+    ) -> Attempt:
+        assert attacker.name in ("analytic", by), "it can find no more"
+        made = images if attacker.name == by else 1 - images.round()
+        return Attempt(attacker, None, score(made, images), made, controls=PASSED)
+
+    monkeypatch.setattr(attempts, "controlled", stand_in)
+    monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
+    attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
+    said = {one.attacker.name: one.inapplicable for one in attacked.attempts}
+    left = "analytic recovered all 72" if by == "analytic" else "dlg recovered all of the first 6"
+    assert said["random-head"] == f"not tried: {left}" and said[by] is None
 
 
 def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_many(evidence: Evidence) -> None:

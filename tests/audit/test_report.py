@@ -131,7 +131,12 @@ def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path:
     (run,) = found["runs"]
     for attack in run["attacks"]:
         said = {one["attacker"]: one["inapplicable"] for one in attack["attempts"]}
-        assert said["dlg"] == f"not tried, as a control failed: {sentence}" and said["analytic"] is None
+        why = (
+            "not tried: analytic recovered all"
+            if attack["kind"] == "single image"
+            else f"not tried, as a control failed: {sentence}"
+        )
+        assert said["dlg"].startswith(why) and said["analytic"] is None
     assert {(one["attacker"], one["passed"]) for one in found["controls"]} >= {("dlg", False), ("analytic", True)}
     assert found["controls"] == run["controls"]
     for page in ("audit.html", "audit.md"):

@@ -26,6 +26,8 @@ FIGURES = {
     "ssim_median",
     "lpips_median",
     "lpips_missing",
+    "feature_distance_median",
+    "feature_distance_missing",
     "cpu_seconds",
     "images_per_cpu_second",
 }
@@ -73,6 +75,13 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
     assert (attacker["lpips_median"] is None) == bool(attacker["lpips_missing"]), "null has its reason"
     assert attacker["images_per_cpu_second"] == pytest.approx(2 / attacker["cpu_seconds"])
     assert found["baselines"]["grey image"]["mse_median"] > 0
+
+
+@pytest.mark.usefixtures("no_controls")
+def test_the_feature_distance_is_shown_where_it_is_measured(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacks.scoring.scores.feature_distance", lambda made, true: torch.full((len(true),), 0.125))
+    result = fedpriv("attack", "dlg", "--n", 2, "--set", "steps=1", "--set", "restarts=0")
+    assert "EfficientNet-Lite0" in result.stdout and "0.125" in result.stdout
 
 
 @pytest.mark.slow
@@ -132,7 +141,11 @@ def test_what_attackers_know_is_said_once_and_the_work_announced(fedpriv: Fedpri
     assert "known-head: knows the initial weights" in result.stdout and "analytic cannot be mounted: no linear" in result.stdout
     assert "a failure of joint-head is no evidence" in result.stdout
     begun = result.stderr.splitlines()
-    assert begun[0].startswith("1 of 8: analytic") and "s left" in begun[-1] and len(begun) == 8
+    assert (
+        begun[0].startswith("1 of 8: 2 crops of two photographs, one step each: analytic")
+        and "s left" in begun[-1]
+        and len(begun) == 8
+    )
     assert "of 8" not in fedpriv("attack", "dlg", "--mask-layers", 1, *FEW, "--json").stderr
 
 

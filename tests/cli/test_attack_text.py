@@ -120,7 +120,7 @@ def test_a_data_set_of_texts(table: Path, fedpriv: Fedpriv) -> None:
     said = found(fedpriv("attack", "tokens", "--dataset", table, "--encoder", "tiny", "--n", 2, "--batch-size", 3, "--json"))
     assert said["sentences"] == 6 and "through tiny" in said["target"]
     assert said["attackers"][0]["recall"] == 1.0
-    refused(fedpriv("attack", "dlg", "--dataset", table), "holds texts", "on texts: span, tag, tokens")
+    refused(fedpriv("attack", "dlg", "--dataset", table), "holds texts", "on texts: span, tag, token-imprint, tokens")
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,16 @@ def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("no_controls")
+def test_a_malicious_server(run: Path, fedpriv: Fedpriv) -> None:
+    refused(fedpriv("attack", "token-imprint", "--run", run), "declare that with --threat malicious")
+    said = found(fedpriv("attack", "token-imprint", "--threat", "malicious", "--run", run, "--json"))
+    (one,) = said["attackers"]
+    assert said["threat"] == "malicious" and "are parallel to one" in said["refused"]
+    assert any(name.endswith("layer.0.intermediate.dense.weight") for name in said["altered"])
+    assert one["threat"]["download"] == "altered" and one["messages"] == 1
+
+
+@pytest.mark.usefixtures("no_controls")
 @pytest.mark.slow
 def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
     said = found(fedpriv("attack", "tokens", "--run", run, "--json"))
@@ -138,8 +148,8 @@ def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
     assert said["messages"] == 1 and f"{said['sentences']} training texts" in said["target"]
     assert one["recall"] == one["precision"] == 1.0 > said["baselines"]["random words"]["recall"]
     (seek,) = found(fedpriv("attack", "span", "--run", run, "--json"))["attackers"]
-    assert "not tried" in seek["inapplicable"] and "sentences behind one message" in seek["inapplicable"]
-    refused(fedpriv("attack", "dlg", "--run", run), "holds texts", "on texts: span, tag, tokens")
+    assert "a gradient below full rank" in seek["inapplicable"]
+    refused(fedpriv("attack", "dlg", "--run", run), "holds texts", "on texts: span, tag, token-imprint, tokens")
     refused(fedpriv("attack", "tokens", "--run", run, "--noise", 1), "--noise is for single steps")
 
 

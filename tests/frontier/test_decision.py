@@ -75,12 +75,12 @@ def of(share: float | None) -> Mapping[str, Any]:
 def test_the_search_finds_the_least_strength_that_holds() -> None:
     target = conditions("recovered<=0.05,membership_auc<=0.6")
     found = search(lambda strength: of(0.0 if strength >= 1e-4 else 0.5), (1e-6, 1e-1), target, lambda text: None)
-    assert found.found is not None and 1e-4 <= found.found < 1.5e-4
+    assert 1e-4 <= found.held[0] < 1.5e-4 and found.held[-1] == 1e-1 and list(found.held) == sorted(found.held)
     assert len(found.tried) == 7
-    assert search(lambda strength: of(0.0), (1e-6, 1e-1), target, lambda text: None).found == 1e-6
+    assert search(lambda strength: of(0.0), (1e-6, 1e-1), target, lambda text: None).held == [1e-6, 1e-1]
 
 
 @pytest.mark.parametrize("share", [0.5, None])
 def test_a_search_that_finds_none_says_so(share: float | None) -> None:
     found = search(lambda strength: of(share), (1e-6, 1e-1), conditions("recovered<=0.05"), lambda text: None)
-    assert found.found is None and len(found.tried) == 1
+    assert not found.held and len(found.tried) == 1

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from fedpriv.audit.conditions import conditions
+from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.cli import main
+from fedpriv.frontier.grid import Defence, Point
+from fedpriv.frontier.run import Plan, _Frontier
+from fedpriv.frontier.search import Strength
 from tests.audit.conftest import hardly_any_steps
+from tests.frontier.test_decision import a_trade
 
 __all__ = ["hardly_any_steps"]
 
@@ -37,7 +45,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, monkeyp
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     (strength,) = found["strengths"]
-    assert 1e-12 < strength["found"] <= 1e-3, "analytic reads images at the least noise, and none at the greatest"
+    assert 1e-12 < min(strength["held"]) <= 1e-3, "analytic reads images at the least noise, and none at the greatest"
     assert len(strength["tried"]) == 3
     by_defence = {(one["defence"], one["seed"]): one for one in found["trades"]}
     assert not by_defence["none", 0]["holds"] and by_defence["none", 0]["recovered"] == 1
@@ -51,6 +59,44 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, monkeyp
     told = json.loads(again.stdout.splitlines()[-1])
     assert {**told, "seconds": 0} == {**found, "seconds": 0}
     _hang_below_one_run(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("holds", "chosen", "tried"),
+    [
+        (lambda strength, seed: strength >= 1e-4, 1e-4, [(1e-4, 1000)]),
+        (lambda strength, seed: strength >= (1e-4 if seed == 0 else 1e-3), 1e-3, [(1e-4, 1000), (1e-3, 1001)]),
+        (lambda strength, seed: seed == 0, None, [(1e-5, 1000), (1e-4, 1001), (1e-3, 1002)]),
+        (lambda strength, seed: False, None, []),
+    ],
+)
+def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_the_search(
+    holds: Callable[[float, int], bool],
+    chosen: float | None,
+    tried: list[tuple[float, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "gaussian:variance=1e-5..1e-2"
+    target = conditions("recovered<=0.05,membership_auc<=0.6", "--target")
+    plan = Plan({}, "test", ["fedavg"], [Defence.read(text)], target, AuditOptions(), 1, "test")
+    made = _Frontier(plan, tmp_path, lambda text: None)
+
+    def played(points: Sequence[Point], seed: int) -> None:
+        made._points |= {one.label: one for one in points}
+        for one in points:
+            strength = float(one.defence.rpartition("=")[2])
+            unmet = () if holds(strength, seed) else ("membership_auc<=0.6",)
+            found = a_trade(one.label, 0.9 - strength, 0.0, 1, unmet=unmet)
+            made.trades[one.label, seed] = replace(found, seed=seed)
+
+    monkeypatch.setattr(made, "play", played)
+    monkeypatch.setattr(made, "_search", lambda method, defence, bounds: Strength([1e-5, 1e-4, 1e-3, 1e-2], []))
+    made.strengths()
+    best, confirmed = made.decide()
+    labels = [f"fedavg-gaussian-variance={strength:.3g}" for strength, _ in tried]
+    assert [(one["label"], one["seed"]) for one in confirmed] == list(zip(labels, [seed for _, seed in tried], strict=True))
+    assert (best and best.label) == (chosen and f"fedavg-gaussian-variance={chosen:.3g}")
 
 
 def _hang_below_one_run(out: Path) -> None:

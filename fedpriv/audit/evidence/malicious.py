@@ -9,6 +9,7 @@ from torch import Tensor
 from attacks.core.observation import ThreatModel
 from attacks.core.reconstruction import Inapplicable
 from attacks.core.registry import MaliciousAttack
+from attacks.core.text_registry import MaliciousTextAttack
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.client.client import receive
@@ -32,14 +33,16 @@ class Replay:
     refusal: str | None
 
 
-def replay(evidence: Evidence, round: int, client: int, attack: MaliciousAttack, public: Tensor, seed: int) -> Replay:
+def replay(
+    evidence: Evidence, round: int, client: int, attack: MaliciousAttack | MaliciousTextAttack, public: Tensor, seed: int
+) -> Replay:
     """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
 
     Schedule, loss and transforms are the run's. It is the client's first turn, and its draws differ from the run's, as in
     :class:`ShadowTurns`.
 
     Args:
-        public: images ``(m, C, H, W)`` in [0, 1] that the server has.
+        public: images ``(m, C, H, W)`` in [0, 1], or token ids ``(m, L)``, that the server has.
 
     Raises:
         FedprivError: the attack cannot be mounted on this run, or the client diverged.

@@ -24,8 +24,8 @@ from fedpriv.errors import UsageError
 
 SEEKS = ("tag", "span")
 """Attacks that search for whole sentences, all of a message at once."""
-MOST = 4
-"""Largest number of sentences per message on which these attacks are tried."""
+MOST = {"tag": 4}
+"""Largest number of sentences per message on which they are tried; ``span`` has its own budget."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     observe = target.statistics[attacker.what] if attacker.what else target.observe
     if target.unreadable:
         return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
-    if attacker.attack.name in SEEKS and (reason := _not_tried(target)):
+    if attacker.attack.name in SEEKS and (reason := _not_tried(attacker.attack.name, target)):
         return TextAttempt(attacker, inapplicable=reason)
     found: list[TextReconstruction | str] = []
     try:
@@ -119,12 +119,13 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
     return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _not_tried(target: TextTarget) -> str | None:
+def _not_tried(name: str, target: TextTarget) -> str | None:
     """Why the attack does not search for whole sentences in this target; ``None`` if it does."""
     if target.beside:
         return f"not tried: the net also takes {target.beside} with each text, which this attack cannot reconstruct"
-    size = len(target.ids) // target.messages
-    return f"not tried: {size} sentences behind one message, and the budget is for {MOST} at once" if size > MOST else None
+    size, most = len(target.ids) // target.messages, MOST.get(name)
+    too_many = most is not None and size > most
+    return f"not tried: {size} sentences behind one message, and the budget is for {most} at once" if too_many else None
 
 
 def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:

@@ -20,13 +20,14 @@ from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
 from fedpriv.audit.evidence.statistics import BYTES
+from fedpriv.audit.findings import best_of_images
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.membership.label_leaks import Labels
 from fedpriv.audit.membership.verdict import NO_RULE, known_members
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.run_audit import Audited, best_of, distinct
+from fedpriv.audit.run_audit import Audited, distinct
 from fedpriv.audit.verdict import verdict
 from fedpriv.errors import UsageError
 from fedpriv.wire import Payload, Sealed
@@ -111,7 +112,7 @@ def audit_update(
         "attacks": attacks,
         "texts": [],
         "controls": distinct(attacked.controls()),
-        "best": {kind: best_of(attacks, kind) for kind in ("message", "single image")},
+        "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
         "best_of_texts": {"message": None, "single text": None},
         "labels": [_labels(seen, labels, net.classes).described()],
         "known_members": known_members(attacks, []),

@@ -1,0 +1,159 @@
+"""Imprint of tokens: the first feed-forward layer of a transformer becomes a histogram of the batch's tokens.
+
+After "Robbing the Fed" (Fowl et al., ICLR 2022) and "Decepticons" (Fowl et al., ICLR 2023). The server switches the first block's
+attention off, so that the feed-forward layer gets single tokens with their positions. All its rows measure one random statistic
+``h(x)`` at the edges of bins, and the next layer has equal columns. So what a row's gradient has more than the next one's is
+``sum g x`` over the tokens near its bin. The activation is smooth, which smears a token over a few bins, and several tokens may
+share one. So each pair of a word and a position is tested against the span of a few differences around its own bin. This works
+also where there are more tokens than the layer is wide. Which sentence has which tokens is not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Inapplicable
+from attacks.core.text_reconstruction import TextReconstruction
+from attacks.core.text_registry import register
+from attacks.gradients.multistep import as_gradient, rounding
+from attacks.gradients.rank import ROUNDING, noise_of
+from attacks.text.case import facts_of
+from attacks.text.gradient_span import TOGETHER, fed_to
+from attacks.text.tokens import inferred_labels
+
+ALIGNED = 0.9
+"""Least cosine between the rows of an imprint and their mean."""
+
+
+class Block(NamedTuple):
+    """The layers of a BERT's first block that are altered, by name."""
+
+    attended: str
+    norm: str
+    first: str
+    second: str
+
+
+@register("token-imprint")
+@dataclass(frozen=True)
+class TokenImprint:
+    """Malicious server: the first feed-forward layer becomes a histogram; finds tokens and their positions.
+
+    Attributes:
+        scale: of the layer's inputs; where the change of rounded weights is sent, larger inputs are resolved better.
+        outgoing: length of what the bins add to a token, over the scale.
+        around: so many bins on each side of a token's own are looked at.
+        tolerance: largest relative distance from their span at which a token counts as found.
+    """
+
+    scale: float = 100.0
+    outgoing: float = 0.1
+    around: int = 4
+    tolerance: float = 0.02
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        """What the server sends instead.
+
+        Args:
+            public: token ids of other texts ``(m, L)``, for the quantiles of the statistic.
+
+        Raises:
+            Inapplicable: the net is no BERT, or the layers are not sent.
+        """
+        block, weights = block_of(observation), observation.weights
+        draw = torch.Generator().manual_seed(seed)
+        rows, width = weights[f"{block.first}.weight"].shape
+        altered = {
+            f"{block.attended}.weight": torch.zeros_like(weights[f"{block.attended}.weight"]),
+            f"{block.attended}.bias": torch.zeros_like(weights[f"{block.attended}.bias"]),
+            f"{block.norm}.weight": torch.full_like(weights[f"{block.norm}.weight"], self.scale),
+            f"{block.norm}.bias": torch.zeros_like(weights[f"{block.norm}.bias"]),
+        }
+        known = replace(observation, weights={**weights, **altered})
+        fed = fed_to(observation.net.eval(), block.first, known, public.long())
+        assert fed is not None, "block_of names a layer of the net"
+        tokens = torch.unique(fed[public != facts_of(observation).pad].double(), dim=0)
+        direction = torch.randn(width, generator=draw, dtype=torch.float64)
+        direction /= (tokens @ direction).std().clamp(min=1e-12)
+        edges = (tokens @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
+        column = torch.randn(width, 1, generator=draw, dtype=torch.float64) * 2 * self.outgoing * self.scale / rows**2
+        altered |= {
+            f"{block.first}.weight": rows * direction.expand(rows, -1),
+            f"{block.first}.bias": -rows * edges,
+            f"{block.second}.weight": column.expand(-1, rows),
+            f"{block.second}.bias": torch.zeros(width),
+        }
+        return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items()}
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        """See :class:`attacks.core.text_registry.TextAttack`. Each word counts once at each of its positions."""
+        began = time.process_time()
+        found = [self.find(observation) for observation in observations]
+        counts = torch.stack([hits.long().sum(1) for hits in found])
+        for one, own in zip(observations, counts, strict=True):
+            special = list(facts_of(one).special)
+            own[special] = (own[special] > 0).long() * (one.num_examples or 1)
+        notes = tuple(f"{int(hits.sum())} pairs of token and position" for hits in found)
+        labels = torch.cat([inferred_labels(one) for one in observations])
+        nothing = torch.full((len(found),), torch.nan)
+        return TextReconstruction(None, counts, labels, nothing, notes, time.process_time() - began)
+
+    @torch.no_grad()
+    def find(self, observation: Observation) -> Tensor:
+        """Which words were found at which positions ``(V, L)``.
+
+        Raises:
+            Inapplicable: the download was honest, or the layers were not sent.
+        """
+        text, block, seen = facts_of(observation), block_of(observation), as_gradient(observation)
+        rows = observation.weights[f"{block.first}.weight"].double()
+        direction = rows.mean(0)
+        if float(torch.cosine_similarity(rows, direction[None]).mean()) < ALIGNED:
+            raise Inapplicable(f"{block.first!r} is as an honest server sends it: its rows do not measure one statistic")
+        edges, order = (-observation.weights[f"{block.first}.bias"].double()).sort()
+        name = f"{block.first}.weight"
+        weight = seen.shared[name].double()[order]
+        steps = weight - torch.cat([weight[1:], torch.zeros_like(weight[:1])])
+        noise = ROUNDING * torch.finfo(seen.shared[name].dtype).eps * float(weight.norm(dim=1).max())
+        window = 2 * self.around + 1
+        padded = torch.cat([steps.new_zeros(self.around, steps.shape[1]), steps, steps.new_zeros(self.around, steps.shape[1])])
+        near = padded.unfold(0, window, 1).transpose(1, 2)  # (m, window, d)
+        values, bases = torch.linalg.svd(near, full_matrices=False)[1:]
+        noise = max(noise, noise_of(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
+        bases = bases * (values > noise)[..., None]
+        net, most, hits = observation.net.eval(), observation.input_shape[0], []
+        for words in torch.split(torch.arange(len(observation.weights[text.words])), TOGETHER):
+            fed = fed_to(net, block.first, observation, words[:, None].expand(-1, most))
+            assert fed is not None, "block_of names a layer of the net"
+            fed = fed.double()
+            own = (torch.searchsorted(edges, fed @ direction) - 1).clamp(min=0)
+            within = torch.einsum("nld,nlkd->nlk", fed, bases[own]).norm(dim=2)
+            hits.append((1 - (within / fed.norm(dim=2)).square()).clamp(min=0).sqrt() <= self.tolerance)
+        found = torch.cat(hits)
+        found[text.pad] = False
+        return found
+
+
+def block_of(observation: Observation) -> Block:
+    """The layers of the first block.
+
+    Raises:
+        Inapplicable: the net has none of a BERT's, or they are not sent.
+    """
+    facts_of(observation)
+    inner = ".attention.output.dense.weight"
+    begins = next((name.removesuffix(inner) for name in observation.weights if name.endswith(inner)), None)
+    if begins is None:
+        raise Inapplicable("the net has no block of a BERT, whose feed-forward layer follows attention and LayerNorm")
+    block = Block(*(f"{begins}.{part}" for part in ("attention.output.dense", "attention.output.LayerNorm")),
+                  *(f"{begins}.{part}" for part in ("intermediate.dense", "output.dense")))  # fmt: skip
+    if hidden := [name for layer in block if (name := f"{layer}.weight") not in observation.shared]:
+        raise Inapplicable(f"{hidden[0]!r} is not sent: an imprint needs the first block")
+    return block

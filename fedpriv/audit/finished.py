@@ -1,0 +1,95 @@
+"""What an audit has finished, kept in the run's folder until its report is written, for when it is broken off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Reconstruction
+from attacks.lab.attempts import Attacker, mount
+from attacks.lab.kept import code
+from fedpriv.errors import FedprivError
+from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+
+UNFINISHED = "unfinished"
+"""Folder of the results, in that of a run's audit."""
+WORTH_KEEPING = 1.0
+"""CPU seconds; what took less is done again."""
+
+
+class Finished:
+    """Results of a run's audit so far. Each has a name made of all that it depends on, so those of another code are not read.
+
+    Args:
+        folder: is created with the first result.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def mount(self, attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
+        """:func:`attacks.lab.attempts.mount`, unless its result is there.
+
+        Raises:
+            FedprivError: its result cannot be written.
+        """
+        path = self._path("attack", attacker, seed, [_facts(one) for one in observed], suffix="safetensors")
+        with suppress(Damaged):  # or not there
+            found = load_tensors(path)
+            return Reconstruction(cpu_seconds=float(found.pop("cpu_seconds")), **found)
+        made = mount(attacker, observed, seed)
+        if made.cpu_seconds >= WORTH_KEEPING:
+            tensors = {one.name: getattr(made, one.name) for one in fields(made) if one.name != "cpu_seconds"}
+            self._save(save_tensors, path, tensors | {"cpu_seconds": torch.tensor(made.cpu_seconds)})
+        return made
+
+    def findings(self, *facts: object, compute: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Findings as JSON, read if they are there.
+
+        Args:
+            facts: what they depend on; what their ``repr`` says.
+
+        Raises:
+            FedprivError: they cannot be written.
+        """
+        path = self._path(*facts, suffix="json")
+        with suppress(Damaged):
+            return load_json(path)
+        made = compute()
+        self._save(save_json, path, made)
+        return made
+
+    def _path(self, *facts: object, suffix: str) -> Path:
+        named = hashlib.sha256(repr((facts, code(), code(Path(__file__).parents[1]))).encode()).hexdigest()
+        return self._folder / f"{named[:32]}.{suffix}"
+
+    def _save(self, save: Callable[[Path, Any], None], path: Path, made: Any) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save(path, made)
+        except OSError as error:
+            raise FedprivError(f"cannot keep what the audit has finished in {self._folder}: {error.strerror}") from None
+
+
+def _facts(one: Observation) -> str:
+    """All of an observation; of its tensors a hash."""
+    digest = hashlib.sha256()
+    for part in (one.shared, one.weights, one.statistics):
+        for name in sorted(part):
+            digest.update(name.encode() + _bytes(part[name]))
+    rest = [
+        getattr(one, each.name) for each in fields(one) if each.name not in ("shared", "weights", "statistics", "net", "labels")
+    ]
+    return f"{digest.hexdigest()} {rest} {None if one.labels is None else one.labels.tolist()} {one.net}"
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

@@ -1,0 +1,129 @@
+"""Attackers on a target: one attempt, and attempts in stages until more of them could change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from attacks.core.observation import Observation, ThreatModel
+from attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
+from attacks.lab.setting import declared
+from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.audit.images.target import Target
+from fedpriv.audit.progress import Say, mounting, spent
+from fedpriv.errors import UsageError
+from fedpriv.processes import forked
+
+Observe = Callable[[ThreatModel], list[Observation]]
+
+SINGLES = 72
+"""Largest number of images of the easiest case: if none of them is recovered, the rate may still be up to 5 %."""
+FIRST = 6
+"""Number of these on which attackers that optimise are tried first; more follow while the case is undecided."""
+SETTLED = wilson(0, SINGLES).high
+"""The easiest case is decided once the interval of an attack's success rate lies above or below this share."""
+
+
+def attempt_on(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True) -> Attempt:
+    """Attack, after the controls; without them where it has passed them on the images before."""
+    if (cut := spent(say)) is not None:
+        return Attempt(attacker, inapplicable=cut)
+    say(f"{target.title}: {attacker.name}")
+    try:
+        observed = observe(attacker.threat)
+    except UsageError as error:
+        return Attempt(attacker, inapplicable=str(error))
+    if reason := out_of_reach(attacker, observed, len(target.images)):
+        return Attempt(attacker, inapplicable=f"not tried: {reason}")
+    return (controlled if controls else attempt)(attacker, observed, target.images, target.labels, seed, mounting(say))
+
+
+def until_decided(
+    target: Target, tried: Sequence[Attacker], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST
+) -> list[Attempt]:
+    """Attack messages of one image each until the result is decided.
+
+    Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
+    as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Once an attacker has
+    recovered all, those after it are not tried: none can find more. Each interval is for the number of images that were tried.
+
+    Args:
+        most: largest number of images on which attackers that optimise are tried.
+        workers: processes for the controls of attackers that optimise.
+    """
+    quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
+    others = [attacker for attacker in tried if attacker not in quick]
+    attempts = {one: [attempt_on(target, one, target.observe, seed, say)] for one in quick}
+    enough = next((f"{one.name} recovered all {len(target.images)}" for one in quick if _found_all(attempts[one][-1])), None)
+    if enough is None and workers > 1:
+        _controls_at_once(target, others, seed, say, workers)
+    done = 0
+    for end in _stages(min(first, most), min(len(target.images), most)):
+        part = _part(target, done, end)
+        for attacker in others:
+            so_far = attempts.get(attacker, [])
+            if enough is None and (not done or _may_decide(_together(so_far, target))):
+                attempts[attacker] = [
+                    *so_far, attempt_on(part, attacker, part.observe, seed + done, say, controls=not so_far)
+                ]  # fmt: skip
+                if not done and _found_all(attempts[attacker][-1]):
+                    enough = f"{attacker.name} recovered all of the first {end}"
+        done = end
+        if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
+            break
+    left = [Attempt(one, inapplicable=f"not tried: {enough}") for one in others if one not in attempts]
+    return [*(_together(some, target) for some in attempts.values()), *left]
+
+
+def _found_all(one: Attempt) -> bool:
+    return one.scores is not None and one.scores.recovered[RECOVERED].share == 1
+
+
+def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:
+    """Run controls side by side; their results are kept (:mod:`attacks.lab.kept`), and read before each attack."""
+    calls: list[Callable[[], object]] = []
+    for attacker in attackers:
+        try:
+            observed = target.observe(attacker.threat)
+        except UsageError:
+            continue
+        if mountable(attacker, observed[0]) and not out_of_reach(attacker, observed, len(target.images)):
+            calls.append(partial(run_controls, attacker, seed, observed, target.images))
+    say("controls of the attacks that optimise")
+    forked(calls, workers)
+
+
+def _stages(first: int, most: int) -> Iterable[int]:
+    """The total number of images after each stage."""
+    end = min(first, most)
+    while end < most:
+        yield end
+        end = min(2 * end, most)
+    yield end
+
+
+def _part(target: Target, start: int, end: int) -> Target:
+    """The messages of the images from ``start`` to ``end``."""
+    title = f"{target.title} ({start + 1} to {end})"
+    images, labels = target.images[start:end], target.labels[start:end]
+    return replace(target, title=title, images=images, labels=labels, observe=lambda threat: target.observe(threat)[start:end])
+
+
+def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
+    """Merge attempts on consecutive parts of the images."""
+    if any(one.scores is None for one in parts):
+        return next(one for one in parts if one.scores is None)
+    n = sum(len(one.images) for one in parts if one.images is not None)
+    return parts[0] if len(parts) == 1 else joined(parts, target.images[:n], target.labels[:n])
+
+
+def _may_decide(one: Attempt) -> bool:
+    return one.scores is not None and one.is_evidence
+
+
+def _decided(attempts: Sequence[Attempt]) -> bool:
+    """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it."""
+    rates = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None]
+    counting = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None and one.is_evidence]
+    return any(rate.low > SETTLED for rate in rates) or all(rate.high <= SETTLED for rate in counting)

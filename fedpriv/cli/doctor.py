@@ -1,0 +1,118 @@
+"""``fedpriv doctor``: what this installation has, and what it lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import styled
+
+_SHOWN = ("torch", "torchvision", "opacus", "transformers", "scipy", "mlflow", "click")
+"""Packages of which the version decides numbers, or is asked for first in a report of a fault."""
+
+
+class Line(NamedTuple):
+    """A line of the table; ``missing``: how to get what is not there."""
+
+    what: str
+    found: str
+    missing: str | None = None
+
+
+@command(main, "doctor")
+def doctor() -> dict[str, Any]:
+    """Show versions, devices, data folders and caches, and what is missing.
+
+    \b
+    Example: fedpriv doctor --json
+    """
+    from rich.table import Table
+
+    lines = [*_machine(), *_packages(), *_extras(), *_folders()]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for line in lines:
+        found = (line.found, "yellow") if line.missing else line.found
+        table.add_row(line.what, styled(found, *([f"; {line.missing}"] if line.missing else [])))
+    console().print(table)
+    return {"lines": [line._asdict() for line in lines], "missing": [line.what for line in lines if line.missing]}
+
+
+def _machine() -> Iterator[Line]:
+    import torch
+
+    yield Line("fedpriv", f"{version('fedpriv')} in {Path(__file__).parents[2]}")
+    yield Line("Python", f"{platform.python_version()} in {sys.prefix}")
+    yield Line("system", f"{platform.platform()}, {os.cpu_count()} cores")
+    devices = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    yield Line("devices", ", ".join(["cpu", *devices]) + "  (--device)")
+
+
+def _packages() -> Iterator[Line]:
+    for name in _SHOWN:
+        yield Line(name, version(name))
+
+
+def _extras() -> Iterator[Line]:
+    """The optional parts, each with the packages that it needs."""
+    from packaging.requirements import Requirement
+
+    needs: dict[str, list[Requirement]] = {name: [] for name in metadata("fedpriv").get_all("Provides-Extra") or []}
+    for text in requires("fedpriv") or []:
+        one = Requirement(text)
+        for name, of_it in needs.items():
+            if one.marker is not None and one.marker.evaluate({"extra": name}) and not one.marker.evaluate({"extra": ""}):
+                of_it.append(one)
+    for name, of_it in sorted(needs.items()):
+        here = {one.name: _version(one.name) for one in of_it}
+        lacking = [one for one, found in here.items() if found is None]
+        wrong = [one for one in of_it if (found := here[one.name]) is not None and not one.specifier.contains(found)]
+        said = ", ".join(f"{one} {found}" for one, found in here.items() if found is not None)
+        if lacking:
+            yield Line(f"extra {name}", f"not installed: {', '.join(lacking)}", f"pip install 'fedpriv[{name}]'")
+        elif wrong:
+            yield Line(f"extra {name}", said, f"tested with {', '.join(f'{one.name}{one.specifier}' for one in wrong)}")
+        else:
+            yield Line(f"extra {name}", said)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _folders() -> Iterator[Line]:
+    from attacks.lab import kept
+    from fedpriv.data import decoding
+    from fedpriv.data.sources import sources
+    from fedpriv.tracking import default_uri
+
+    data = os.environ.get("FEDPRIV_DATA")
+    if not data:
+        yield Line("data folder", "none (FEDPRIV_DATA, --data-dir); other data sets than the built-in come from the hub")
+    elif not Path(data).is_dir():
+        yield Line("data folder", data, "FEDPRIV_DATA names no folder")
+    else:
+        here = [name for name in sources() if (Path(data) / name).is_dir()]
+        yield Line("data folder", f"{data}: {', '.join(here) or 'none of the data sets of `fedpriv data list`'}")
+    yield Line("tracking", f"{default_uri(Path('runs'))}  (MLFLOW_TRACKING_URI, --tracking-uri)")
+    for what, folder in (("cache of images", decoding.cache_folder()), ("cache of controls", kept.folder())):
+        size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
+        writable = os.access(next(one for one in (folder, *folder.parents) if one.exists()), os.W_OK)
+        yield Line(
+            what, f"{folder}, {size / 1e6:.1f} MB", None if writable else "cannot be written, so it is made again each time"
+        )
+    free = shutil.disk_usage(Path.cwd()).free
+    yield Line(
+        "this folder", f"{Path.cwd()}, {free / 1e9:.1f} GB free", "runs keep checkpoints and payloads" if free < 1e9 else None
+    )

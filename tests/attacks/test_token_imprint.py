@@ -1,0 +1,74 @@
+"""Tokens in the bins of an altered feed-forward layer, from a gradient and from a change; the client's check refuses it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.core.observation import Observation, Schedule
+from attacks.core.reconstruction import Inapplicable
+from attacks.malicious.token_imprint import TokenImprint
+from attacks.text.span import SpanAttack
+from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.client.suspicion import check_for_marks
+from fedpriv.errors import SuspiciousDownload
+from fedpriv.parameters import ParameterSpace
+from tests.attacks.text_client import without
+
+ATTACK = TokenImprint()
+
+
+def answered(n: int, altered: bool = True) -> tuple[Observation, Tensor]:
+    """A gradient on n sentences of 8 tokens on the altered net, and which words are at which positions ``(V, L)``."""
+    net, ids, labels = small_bert(0), sentences([8] * n, 0), torch.arange(n) % SMALL.classes
+    if altered:
+        net.load_state_dict(ATTACK.alter(observe_text(net, ids, labels), sentences([8] * 200, 5)), strict=False)
+    true = torch.zeros(SMALL.words, SMALL.length, dtype=torch.bool)
+    true[ids, torch.arange(8)] = True
+    return observe_text(net, ids, labels), true
+
+
+def test_more_tokens_than_the_layer_is_wide() -> None:
+    message, true = answered(8)
+    found = ATTACK.find(without(message, "embeddings"))
+    assert int((found & true).sum()) >= 44 and not bool((found & ~true).any())  # of 49 pairs, 64 tokens
+    with pytest.raises(Inapplicable):
+        SpanAttack().run([answered(8, altered=False)[0]])
+
+
+def test_a_change_of_rounded_weights() -> None:
+    message, true = answered(1)
+    change = {name: (message.weights[name] - 0.1 * g) - message.weights[name] for name, g in message.shared.items()}
+    schedule = Schedule(lr=0.1)
+    sent = Observation(
+        change, "change", message.weights, message.net, (facts().length,), SMALL.classes, message.threat,
+        schedule=schedule, text=facts(),
+    )  # fmt: skip
+    assert torch.equal(ATTACK.find(sent), true)
+
+
+def test_what_an_honest_server_sends_has_no_bins() -> None:
+    with pytest.raises(Inapplicable, match="as an honest server sends it"):
+        ATTACK.run([answered(1, altered=False)[0]])
+
+
+def test_a_block_that_is_not_sent_is_in_the_way() -> None:
+    message, _ = answered(1)
+    with pytest.raises(Inapplicable, match=r"intermediate\.dense\.weight' is not sent"):
+        ATTACK.run([without(message, "layer.0.intermediate")])
+
+
+def test_a_client_refuses_it() -> None:
+    net = nn.Module()
+    net.encoder = small_bert(0).body
+    linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
+    space = ParameterSpace.of(net)
+    agreement, state = SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), dict(net.state_dict())
+    check_for_marks(agreement, 1, state)  # type: ignore[arg-type]
+    altered = ATTACK.alter(answered(1, altered=False)[0], sentences([8] * 200, 5))
+    sent = state | {name.replace("body.", "encoder."): tensor for name, tensor in altered.items()}
+    with pytest.raises(SuspiciousDownload, match="a share of 1 of its rows are parallel to one"):
+        check_for_marks(agreement, 1, sent)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""An audit that was broken off goes on: what it has finished is not done again; and the time left of the next one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import Reconstruction
+from attacks.lab.attempts import Attacker, mount
+from fedpriv.audit import duration, finished, report
+from fedpriv.audit.finished import UNFINISHED
+from fedpriv.audit.progress import END, Progress
+from fedpriv.audit.run_audit import AuditOptions
+from tests.simulation.small import play
+
+pytestmark = pytest.mark.usefixtures("hardly_any_steps")
+
+OPTIONS = AuditOptions(messages=1, label_shadows=4, membership_shadows=4, singles=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    play(tmp_path / "run", "mpfedcon")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def mounted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The attacks that were mounted, all of which are worth keeping."""
+    names = list[str]()
+
+    def noted(attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
+        names.append(attacker.name)
+        return mount(attacker, observed, seed)
+
+    monkeypatch.setattr(finished, "mount", noted)
+    monkeypatch.setattr(finished, "WORTH_KEEPING", 0.0)
+    return names
+
+
+def broken_off(run: Path, step: str) -> list[str]:
+    """Audit until a step; the lines that were said."""
+    lines = list[str]()
+
+    def say(text: str) -> None:
+        lines.append(text)
+        if step in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report.audit([run], OPTIONS, "test", 1, say)
+    return lines
+
+
+def whole(run: Path) -> tuple[dict[str, Any], list[str]]:
+    lines = list[str]()
+    made = report.audit([run], OPTIONS, "test", 1, lines.append)
+    report.write(made, run / "audit")
+    return json.loads(json.dumps(made.findings)), lines
+
+
+def timeless(leaf: Any) -> Any:
+    if isinstance(leaf, dict):
+        return {key: timeless(value) for key, value in leaf.items() if "second" not in key and key != "created"}
+    return [timeless(one) for one in leaf] if isinstance(leaf, list) else leaf
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_not_done_again(run: Path, mounted: list[str]) -> None:
+    broken_off(run, "class centres of round")
+    first = list(mounted)
+    assert first and (run / "audit" / UNFINISHED).is_dir()
+    mounted.clear()
+    found, lines = whole(run)
+    assert not mounted, "all attacks on images were finished"
+    assert any("going on" in line for line in lines)
+    assert not (run / "audit" / UNFINISHED).exists()
+    again, lines = whole(run)
+    assert sorted(mounted) == sorted(first) and not any("going on" in line for line in lines)
+    assert timeless(found) == timeless(again)
+
+
+@pytest.mark.slow
+def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpriv.audit.run_audit.known_members", full)
+        with pytest.raises(KeyboardInterrupt):
+            report.audit([run], OPTIONS, "test", 1, lambda text: None)
+    found, lines = whole(run)
+    assert not any("membership" in line or "labels" in line for line in lines)
+    assert found["runs"][0]["membership"]
+
+
+def test_a_result_of_other_messages_is_not_read(tmp_path: Path, mounted: list[str]) -> None:
+    from attacks.lab.attempts import attackers, observations
+    from attacks.lab.images import default_images
+
+    images, labels = default_images(2, 0)
+    (attacker,) = attackers("head-free", 0, {"steps": 1, "restarts": 0})
+    some, others = (observations(images[i : i + 1], labels[i : i + 1], attacker.threat, 0, 10, 0) for i in range(2))
+    kept = finished.Finished(tmp_path / "kept")
+    first = kept.mount(attacker, some, 0)
+    assert kept.mount(attacker, some, 0).raw.equal(first.raw) and len(mounted) == 1
+    assert not kept.mount(attacker, others, 0).raw.equal(first.raw) and len(mounted) == 2
+    kept.mount(attacker, some, 1)
+    assert len(mounted) == 3, "another seed"
+    for path in (tmp_path / "kept").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert kept.mount(attacker, some, 0).raw.equal(first.raw) and len(mounted) == 4, "a damaged one is made again"
+
+
+def test_the_time_left_is_that_of_the_last_audit_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path / "controls"))
+    assert duration.of_last("a kind") == {}
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr("fedpriv.audit.progress.time.monotonic", lambda: now[0])
+    first = Progress(lines.append)
+    for seconds, step in ((0, "one"), (10, "two")):
+        now[0] = seconds
+        first(step)
+    duration.keep("a kind", first.moments | {END: 30.0})
+    now[0] = 0.0
+    second = Progress(lines.append, before=duration.of_last("a kind"))
+    for seconds, step in ((0, "one"), (20, "two"), (40, "three")):
+        now[0] = seconds
+        second(step)
+    left = ["[   0 s, about 30 s left] one", "[  20 s, about 40 s left] two", "[  40 s] three"]
+    assert lines == ["[   0 s] one", "[  10 s] two", *left]
