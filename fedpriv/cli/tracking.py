@@ -138,13 +138,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     """
     from rich.table import Table
 
+    from fedpriv.api.comparing import figures, labels
     from fedpriv.plots import compare_curves
     from fedpriv.tracking import read_records
 
     folders = run_folders(runs, runs_dir)
-    rows = [_row(folder) for folder in folders]
+    rows = [figures(folder) for folder in folders]
     groups: dict[str, list[int]] = {}
-    for index, label in enumerate(_labels(folders, rows)):
+    for index, label in enumerate(labels(folders, rows)):
         groups.setdefault(label, []).append(index)
 
     out = console()
@@ -196,63 +197,6 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
-
-
-def _row(folder: Path) -> dict[str, Any]:
-    """A run's row of the table, from its summary or, while there is none, its last records."""
-    from fedpriv.evaluation.protocols import best, worst_tenth
-    from fedpriv.server.run_folder import RunFolder
-    from fedpriv.tracking import Record, read_records, read_run
-    from fedpriv.tracking.folder import read_json
-
-    facts, records = read_run(folder), read_records(folder)
-    if facts.get("status") == "finished":
-        summary = read_json(folder / "summary.json")
-    else:
-        evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
-        last: Record = records[-1] if records else {"round": 0, "metrics": {}}
-        reached = evaluated[-1]["metrics"] if evaluated else {}
-        summary = {
-            "rounds": last["round"],
-            "accuracy": reached.get("accuracy"),
-            "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
-            "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
-            "bytes_up": last["metrics"].get("total_bytes_up", 0),
-            "bytes_down": last["metrics"].get("total_bytes_down", 0),
-            "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
-        }
-    per_client = summary["accuracy_per_client"]
-    return {
-        "run": folder.resolve().name,
-        "status": facts.get("status", "running"),
-        **{key: facts[key] for key in ("method", "dataset", "seed")},
-        **{key: summary[key] for key in ("rounds", "accuracy")},
-        "probe": summary.get("probe", {}),
-        "worst_tenth": worst_tenth(per_client),
-        "best": best(per_client),
-        **{key: summary["protocols"].get(key) for key in ("global_test", "global_test_f1")},
-        "split": RunFolder(folder).config_as_data().eval.split,
-        **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
-    }
-
-
-def _labels(folders: list[Path], rows: list[dict[str, Any]]) -> list[str]:
-    """The method of each run; for runs of one method with different configs, also the keys in which they differ."""
-    from fedpriv.config import read_yaml
-    from fedpriv.tracking import flatten
-
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
-    ignored = ("seed", "device", "threads", "method.name", "data.partition.seed", *storage)
-    configs: list[dict[str, str]] = []
-    for folder in folders:
-        settings = flatten(read_yaml(folder / "config.yaml"))
-        configs.append({key: str(value) for key, value in settings if not key.startswith(ignored)})
-    labels = []
-    for row, config in zip(rows, configs, strict=True):
-        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
-        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
-        labels.append(", ".join([row["method"], *(f"{key.rpartition('.')[2]}={config.get(key)}" for key in keys[:3])]))
-    return labels
 
 
 def _percent(value: float | None) -> str:
