@@ -124,10 +124,10 @@ def of_messages(
     reference = public_images(dataset.test_images, dataset.test_labels)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return _granted([of_images(evidence, one, evidence.observation(one, threat)) for one in found], reference)
+        return granted([of_images(evidence, one, evidence.observation(one, threat)) for one in found], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:
-        return _granted(
+        return granted(
             [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found], reference
         )
 
@@ -143,8 +143,8 @@ def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()
 
 
-def _granted(observed: list[Observation], reference: tuple[Tensor, Tensor] | tuple[None, None]) -> list[Observation]:
-    """With the public images, where the threat model gives them."""
+def granted(observed: list[Observation], reference: tuple[Tensor, Tensor] | tuple[None, None]) -> list[Observation]:
+    """The messages with the public images ``reference`` and their labels, where the threat model gives them."""
     images, labels = reference
     if images is None or labels is None or not observed[0].threat.public:
         return observed
@@ -156,7 +156,7 @@ def _one_step(
     reference: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> Target:  # fmt: skip
     def observe(threat: ThreatModel) -> list[Observation]:
-        return _granted(observations(images, labels, threat, masked, classes, seed), reference)
+        return granted(observations(images, labels, threat, masked, classes, seed), reference)
 
     return Target(title, images, labels, masked, observe, *reference)
 
