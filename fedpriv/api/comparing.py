@@ -16,8 +16,9 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
-    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``. So ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])``
-    summarises over seeds.
+    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``defence``, ``epsilon`` (NaN without differential privacy), and of an
+    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. So
+    ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])`` summarises over seeds.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -35,7 +36,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
         raise UsageError("there are no runs to compare")
     rows = [figures(folder) for folder in folders]
     table = pd.DataFrame({"label": labels(folders, rows)} | {key: [row[key] for row in rows] for key in rows[0]})
-    numbers = dict.fromkeys(("accuracy", "worst_tenth", "best", "global_test", "global_test_f1"), "float64")
+    floats = ("accuracy", "worst_tenth", "best", "global_test", "global_test_f1", "epsilon", "recovered", "membership_auc")
+    numbers = dict.fromkeys(floats, "float64")
     return table.astype(numbers).set_index("run")
 
 
@@ -45,9 +47,11 @@ def figures(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: it has not begun, or its files are not a run's.
     """
+    from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
     from fedpriv.server.run_folder import RunFolder
     from fedpriv.tracking import read_run
+    from fedpriv.tracking.names import defence
 
     facts, reached = read_run(folder), summary(folder)
     per_client = reached["accuracy_per_client"]
@@ -62,7 +66,34 @@ def figures(folder: Path) -> dict[str, Any]:
         **{key: reached["protocols"].get(key) for key in ("global_test", "global_test_f1")},
         "split": RunFolder(folder).config_as_data().eval.split,
         **{key: reached[key] for key in ("bytes_up", "bytes_down", "seconds")},
+        "partition_hash": facts.get("partition_hash"),
+        "defence": defence(read_yaml(folder / "config.yaml")),
+        "epsilon": (reached.get("privacy") or {}).get("epsilon"),
+        **leakage(folder, facts["run_id"]),
     }
+
+
+def leakage(folder: Path, run_id: str) -> dict[str, Any]:
+    """What the run's audit found, in three figures; all ``None``: it was not audited.
+
+    Raises:
+        UsageError: the report in the folder is not one.
+    """
+    from fedpriv.errors import UsageError
+
+    path, found = folder / "audit" / "audit.json", dict.fromkeys(("answer", "recovered", "membership_auc"))
+    if not path.exists():
+        return found
+    from fedpriv.audit.conditions import MEASURES
+    from fedpriv.tracking.folder import read_json
+
+    try:
+        run = next((one for one in read_json(path)["runs"] if one["run_id"] == run_id), None)
+        if run is None:
+            return found
+        return {"answer": str(run["answer"]["words"]), **{name: MEASURES[name](run) for name in ("recovered", "membership_auc")}}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} is not what fedpriv writes") from None
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import socket
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
-    The plot shows accuracy over rounds and over bytes.
+    The plot shows accuracy over rounds and over bytes, and of audited runs accuracy against leakage. Recovered is the largest
+    share of samples that an attack of `fedpriv audit` recovered; AUC is that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed are
     summarised as mean and standard deviation.
@@ -158,12 +160,17 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     table.add_column("data set", overflow="fold", min_width=6)
     for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
         table.add_column(name, justify="right", no_wrap=True)
+    private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
+    if private:
+        table.add_column("defence", overflow="fold", min_width=6)
+        for name in ("epsilon", "recovered", "AUC"):
+            table.add_column(name, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
         table.add_row(
             str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
             f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
             *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
-            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]),
+            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
         )  # fmt: skip
     out.print(table)
     for number, row in enumerate(rows, 1):
@@ -190,13 +197,36 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         say("warning: accuracies on validation and on test data are not comparable", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         say(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
+    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
+        say(f"warning: runs of different lengths ({', '.join(map(str, lengths))} rounds)", err=True)
+    partitions = {(row["dataset"], row["seed"]): set[str | None]() for row in rows}
+    for row in rows:
+        partitions[row["dataset"], row["seed"]].add(row["partition_hash"])
+    for (dataset, seed), hashes in partitions.items():
+        if len(hashes) > 1:
+            say(f"warning: {Path(dataset).name}, seed {seed}: the clients of the runs hold different samples", err=True)
     curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
     try:
-        compare_curves(curves, output)
+        leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
+        compare_curves(curves, output, leaks)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
+
+
+def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(share recovered, accuracy) of the runs of which both are known."""
+    return [(row["recovered"], row["accuracy"]) for row in rows if row["recovered"] is not None and row["accuracy"] is not None]
+
+
+def _private(row: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a run's defences and leakage."""
+    epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+    if row["answer"] is None:
+        return row["defence"], epsilon, "not audited", ""
+    recovered = "not known" if row["recovered"] is None else f"{row['recovered']:.1%}"
+    return row["defence"], epsilon, recovered, "-" if row["membership_auc"] is None else f"{row['membership_auc']:.2f}"
 
 
 def _percent(value: float | None) -> str:

@@ -134,17 +134,21 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
     save(draw, path, (10, 5))
 
 
-def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -> None:
-    """Draw several runs: accuracy over rounds and over the bytes sent so far, side by side.
+def compare_curves(
+    runs: Mapping[str, Sequence[Sequence[Record]]], path: Path, leaks: Mapping[str, Sequence[tuple[float, float]]] | None = None
+) -> None:
+    """Draw several runs: accuracy over rounds and over the bytes sent so far, and against leakage, side by side.
 
     Args:
         runs: label -> the records of each run (each seed) with that label. Several seeds share a colour: thin lines are
             the runs, the thick one is their mean over the rounds that all of them evaluated.
-        path: the PNG (1650 pixels wide) to write.
+        path: the PNG to write, 1650 pixels wide, with leakage 2400.
+        leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
     """
+    audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
 
     def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, sharey=True)
+        left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
         for index, (label, group) in enumerate(runs.items()):
             color, line = PALETTE[index % len(PALETTE)], LINES[index // len(PALETTE) % len(LINES)]
             curves = [curve for records in group if (curve := _curve(records))]
@@ -170,9 +174,16 @@ def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -
         _accuracy_axis(left)
         _accuracy_axis(right)
         right.set_ylabel("")
+        for axes in third:
+            for label, points in audited.items():
+                color = PALETTE[list(runs).index(label) % len(PALETTE)]
+                axes.plot([100 * x for x, _ in points], [y for _, y in points], "o", color=color, markersize=9)
+            axes.set_title("Accuracy against leakage")
+            axes.set_xlabel("samples that an attack recovered, %")
+            axes.set_xlim(-4, 104)
         figure.legend(loc="outside lower center", ncols=min(3, len(runs)))
 
-    save(draw, path, (11, 5 + 0.25 * (len(runs) // 3)))
+    save(draw, path, (16 if audited else 11, 5 + 0.25 * (len(runs) // 3)))
 
 
 def _accuracy(record: Record) -> float | None:
