@@ -72,7 +72,8 @@ def audit_update(
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the normalisation, by channel.
-        public: other images and labels of the same kind: copies of the nearest one are the baseline.
+        public: other images and labels of the same kind: copies of the nearest one are the baseline, and attackers who have
+            public images get these.
         name: of the update, on the page.
         budget: seconds after which no further attack begins; ``None``: no limit.
         say: called with what is being done.

@@ -43,28 +43,20 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
                     low, high = (100 * min(1.0, max(0.0, bound)) for bound in bounds)
                     line = ([low, high], [y, y]) if along == "x" else ([x, x], [low, high])
                     axes.plot(*line, color=colour, linewidth=1, alpha=0.45 * alpha)
-            edge = "black" if one["label"] == chosen else colour
+            edge = "black" if one["unbeaten"] else colour
             axes.scatter(
                 [x], [y], s=_AREA * one["bytes"] / largest + 18, color=colour, alpha=0.55 * alpha, edgecolors=edge,
-                linewidths=2.4 if one["label"] == chosen else 1.2, zorder=3,
+                linewidths=2.6 if one["label"] == chosen else 1.2, zorder=3,
             )  # fmt: skip
-        for x, y, text in _labels(shown):
+        for x, y, text in _labels(shown, chosen):
             left = x > _MIDDLE
             axes.annotate(
                 text, (x, y), xytext=(-15 if left else 15, 4), textcoords="offset points", fontsize=9,
                 horizontalalignment="right" if left else "left",
             )  # fmt: skip
-        best = sorted((one for one in shown if one["unbeaten"]), key=lambda one: one["recovered"])
-        axes.plot(
-            [100 * one["recovered"] for one in best],
-            [100 * one["accuracy"] for one in best],
-            "--",
-            color="#777777",
-            linewidth=1.3,
-        )
         for number, method in enumerate(methods):
             axes.scatter([], [], s=60, color=PALETTE[number % len(PALETTE)], alpha=0.55, label=method)
-        axes.plot([], [], "--", color="#777777", linewidth=1.3, label="beaten by none")
+        axes.scatter([], [], s=60, color="white", edgecolors="black", label="black edge: beaten by none")
         if any(one["at_chance"] for one in shown):
             axes.scatter([], [], s=60, color="#777777", alpha=0.2, label="faint: no better than guessing")
         axes.set_xlabel("samples recovered by the best attack, % (less is better)")
@@ -72,15 +64,19 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
         axes.set_xlim(-4, 104)
         axes.set_ylim(-4, 104)
         axes.set_title("Accuracy against leakage" + (f"; target {', '.join(target)}" if target else ""))
-        axes.legend(loc="lower center", fontsize=10, ncols=len(methods) + 2)
+        made.legend(loc="outside lower center", fontsize=10, ncols=len(methods) + 2)
 
-    save(figure, path, (10, 6.2))
+    save(figure, path, (10, 6.4))
 
 
-def _labels(shown: Sequence[Found]) -> list[tuple[float, float, str]]:
+def _labels(shown: Sequence[Found], chosen: str | None) -> list[tuple[float, float, str]]:
     """Where each label stands, and what it says: points of a method that lie together have one."""
     found: dict[tuple[str, int, int], list[Found]] = {}
     for one in shown:
         found.setdefault((one["method"], round(50 * one["recovered"]), round(50 * one["accuracy"])), []).append(one)
-    places = [(some[0], ", ".join(one["defence"].replace("none", "no defence") for one in some)) for some in found.values()]
+
+    def said(one: Found) -> str:
+        return one["defence"].replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
+
+    places = [(some[0], ", ".join(map(said, some))) for some in found.values()]
     return [(100 * one["recovered"], 100 * one["accuracy"], text) for one, text in places]

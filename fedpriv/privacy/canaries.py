@@ -66,8 +66,9 @@ class Canaries:
         return (row[self.places] * self.entries).sum(1)
 
     def held_by(self, client: int, clients: Sequence[int]) -> Tensor:
-        """The numbers of the canaries among a client's samples: they are dealt to the clients in turn."""
-        return torch.arange(clients.index(client), len(self.used), len(clients))
+        """The numbers of the canaries among a client's samples: they are dealt to ``clients`` in turn, and others hold none."""
+        first = clients.index(client) if client in clients else len(self.used)
+        return torch.arange(first, len(self.used), len(clients))
 
 
 @dataclass(frozen=True)

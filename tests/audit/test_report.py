@@ -191,6 +191,16 @@ def test_a_budget_is_a_time(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_clients_that_an_audit_simulates_hold_no_canaries(tmp_path: Path) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.canaries": 20}
+    play(tmp_path / "run", "fedavg", **private)
+    result = fedpriv("audit", tmp_path / "run", *QUICK, "--json")
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
+    assert run["epsilon"]["canaries"] is not None and {one["kind"] for one in run["attacks"]} == {"message", "single image"}
+
+
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(runs: Callable[[str], Path]) -> None:
     def found(workers: int) -> dict[str, Any]:
         result = fedpriv("audit", runs("mpfedcon"), *QUICK[:-1], workers, "--json", "--profile")

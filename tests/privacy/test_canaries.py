@@ -139,6 +139,7 @@ def test_canaries_are_part_of_their_clients_clipped_sums(simulate: Simulate) -> 
         expected = -lr / n * run.canaries.canaries.sum_of(used)
         torch.testing.assert_close(seen[100][client].double() - seen[0][client].double(), expected, rtol=0, atol=1e-7)
     assert sorted(torch.cat([run.canaries.canaries.held_by(client, (0, 1)) for client in (0, 1)]).tolist()) == list(range(100))
+    assert not len(run.canaries.canaries.held_by(7, (0, 1))), "an audit simulates clients that hold none"
 
 
 @LEVELS
