@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from fedpriv.config import RunConfig
 
 _DATA_FLAGS: dict[str, tuple[str, Any, str]] = {
-    "dataset": ("data.name", str, "Data set: a name of `fedpriv data list`, or the path of an image folder or parquet."),
+    "dataset": ("data.name", str, "Data set: a name of `fedpriv data list`, a path, or hf:owner/name."),
     "clients": ("data.clients", int, "Number of registered clients."),
     "partition": ("data.partition.name", str, "How samples are dealt to clients; a name of `fedpriv data list`."),
     "classes-per-client": ("data.partition.classes_per_client", int, "S of the partitions `classes` and `class_subsets`."),
     "alpha": ("data.partition.alpha", float, "Concentration of the Dirichlet partitions."),
+    "column": ("data.partition.column", str, "Column of a table whose values are the clients (--partition by_column)."),
     "seed": ("seed", int, "Seed of every random draw."),
     "data-dir": ("data.dir", Path, "Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA)."),
 }
