@@ -1,1 +1,65 @@
-"""Federated learning whose accuracy, cost and privacy leakage are measured on the same run."""
+"""Federated learning whose accuracy, cost and privacy leakage are measured on the same run.
+
+``fedpriv.train(method="mpfedcon", dataset="digits")`` returns a run; docs/python.md shows the rest. Names are imported when they
+are used, so that ``import fedpriv`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpriv.api.comparing import compare
+    from fedpriv.api.run import Run, load
+    from fedpriv.api.training import resume, rounds, train
+    from fedpriv.api.updates import audit_update
+    from fedpriv.audit.called import Report, audit
+    from fedpriv.config import RunConfig
+    from fedpriv.errors import FedprivError, UsageError
+    from fedpriv.wire import Payload
+
+__all__ = [
+    "FedprivError",
+    "Payload",
+    "Report",
+    "Run",
+    "RunConfig",
+    "UsageError",
+    "audit",
+    "audit_update",
+    "compare",
+    "load",
+    "resume",
+    "rounds",
+    "train",
+]
+
+_WHERE = {
+    "FedprivError": "fedpriv.errors",
+    "Payload": "fedpriv.wire",
+    "Report": "fedpriv.audit.called",
+    "Run": "fedpriv.api.run",
+    "RunConfig": "fedpriv.config",
+    "UsageError": "fedpriv.errors",
+    "audit": "fedpriv.audit",
+    "audit_update": "fedpriv.api.updates",
+    "compare": "fedpriv.api.comparing",
+    "load": "fedpriv.api.run",
+    "resume": "fedpriv.api.training",
+    "rounds": "fedpriv.api.training",
+    "train": "fedpriv.api.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    where = import_module(_WHERE[name])
+    found = where if where.__name__ == f"{__name__}.{name}" else getattr(where, name)  # the package audit can be called
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -118,7 +118,15 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """The net: encoder -> projector -> predictor -> head."""
 
-    name: str | None = Field(None, description="a name of `fedpriv models`; null: the data set's usual net")
+    name: str | None = Field(
+        None,
+        description="a name of `fedpriv models`, or module:Name of a net of your own; null: the data set's usual net",
+    )
+    roles: dict[Literal["projector", "head"], str] | None = Field(
+        None,
+        description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or else "
+        "the linear layer that is called last as the head",
+    )
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
     projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
         "two_layers",
@@ -134,8 +142,10 @@ class ModelConfig(_Section):
         None,
         description="what stands for a text: the mean over its tokens, the first one, or BERT's pooler; null: as the encoder",
     )
-    backbone: str | None = Field(None, description="of image-text pairs: a torchvision net by name; null: resnet50")
-    pretrained: bool = Field(True, description="of image-text pairs: the backbone with torchvision's ImageNet weights")
+    backbone: str | None = Field(
+        None, description="of image-text pairs: a torchvision net by name, or `efficientnet_lite0`; null: resnet50"
+    )
+    pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
     tune: Literal["full", "lora", "head"] | None = Field(
         None,
         description="what learns of a pretrained encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so "
@@ -628,7 +638,11 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
     Raises:
         UsageError: unreadable file, not a mapping, unknown key (with the nearest), value out of range.
     """
-    values = read_yaml(path) if path else {}
-    for dotted, value in (overrides or {}).items():
+    return laid_over(read_yaml(path) if path else {}, overrides or {}, f"config {path}" if path else "config")
+
+
+def laid_over(values: dict[str, Any], overrides: Mapping[str, Any], where: str) -> RunConfig:
+    """The config of nested ``values`` with dotted ``overrides`` laid over them; arguments and errors as for :func:`parse`."""
+    for dotted, value in overrides.items():
         assign(values, dotted, value)
-    return parse(RunConfig, values, f"config {path}" if path else "config")
+    return parse(RunConfig, values, where)

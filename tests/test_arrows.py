@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "__main__",
     "cli",
+    "api",
     "frontier",
     "experiments",
     "audit",
@@ -41,7 +42,7 @@ LAYERS = (
 )
 """Of fedpriv, from top to bottom. A room imports from the lines below its own; rooms on one line know nothing of each other."""
 ONLY_ERRORS = ("config", "parameters", "wire")
-ATTACKERS = {"cli", "frontier", "experiments", "audit"}
+ATTACKERS = {"cli", "api", "frontier", "experiments", "audit"}
 """Who may import attacks; a run never does."""
 REGISTRY = ("registry", "attacks.core.by_name")
 """But for the one register of names, which knows no attack. Attacks import nothing of fedpriv, so it lies with them."""

@@ -1,9 +1,11 @@
-"""What README and CONTRIBUTING show works as shown."""
+"""What README, CONTRIBUTING and docs show works as shown."""
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import click
 import pytest
 import torch
 
+import fedpriv
 from fedpriv.aggregation import registry as aggregations
 from fedpriv.cli import main
 from fedpriv.methods import registry
@@ -42,7 +45,7 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_method_of_the_readme(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
-    exec(python_of("README.md"), {})
+    exec(python_of("README.md", 1), {})
     simulation = simulate("lg-fedavg", **{"train.rounds": 2})
     assert {name.split(".")[0] for name in simulation.federation.method.shared_names} == {"projector", "head"}
     assert simulation.progress.total_bytes_up > 0
@@ -86,6 +89,27 @@ def test_the_aggregation_of_contributing(
             torch.testing.assert_close(space.view(simulation.server.row, name), old + moved.float().view(old.shape))
         rest = [name for name in space.names if name not in names]
         assert all(torch.equal(space.view(simulation.server.row, n), space.view(before, n)) for n in rest)
+
+
+@pytest.mark.parametrize("name", ["docs/python.md"])
+def test_the_examples_of_the_documents(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        failed, tried = doctest.testfile(str(ROOT / name), module_relative=False, globs={"__name__": "__main__"})
+    assert tried > 10 and not failed
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shown, with fewer rounds and a smaller audit."""
+    monkeypatch.chdir(tmp_path)
+    small = {"rounds": 2, "local_epochs": 1, "clients": 5, "tracking_uri": "none"}
+    train, audit = fedpriv.train, fedpriv.audit
+    quick = {"messages": 1, "label_shadows": 0, "membership_shadows": 0, "singles": 1, "budget": 0.01}
+    monkeypatch.setattr(fedpriv, "train", lambda **keys: train(**keys | small))
+    monkeypatch.setattr(fedpriv, "audit", lambda run: audit(run, **quick))
+    found: dict[str, Any] = {}
+    exec(python_of("README.md", 0), found)
+    assert found["run"].status == "finished" and found["report"].answer
 
 
 @pytest.mark.parametrize("line", commands())

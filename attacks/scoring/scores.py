@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.scoring.feature_distance import feature_distance
 from attacks.scoring.perceptual import Missing, lpips
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4)
@@ -86,7 +88,7 @@ class Scores:
     Attributes:
         recovered: by threshold of the mean squared error, how many lie below.
         labels: how many labels are right; ``None`` where the attack guesses none.
-        lpips: ``(n,)``; ``None`` where it cannot be computed, and ``lpips_missing`` says why.
+        lpips, feature_distance: ``(n,)``; ``None`` where it cannot be computed, and ``..._missing`` says why.
     """
 
     mse: Tensor
@@ -96,6 +98,8 @@ class Scores:
     labels: Rate | None
     lpips: Tensor | None = None
     lpips_missing: str | None = None
+    feature_distance: Tensor | None = None
+    feature_distance_missing: str | None = None
 
 
 def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
@@ -106,12 +110,18 @@ def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Ten
     right = None
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
         right = wilson(int((guessed == labels).sum()), n)
-    distance, missing = None, None
+    perceived = (*_where_possible(lpips, made, true), *_where_possible(feature_distance, made, true))
+    return Scores(error, psnr(made, true), ssim(made, true), rates, right, *perceived)
+
+
+def _where_possible(
+    distance: Callable[[Tensor, Tensor], Tensor], made: Tensor, true: Tensor
+) -> tuple[Tensor, None] | tuple[None, str]:
+    """A perceptual distance, or what is missing for it."""
     try:
-        distance = lpips(_clipped(made), true)
+        return distance(_clipped(made), true), None
     except Missing as reason:
-        missing = str(reason)
-    return Scores(error, psnr(made, true), ssim(made, true), rates, right, distance, missing)
+        return None, str(reason)
 
 
 def match(made: Tensor, true: Tensor) -> Tensor:

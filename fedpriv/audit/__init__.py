@@ -1,6 +1,24 @@
 """The audit of finished runs: the messages to attack, the attacks, and the report.
 
-``run_audit`` audits one run, ``verdict`` draws the conclusions, ``report`` compares runs. The packages:
-:mod:`fedpriv.audit.evidence`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text` and
-:mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.page`, the report's page.
+``run_audit`` audits one run, ``verdict`` draws the conclusions, ``report`` compares runs, ``called`` is ``fedpriv.audit(run)``.
+The packages: :mod:`fedpriv.audit.evidence`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`
+and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.page`, the report's page.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Package(ModuleType):
+    """A package that can be called: in Python, ``fedpriv.audit`` is both this package and the function that audits runs."""
+
+    def __call__(self, *runs: Any, **options: Any) -> Any:
+        from fedpriv.audit.called import audit
+
+        return audit(*runs, **options)
+
+
+sys.modules[__name__].__class__ = _Package

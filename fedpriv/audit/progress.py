@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from attacks.lab.attempts import Mount, mount
 from fedpriv.audit.finished import Finished
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 END = "end"
 """Name of the moment at which an audit ended."""
 WARM = 5.0

@@ -33,7 +33,7 @@ from fedpriv.processes import die_with_parent
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
 
 

@@ -10,30 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attacks.scoring.operating_points import OperatingPoints, Point
 from fedpriv.audit import duration
 from fedpriv.audit.answer import answer
-from fedpriv.audit.cost import cost, signal_to_noise
-from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
+from fedpriv.audit.findings import best_of_images, best_of_texts, facts, of_epsilon, of_membership
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
-from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
+from fedpriv.audit.membership.inference import membership
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.progress import END, Progress, Say, spent
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
-from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import LIMIT, best_attempt, verdict
+from fedpriv.audit.verdict import verdict
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
@@ -143,9 +139,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
         say("going on with an audit that was broken off")
     progress("what left the clients")
     found = _attacked(evidence, options, progress, workers)
-    findings = _facts(evidence, summary) | found.findings
+    findings = facts(evidence, summary) | found.findings
     statement = summary.get("privacy")
-    findings["epsilon"] = _epsilon(statement, found.lower, measured(evidence.folder, statement))
+    findings["epsilon"] = of_epsilon(statement, found.lower, measured(evidence.folder, statement))
     findings["without_sums"] = None
     if evidence.summed:
         findings["without_sums"] = _without_sums(run_dir, options, findings, progress)
@@ -200,8 +196,8 @@ def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, w
         "texts": texts,
         "attacks": attacks,
         "controls": distinct(controls),
-        "best": {kind: _best(attacks, kind) for kind in ("message", "single image")},
-        "best_of_texts": {kind: _best_of_texts(texts, kind) for kind in ("message", "single text")},
+        "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
+        "best_of_texts": {kind: best_of_texts(texts, kind) for kind in ("message", "single text")},
     }
     return _Part(findings, pictures, None, progress.times, progress.moments)
 
@@ -260,7 +256,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
                 raise FedprivError(
                     f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
                 )
-            findings["membership"], lower = _membership(found), None if found.epsilon is None else asdict(found.epsilon)
+            findings["membership"], lower = of_membership(found), None if found.epsilon is None else asdict(found.epsilon)
             findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
     progress.note()
     return _Part(findings | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
@@ -345,119 +341,3 @@ def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str
     except FedprivError as error:
         not_tried["texts"] = str(error)
     return [one.described() for one in found]
-
-
-def _facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
-    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
-    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
-    summed = ["secure aggregation"] if evidence.summed else []
-    private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
-    return {
-        "name": evidence.folder.path.name,
-        "run_id": facts["run_id"],
-        "run_dir": str(evidence.folder.path),
-        "method": config.called,
-        "title": federation.method.title,
-        "paper": federation.method.paper,
-        "dataset": Path(config.data.name).name,
-        "model": config.model.name,
-        "modalities": list(evidence.modalities),
-        "seed": config.seed,
-        "clients": config.data.clients,
-        "participants": config.participants_of(config.data.clients),
-        "rounds": summary["rounds"],
-        "defence": [*transforms, *summed, *private],
-        "git_commit": facts.get("git_commit"),
-        "versions": facts.get("versions") or {},
-        "partition_hash": facts["partition_hash"],
-        "config_yaml": config.to_yaml(),
-        "cost": cost(evidence, summary),
-        "snr": signal_to_noise(evidence.folder.records()),
-        "wire": crossed(evidence),
-        "knowledge": knowledge(evidence),
-        "conditions": conditions(evidence),
-    }
-
-
-def _best(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
-    tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
-    if not tried:
-        return None
-    attack, best = max(tried, key=lambda pair: (pair[1]["success"][LIMIT]["share"], -pair[1]["mse_median"]))
-    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"][LIMIT]}
-
-
-def _best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
-    tried = [(read, best) for read in texts if read["kind"] == kind and (best := best_reading(read)) is not None]
-    if not tried:
-        return None
-    read, best = max(tried, key=lambda pair: pair[1]["recall"])
-    figures = {name: best[name] for name in ("attacker", "recall", "precision", "exact")}
-    return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
-
-
-def _membership(found: Membership) -> list[dict[str, Any]]:
-    clients = ", ".join(map(str, found.clients))
-    lower = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
-    return [
-        {
-            "round": found.round,
-            "client": clients,
-            "attack": f"{name}{_extent(found, name)}",
-            "auc": points.auc.value,
-            "auc_low": points.auc.low,
-            "auc_high": points.auc.high,
-            "together": {"low": found.together[name].low, "high": found.together[name].high, "of": len(found.attacks)},
-            "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
-            "members": points.members,
-            "non_members": points.non_members,
-            "roc": [list(pair) for pair in points.roc],
-            "epsilon_lower": lower.get(name),
-            "note": _notes(points),
-            "knows": list(found.threat),
-        }
-        for name, points in found.attacks.items()
-    ]
-
-
-def _extent(found: Membership, name: str) -> str:
-    """How many shadow turns, or how many rounds, an attack used."""
-    if name.startswith(LIRA):
-        return f" ({found.shadows} shadow turns a client)"
-    if name.startswith(FEDMIA):
-        least, most = min(map(len, found.rounds)), max(map(len, found.rounds))
-        return f" ({least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client)"
-    return ""
-
-
-def _point(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else rate(point.found) | {"by_chance": point.by_chance}
-
-
-def _notes(points: OperatingPoints) -> str | None:
-    return " ".join(points.notes) or None
-
-
-def _epsilon(
-    statement: dict[str, Any] | None, lower: dict[str, Any] | None, by_canaries: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """The ledger's statement beside the lower bounds of the attack and of canaries, where the run has differential privacy."""
-    if statement is None:
-        return None
-    known = [statement["adjacency"], statement["holds_if"], statement.get("randomness")]  # the last not in older runs
-    sentences = [*filter(None, known), *(f"not covered: {one}" for one in statement["not_covered"])]
-    if lower is not None:
-        sentences.append(lower["about"])
-    if by_canaries is not None:
-        sentences += by_canaries["sentences"]
-    comparable = lower is not None and statement["level"] == "sample"
-    return {
-        "upper": statement["epsilon"],
-        "delta": statement["delta"],
-        "level": statement["level"],
-        "accountant": statement["accountant"],
-        "lower": lower["lower"] if lower is not None and comparable else None,
-        "bounds": lower,
-        "canaries": by_canaries,
-        "sentences": sentences,
-    }

@@ -28,7 +28,7 @@ def verdict(run: Found) -> list[str]:
         *_exposed(run.get("statistics")),
         *of_labels(run["labels"]),
         *of_membership(run),
-        *_epsilon(run["epsilon"]),
+        *([] if run.get("update") else _epsilon(run["epsilon"])),  # one message does not say how it was made
     ]
 
 

@@ -82,27 +82,24 @@ def audit(
              fedpriv audit runs/*-fedavg-* --output report
              fedpriv audit RUN --fail-if "recovered>0,membership_auc>0.6"
     """
-    import torch
-
-    from fedpriv.audit import report
-    from fedpriv.audit.conditions import conditions, first_met
+    from fedpriv.audit.called import audit_folders
+    from fedpriv.audit.conditions import conditions
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
 
-    wanted = conditions(fail_if) if fail_if is not None else []
-    torch.set_num_threads(1)
+    if fail_if is not None:
+        conditions(fail_if)  # refuses what is no condition, before the audit
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir)
     out = console()
     processes = workers or os.cpu_count() or 1
     asked = click.get_current_context().command_path + " " + " ".join(runs)
-    audited = report.audit(folders, chosen, asked, processes, lambda text: out.print(text, soft_wrap=True))
-    places = [*([output] if output else []), *(folder / "audit" for folder in folders)]
-    for place in places:
-        report.write(audited, place)
+    places = [output] if output else []
+    found = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
+    page = (output or folders[0] / "audit") / "audit.html"
     for folder in folders:
         send(folder, tracking_uri, "the report", out)
-    for run in audited.findings["runs"]:
+    for run in found.runs:
         out.print(styled("\n", (run["name"], "bold"), ": ", (run["answer"]["words"], "bold")), soft_wrap=True)
         change = run["answer"]["change"]
         out.print(f"  What would change it: {change['sentence']} {change['command'] or ''}", soft_wrap=True)
@@ -110,10 +107,10 @@ def audit(
             out.print(f"  {sentence}", soft_wrap=True)
         if profile:
             _show_times(run["seconds"], out)
-    out.print(f"\nreport: {places[0] / 'audit.html'}", soft_wrap=True)
-    if (why := first_met(audited.findings["runs"], wanted)) is not None:
-        raise ConditionMet(f"{why}; the report is {places[0] / 'audit.html'}")
-    return audited.findings | {"report": str(places[0] / "audit.html")}
+    out.print(f"\nreport: {page}", soft_wrap=True)
+    if fail_if is not None and (why := found.met(fail_if)) is not None:
+        raise ConditionMet(f"{why}; the report is {page}")
+    return found.findings | {"report": str(page)}
 
 
 def _show_times(seconds: dict[str, float], out: Console) -> None:

@@ -160,10 +160,12 @@ class Reporter:
         for label, text in rows:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
-        other = "fedavg" if summary["method"] != "fedavg" else "mpfedcon"
         config, folder = outcome.folder.config(), os.path.relpath(outcome.folder.path.parent)
+        other = "fedavg" if config.method.name != "fedavg" else "mpfedcon"  # a composed run's halves go with its method
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
         self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
+        if summary["payloads"]["files"]:
+            self.out.print(f"      fedpriv audit {path}   what its messages reveal", soft_wrap=True)
         self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
         if summary["accuracy"] is None:
             self.out.print(f"      fedpriv probe {path}", soft_wrap=True)

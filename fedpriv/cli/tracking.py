@@ -6,6 +6,7 @@ import os
 import socket
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
-    The plot shows accuracy over rounds and over bytes.
+    The plot shows accuracy over rounds and over bytes, and of audited runs accuracy against leakage. Recovered is the largest
+    share of samples that an attack of `fedpriv audit` recovered; AUC is that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed are
     summarised as mean and standard deviation.
@@ -138,13 +140,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     """
     from rich.table import Table
 
+    from fedpriv.api.comparing import figures, labels
     from fedpriv.plots import compare_curves
     from fedpriv.tracking import read_records
 
     folders = run_folders(runs, runs_dir)
-    rows = [_row(folder) for folder in folders]
+    rows = [figures(folder) for folder in folders]
     groups: dict[str, list[int]] = {}
-    for index, label in enumerate(_labels(folders, rows)):
+    for index, label in enumerate(labels(folders, rows)):
         groups.setdefault(label, []).append(index)
 
     out = console()
@@ -157,12 +160,17 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     table.add_column("data set", overflow="fold", min_width=6)
     for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
         table.add_column(name, justify="right", no_wrap=True)
+    private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
+    if private:
+        table.add_column("defence", overflow="fold", min_width=6)
+        for name in ("epsilon", "recovered", "AUC"):
+            table.add_column(name, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
         table.add_row(
             str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
             f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
             *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
-            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]),
+            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
         )  # fmt: skip
     out.print(table)
     for number, row in enumerate(rows, 1):
@@ -189,70 +197,36 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         say("warning: accuracies on validation and on test data are not comparable", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         say(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
+    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
+        say(f"warning: runs of different lengths ({', '.join(map(str, lengths))} rounds)", err=True)
+    partitions = {(row["dataset"], row["seed"]): set[str | None]() for row in rows}
+    for row in rows:
+        partitions[row["dataset"], row["seed"]].add(row["partition_hash"])
+    for (dataset, seed), hashes in partitions.items():
+        if len(hashes) > 1:
+            say(f"warning: {Path(dataset).name}, seed {seed}: the clients of the runs hold different samples", err=True)
     curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
     try:
-        compare_curves(curves, output)
+        leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
+        compare_curves(curves, output, leaks)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    """A run's row of the table, from its summary or, while there is none, its last records."""
-    from fedpriv.evaluation.protocols import best, worst_tenth
-    from fedpriv.server.run_folder import RunFolder
-    from fedpriv.tracking import Record, read_records, read_run
-    from fedpriv.tracking.folder import read_json
-
-    facts, records = read_run(folder), read_records(folder)
-    if facts.get("status") == "finished":
-        summary = read_json(folder / "summary.json")
-    else:
-        evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
-        last: Record = records[-1] if records else {"round": 0, "metrics": {}}
-        reached = evaluated[-1]["metrics"] if evaluated else {}
-        summary = {
-            "rounds": last["round"],
-            "accuracy": reached.get("accuracy"),
-            "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
-            "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
-            "bytes_up": last["metrics"].get("total_bytes_up", 0),
-            "bytes_down": last["metrics"].get("total_bytes_down", 0),
-            "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
-        }
-    per_client = summary["accuracy_per_client"]
-    return {
-        "run": folder.resolve().name,
-        "status": facts.get("status", "running"),
-        **{key: facts[key] for key in ("method", "dataset", "seed")},
-        **{key: summary[key] for key in ("rounds", "accuracy")},
-        "probe": summary.get("probe", {}),
-        "worst_tenth": worst_tenth(per_client),
-        "best": best(per_client),
-        **{key: summary["protocols"].get(key) for key in ("global_test", "global_test_f1")},
-        "split": RunFolder(folder).config_as_data().eval.split,
-        **{key: summary[key] for key in ("bytes_up", "bytes_down", "seconds")},
-    }
+def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(share recovered, accuracy) of the runs of which both are known."""
+    return [(row["recovered"], row["accuracy"]) for row in rows if row["recovered"] is not None and row["accuracy"] is not None]
 
 
-def _labels(folders: list[Path], rows: list[dict[str, Any]]) -> list[str]:
-    """The method of each run; for runs of one method with different configs, also the keys in which they differ."""
-    from fedpriv.config import read_yaml
-    from fedpriv.tracking import flatten
-
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
-    ignored = ("seed", "device", "threads", "method.name", "data.partition.seed", *storage)
-    configs: list[dict[str, str]] = []
-    for folder in folders:
-        settings = flatten(read_yaml(folder / "config.yaml"))
-        configs.append({key: str(value) for key, value in settings if not key.startswith(ignored)})
-    labels = []
-    for row, config in zip(rows, configs, strict=True):
-        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
-        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
-        labels.append(", ".join([row["method"], *(f"{key.rpartition('.')[2]}={config.get(key)}" for key in keys[:3])]))
-    return labels
+def _private(row: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a run's defences and leakage."""
+    epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+    if row["answer"] is None:
+        return row["defence"], epsilon, "not audited", ""
+    recovered = "not known" if row["recovered"] is None else f"{row['recovered']:.1%}"
+    return row["defence"], epsilon, recovered, "-" if row["membership_auc"] is None else f"{row['membership_auc']:.2f}"
 
 
 def _percent(value: float | None) -> str:

@@ -20,6 +20,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import load_json, save_json
 from fedpriv.methods.build import with_options
+from fedpriv.models.own import is_own
 from fedpriv.plugins import load_plugins
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder
@@ -148,6 +149,10 @@ def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]]
 
 
 def _check_possible(config: RunConfig) -> None:
+    if is_own(config.model.name):
+        raise UsageError(
+            f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
+        )
     if config.eval.probe != "none":
         raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
     if config.privacy.level == "client":

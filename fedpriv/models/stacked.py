@@ -343,9 +343,18 @@ class VmappedNet(Form):
         module: nn.Module = getattr(self._net, role)
         module.train(role in ctx.training)
         own = {name.removeprefix(role + "."): tensor for name, tensor in ctx.tensors.items() if name.startswith(role + ".")}
+        # Copies, as vmap does not update running statistics that are not contiguous.
+        running = {
+            name: own[name].clone(memory_format=torch.contiguous_format) for name, _ in module.named_buffers() if name in own
+        }
+        own |= running
 
         def alone(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             y: Tensor = functional_call(module, tensors, (x,))
             return y
 
-        return vmap(alone)(own, x)
+        outputs = vmap(alone)(own, x)
+        with torch.no_grad():
+            for name, tensor in running.items():
+                ctx.tensors[f"{role}.{name}"].copy_(tensor)
+        return outputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,40 +50,15 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
         records: as :func:`fedpriv.tracking.read_records` returns them.
         path: the PNG (1500 pixels wide) to write.
     """
-    evaluated = [record for record in records if _accuracy(record) is not None]
     losses = [(r["round"], r["metrics"]["train_loss"]) for r in records if r["metrics"].get("train_loss") is not None]
-    probed: dict[float, list[tuple[int, float]]] = {}
-    for record in records:
-        for name, value in record["metrics"].items():
-            if name.startswith("probe/"):
-                probed.setdefault(float(name.removeprefix("probe/")), []).append((record["round"], value))
 
     def draw(figure: Figure) -> None:
         top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-        rounds = [record["round"] for record in evaluated]
-        spread = [
-            (record["round"], worst_tenth(clients), best(clients))
-            for record in evaluated
-            if mean(clients := _clients(record)) is not None
-        ]
-        if spread:
-            x, low, high = zip(*spread, strict=True)
-            top.fill_between(x, low, high, color=BLUE, alpha=0.16, linewidth=0, label="worst tenth to best client")
-        top.plot(rounds, [_accuracy(record) for record in evaluated], color=BLUE, label="mean over clients", **_marks(rounds))
-        for (share, points), color in zip(probed.items(), PALETTE[1:], strict=False):
-            top.plot(*zip(*points, strict=True), color=color, label=f"linear probe, {share:.0%} of the labels", **_marks(points))
-        _accuracy_axis(top)
-        top.set_ylim(0, 1.02)
-        if evaluated or probed:
-            top.legend(loc="lower right")
-        if evaluated:
-            top.set_title(f"Accuracy: {_accuracy(evaluated[-1]):.1%} after round {rounds[-1]}")
-        else:
-            top.set_title("Accuracy: not measured" + (" but by linear probe" if probed else " (without labels: fedpriv probe)"))
+        draw_accuracy(top, records)
         if losses:
             x, y = zip(*losses, strict=True)
             bottom.plot(x, y, color=ORANGE, **_marks(x))
-        elif not evaluated:
+        elif all(_accuracy(record) is None for record in records):
             bottom.set_xlim(0, 1)
         bottom.set_title("Training loss")
         bottom.set_ylabel("loss, mean over\nthe round's clients")
@@ -92,6 +68,36 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
         _whole_rounds(bottom)
 
     save(draw, path, (10, 6.4))
+
+
+def draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw the accuracy of one run over its rounds, with the clients' spread and the linear probe, onto axes."""
+    evaluated = [(record["round"], value) for record in records if (value := _accuracy(record)) is not None]
+    probed: dict[float, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith("probe/"):
+                probed.setdefault(float(name.removeprefix("probe/")), []).append((record["round"], value))
+    spread = [
+        (record["round"], worst_tenth(clients), best(clients))
+        for record in records
+        if mean(clients := _clients(record)) is not None
+    ]
+    if spread:
+        x, low, high = zip(*spread, strict=True)
+        axes.fill_between(x, low, high, color=BLUE, alpha=0.16, linewidth=0, label="worst tenth to best client")
+    rounds, accuracies = [round for round, _ in evaluated], [value for _, value in evaluated]
+    axes.plot(rounds, accuracies, color=BLUE, label="mean over clients", **_marks(rounds))
+    for (share, points), color in zip(probed.items(), PALETTE[1:], strict=False):
+        axes.plot(*zip(*points, strict=True), color=color, label=f"linear probe, {share:.0%} of the labels", **_marks(points))
+    _accuracy_axis(axes)
+    axes.set_ylim(0, 1.02)
+    if evaluated or probed:
+        axes.legend(loc="lower right")
+    if evaluated:
+        axes.set_title(f"Accuracy: {accuracies[-1]:.1%} after round {rounds[-1]}")
+    else:
+        axes.set_title("Accuracy: not measured" + (" but by linear probe" if probed else " (without labels: fedpriv probe)"))
 
 
 def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
@@ -128,17 +134,21 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
     save(draw, path, (10, 5))
 
 
-def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -> None:
-    """Draw several runs: accuracy over rounds and over the bytes sent so far, side by side.
+def compare_curves(
+    runs: Mapping[str, Sequence[Sequence[Record]]], path: Path, leaks: Mapping[str, Sequence[tuple[float, float]]] | None = None
+) -> None:
+    """Draw several runs: accuracy over rounds and over the bytes sent so far, and against leakage, side by side.
 
     Args:
         runs: label -> the records of each run (each seed) with that label. Several seeds share a colour: thin lines are
             the runs, the thick one is their mean over the rounds that all of them evaluated.
-        path: the PNG (1650 pixels wide) to write.
+        path: the PNG to write, 1650 pixels wide, with leakage 2400.
+        leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
     """
+    audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
 
     def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, sharey=True)
+        left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
         for index, (label, group) in enumerate(runs.items()):
             color, line = PALETTE[index % len(PALETTE)], LINES[index // len(PALETTE) % len(LINES)]
             curves = [curve for records in group if (curve := _curve(records))]
@@ -164,9 +174,16 @@ def compare_curves(runs: Mapping[str, Sequence[Sequence[Record]]], path: Path) -
         _accuracy_axis(left)
         _accuracy_axis(right)
         right.set_ylabel("")
+        for axes in third:
+            for label, points in audited.items():
+                color = PALETTE[list(runs).index(label) % len(PALETTE)]
+                axes.plot([100 * x for x, _ in points], [y for _, y in points], "o", color=color, markersize=9)
+            axes.set_title("Accuracy against leakage")
+            axes.set_xlabel("samples that an attack recovered, %")
+            axes.set_xlim(-4, 104)
         figure.legend(loc="outside lower center", ncols=min(3, len(runs)))
 
-    save(draw, path, (11, 5 + 0.25 * (len(runs) // 3)))
+    save(draw, path, (16 if audited else 11, 5 + 0.25 * (len(runs) // 3)))
 
 
 def _accuracy(record: Record) -> float | None:
@@ -213,12 +230,18 @@ def _bytes_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
 
 
+def styled() -> AbstractContextManager[None]:
+    """A block in which figures have the style of all plots."""
+    import matplotlib
+
+    return matplotlib.rc_context(_STYLE)
+
+
 def save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
     """Draw a figure of ``size`` inches by ``draw``, in the style of all plots, and write it as a PNG with 150 dpi."""
-    import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         path.parent.mkdir(parents=True, exist_ok=True)

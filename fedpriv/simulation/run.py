@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +31,11 @@ from fedpriv.spans import END, UNTIMED, Spans
 from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
-OnRound = Callable[[dict[str, Any]], None]
+OnRound = Callable[[dict[str, Any]], object]
 Warn = Callable[[str], None]
+T = TypeVar("T")
+Played = Generator[dict[str, Any], None, T]
+"""Rounds as they are run: yields the record of each, and returns how it ended. Closing it interrupts the run."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,23 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         UsageError: before anything is written, where the config cannot be right.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
+    return _driven(played(config, runs_dir, on_start, warn, profiled, patient=True), on_round)
+
+
+def played(
+    config: RunConfig, runs_dir: Path, on_start: OnStart, warn: Warn, profiled: bool = False, patient: bool = False
+) -> Played[Outcome]:
+    """As :func:`start`, a round at a time, whenever the next one is wanted.
+
+    Args:
+        patient: the first Ctrl-C lets the round end; otherwise it stops at once. Either way the last checkpoint is whole.
+    """
     federation = build(config)
     check_tracking(federation.config.tracking)
     reach(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
-        return _run(federation, folder, on_start, on_round, warn, profiled)
+        return (yield from _run(federation, folder, on_start, warn, profiled, patient))
 
 
 def resume(
@@ -105,7 +119,7 @@ def resume(
         else:  # killed while the folder was being made
             federation = build(config)
             _describe(federation, folder)
-        return _run(federation, folder, on_start, on_round, warn, profiled)
+        return _driven(_run(federation, folder, on_start, warn, profiled, patient=True), on_round)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -139,7 +153,9 @@ def _begun(folder: RunFolder) -> bool:
     return any(folder.checkpoints.glob("round-*.json"))
 
 
-def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool) -> Outcome:
+def _run(
+    federation: Federation, folder: RunFolder, on_start: OnStart, warn: Warn, profiled: bool, patient: bool
+) -> Played[Outcome]:
     for note in federation.prepared.said:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
@@ -151,7 +167,7 @@ def _run(federation: Federation, folder: RunFolder, on_start: OnStart, on_round:
 
     report = None
     try:
-        summary, tracked = conduct(simulation, lambda: on_start(federation, folder), on_round, results)
+        summary, tracked = yield from _conducted(simulation, lambda: on_start(federation, folder), results, patient)
     finally:  # of a run that fails, what there is
         report = _write_profile(profile, simulation, warn)
     return Outcome(folder, summary, tracked, simulation.progress.round, report)
@@ -170,6 +186,27 @@ def conduct(
     Returns:
         The summary (``None``: interrupted), and whether all of it is in the tracking store.
     """
+    return _driven(_conducted(server, on_start, results, patient=True), on_round)
+
+
+def _driven(rounds: Played[T], on_round: OnRound) -> T:
+    """Run all rounds, one after the other; what ``on_round`` raises ends the run as an error in a round would."""
+    while True:
+        try:
+            record = next(rounds)
+        except StopIteration as end:
+            ended: T = end.value
+            return ended
+        try:
+            on_round(record)
+        except BaseException as error:
+            rounds.throw(error)
+            raise
+
+
+def _conducted(
+    server: Server, on_start: Callable[[], None], results: Callable[[], dict[str, Any]], patient: bool
+) -> Played[tuple[dict[str, Any] | None, bool]]:
     folder, profile, warn = server.folder, server.profile, server.warn
     begun = _begun(folder)
     if begun:
@@ -179,20 +216,20 @@ def conduct(
     try:
         with folder.writing("run.json"):
             folder.update_facts(status="running")
-        with _finish_round_on_interrupt(server, warn):
+        with _finish_round_on_interrupt(server, warn) if patient else nullcontext():
             if not begun:
                 server.start()
             on_start()
             tracker.notify()
             for record in server.rounds():
-                on_round(record)
+                yield record
                 with profile("tracking"):
                     tracker.notify()
         profile.begin(END)
         if server.progress.round == server.config.train.rounds:
             summary = results()
         status = "interrupted" if summary is None else "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):
         status = "interrupted"
         raise
     finally:

@@ -6,10 +6,11 @@ whose acknowledgement was lost is sent again; MLflow's SQL stores keep one of tw
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,15 +21,17 @@ from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
-from fedpriv.tracking.folder import flatten, read_json, read_lines, read_records, read_run
+from fedpriv.tracking.folder import read_json, read_lines, read_records, read_run
 from fedpriv.tracking.names import (
     STATUS,
     as_points,
     audit_values,
+    client_table,
     dataset_name,
-    param_value,
+    params,
     point_values,
     probe_values,
+    run_name,
     summary_values,
 )
 from fedpriv.tracking.store import (
@@ -49,6 +52,7 @@ ARTIFACTS = (
     "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 _CURSOR = "tracking.json"
+_CLIENTS = "clients.json"
 _WITH_ADDRESSES = ("config.yaml", "run.json")
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 _DATASET_ATTEMPTS = 4
@@ -227,6 +231,8 @@ class _Copy:
             "fedpriv.run_dir": str(self.run_dir.resolve()),
             "fedpriv.partition_hash": facts.get("partition_hash"),
             "fedpriv.device": facts.get("device"),
+            "mlflow.note.content": _description(facts, self.run_dir),
+            "mlflow.user": _user(),
             "mlflow.source.name": "fedpriv",
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": facts.get("git_commit"),
@@ -236,8 +242,7 @@ class _Copy:
         run = self.client.create_run(
             self.cursor.experiment_id or "",
             start_time=facts["created_ms"],
-            # The dashboard shows some fifteen letters, so the distinguishing ones come first.
-            run_name=f"{facts['method']} s{facts['seed']} {dataset_name(facts)} ({self.run_dir.resolve().name})",
+            run_name=run_name(facts),
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
         self._check_place(run)
@@ -254,9 +259,9 @@ class _Copy:
 
         config = read_yaml(self.run_dir / "config.yaml")
         # MLflow does not allow changes of a param, so existing ones stay (a resumed run may have another device).
-        params = [Param(key, param_value(value)) for key, value in flatten(config) if key not in known]
-        for start in range(0, len(params), _PARAMS_PER_BATCH):
-            batch = params[start : start + _PARAMS_PER_BATCH]
+        fresh = [Param(key, value) for key, value in params(config).items() if key not in known]
+        for start in range(0, len(fresh), _PARAMS_PER_BATCH):
+            batch = fresh[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
             self.params += len(batch)
         name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
@@ -308,6 +313,7 @@ class _Copy:
                 raise UsageError(f"{path} holds the password of a tracking URI, which is not sent: write *** in its place")
             if name.name == "summary.json":
                 self._send_summary(read_json(path))
+                self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
                 try:
                     values = audit_values(read_json(path), self.facts["run_id"])
@@ -324,10 +330,31 @@ class _Copy:
     def _send_summary(self, summary: dict[str, Any]) -> None:
         self._log(as_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
 
+    def _send_table(self, table: dict[str, Any] | None) -> None:
+        """A file in the form of MLflow's ``log_table``, which would append it to one that is there."""
+        if table is not None:
+            self.client.log_dict(self._id, table, _CLIENTS)
+            self.client.set_tag(self._id, "mlflow.loggedArtifacts", json.dumps([{"path": _CLIENTS, "type": "table"}]))
+
     def _end_ms(self) -> int:
         """The time of the last record, so that a late sync does not change the run's duration."""
         records = read_records(self.run_dir)
         return int(records[-1]["time_ms"] if records else self.facts["created_ms"])
+
+
+def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
+    """Markdown, with the line that reproduces the run."""
+    return (
+        f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
+        f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
+    )
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return None
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.config import RunConfig
 from fedpriv.evaluation.protocols import best, worst_tenth
 from fedpriv.server.records import Record
 from fedpriv.tracking.folder import flatten
@@ -14,9 +16,8 @@ from fedpriv.tracking.folder import flatten
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-MAX_CLIENTS = 200  # per-client curves beyond this many drown the dashboard; metrics.jsonl, an artifact, has them all
 # The dashboard groups charts by the prefix before a slash, sorted by name, and shows the rest last. So the most important metrics
-# have prefixes that come first, and the many charts of clients come last.
+# have prefixes that come first.
 SECTIONS = {
     "accuracy": "accuracy/mean",
     "bytes_up": "bytes/up",
@@ -27,19 +28,62 @@ SECTIONS = {
     "epsilon": "privacy/epsilon",
     "clipped": "privacy/clipped",
 }
+ALWAYS = (
+    "method.name", "data.name", "data.clients", "data.partition.name", "model.name", "train.rounds", "train.local_epochs",
+    "train.batch_size", "train.lr", "seed",
+)  # fmt: skip
+"""Keys of the config that are parameters of every run; further ones where they differ from the defaults."""
+_ELSEWHERE = ("run_dir", "tracking", "plugins", "wire.transforms", "wire.secure_aggregation")
+"""Keys that are no parameters: where records go, and what :func:`defence` says."""
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 def point_values(record: Record) -> dict[str, float]:
-    """MLflow's metrics of one round: the totals, each client's, and the spread over clients."""
+    """MLflow's metrics of one round: the totals, and the spread over clients."""
     values = _numbers(record["metrics"])
-    clients: dict[str, float] = {}
     for name, per_client in (record.get("per_client") or {}).items():
         _add_spread(values, name, per_client)
-        if len(per_client) <= MAX_CLIENTS:
-            width = len(str(len(per_client) - 1))  # zero-padded, because the dashboard sorts names as text
-            clients |= {f"per_client_{name}/{i:0{width}d}": float(v) for i, v in enumerate(per_client) if v is not None}
-    return {_section(key): value for key, value in values.items()} | clients
+    return {_section(key): value for key, value in values.items()}
+
+
+def client_table(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The last evaluation of each client as a table in MLflow's form; ``None``: clients were not evaluated."""
+    last = next((record["per_client"] for record in reversed(records) if record.get("per_client")), None)
+    if last is None:
+        return None
+    clients = range(max(map(len, last.values())))
+    return {"columns": ["client", *last], "data": [[i, *(values[i] for values in last.values())] for i in clients]}
+
+
+def run_name(facts: Mapping[str, Any]) -> str:
+    """``mpfedcon · digits · s0``."""
+    return f"{facts['method']} · {dataset_name(facts)} · s{facts['seed']}"
+
+
+def params(config: Mapping[str, Any]) -> dict[str, str]:
+    """MLflow's parameters: few, flat, and what a comparison of runs asks for; ``config.yaml``, an artifact, has all keys."""
+    usual = dict(flatten(RunConfig().model_dump(mode="json")))
+    found = {"defence": defence(config)}
+    for key, value in flatten(config):
+        apart = any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE)
+        if not apart and (key in ALWAYS or key.startswith("method.") or value != usual.get(key)):
+            found[key] = param_value(value)
+    return found
+
+
+def defence(config: Mapping[str, Any]) -> str:
+    """The defences of a run in a text, as ``fedpriv frontier --defenses`` takes them; ``none`` where there are none."""
+    wire, privacy = config.get("wire") or {}, config.get("privacy") or {}
+    parts = []
+    for one in wire.get("transforms") or ():
+        options = ",".join(f"{name}={value}" for name, value in one.items() if name != "name")
+        parts.append(f"{one['name']}{':' if options else ''}{options}")
+    if wire.get("secure_aggregation"):
+        parts.append("secure-aggregation")
+    if privacy.get("level", "none") != "none":
+        much = "target_epsilon" if privacy.get("target_epsilon") is not None else "noise"
+        parts.append(f"dp-{privacy['level']}:{much}={privacy.get(much)}")
+    return "+".join(parts) or "none"
 
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:
@@ -86,7 +130,8 @@ def _add_spread(values: dict[str, float], name: str, per_client: list[float | No
             values.setdefault(f"{name}_{statistic}", value)
 
 
-def dataset_name(facts: dict[str, Any]) -> str:
+def dataset_name(facts: Mapping[str, Any]) -> str:
+    """The data set's name; of a path, its last part."""
     return Path(facts["dataset"]).name  # it may be the path of a folder
 
 

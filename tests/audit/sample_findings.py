@@ -337,6 +337,8 @@ def _attempt(
         "mse_best": error / 30,
         "psnr_median_db": -10 * math.log10(error) if error else None,
         "ssim_median": max(0.02, 0.9 - 4 * error),
+        "feature_distance_median": min(0.7, 4 * error),
+        "feature_distance_missing": None,
         "cpu_seconds": seconds,
         "budget": budget,
         "curve": [] if halving is None else [[step, 3.0 * (0.5 ** (step / halving) + 1e-4)] for step in range(0, 101, 4)],

@@ -149,7 +149,7 @@ def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> No
 
 
 FIGURES = re.compile(
-    "accuracy|worst_tenth|auc|tpr|^0\\.|mse|psnr|ssim|seconds|lower|upper|count_acc|f1|exact|bytes_up|bytes_down"
+    "accuracy|worst_tenth|auc|tpr|^0\\.|mse|psnr|ssim|distance_median|seconds|lower|upper|count_acc|f1|exact|bytes_up|bytes_down"
 )
 
 
@@ -162,6 +162,21 @@ def test_any_figure_may_be_missing() -> None:
     assert "None" not in text.replace("None of 72", "")
     assert "No run has both an accuracy and an attacked message" in text
     assert "None" not in render_markdown(audit).replace("None of 72", "")
+
+
+def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() -> None:
+    for text in (render_html(findings(), pictures()), render_markdown(findings())):
+        assert "EfficientNet-Lite0 feature distance" in text and "Not measured: " not in text
+
+    def missing(key: str, leaf: Any) -> Any:
+        return {"feature_distance_median": None, "feature_distance_missing": "it needs a package"}.get(key, leaf)
+
+    audit = replaced(findings(), missing)
+    for attack in (attack for run in audit["runs"] for attack in run["attacks"]):
+        refused = {"attacker": "dlg", "inapplicable": "no reason", "knows": [], "budget": "", "is_evidence": False}
+        attack["attempts"].append(refused)  # without figures
+    for text in (render_html(audit, pictures()), render_markdown(audit)):
+        assert "EfficientNet-Lite0 feature distance" not in text and "Not measured: it needs a package." in text
 
 
 def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) -> None:

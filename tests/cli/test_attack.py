@@ -26,6 +26,8 @@ FIGURES = {
     "ssim_median",
     "lpips_median",
     "lpips_missing",
+    "feature_distance_median",
+    "feature_distance_missing",
     "cpu_seconds",
     "images_per_cpu_second",
 }
@@ -73,6 +75,13 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
     assert (attacker["lpips_median"] is None) == bool(attacker["lpips_missing"]), "null has its reason"
     assert attacker["images_per_cpu_second"] == pytest.approx(2 / attacker["cpu_seconds"])
     assert found["baselines"]["grey image"]["mse_median"] > 0
+
+
+@pytest.mark.usefixtures("no_controls")
+def test_the_feature_distance_is_shown_where_it_is_measured(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attacks.scoring.scores.feature_distance", lambda made, true: torch.full((len(true),), 0.125))
+    result = fedpriv("attack", "dlg", "--n", 2, "--set", "steps=1", "--set", "restarts=0")
+    assert "EfficientNet-Lite0" in result.stdout and "0.125" in result.stdout
 
 
 @pytest.mark.slow

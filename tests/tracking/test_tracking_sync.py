@@ -16,6 +16,7 @@ from fake_runs import append, line, make_run, set_status
 
 from fedpriv.errors import UsageError
 from fedpriv.tracking import TrackingError, default_uri, sync
+from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store
 
 
@@ -43,6 +44,13 @@ def cursor(folder: Path, **change: Any) -> dict[str, Any]:
     return dict(values)
 
 
+def table_of(runs_dir: Path, run: str | None) -> list[list[float]]:
+    """The rows of the table of clients, in the form of MLflow's ``log_table``."""
+    table = json.loads(Path(client(runs_dir).download_artifacts(run, "clients.json")).read_text())
+    assert table.keys() == {"columns", "data"} and table["columns"] == ["client", "accuracy"]
+    return list(table["data"])
+
+
 def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=20, clients=12)
     report = sync(folder)
@@ -50,10 +58,13 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     run = store.get_run(report.mlflow_run_id)
     assert run.info.status == "FINISHED"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_040_000)
-    assert run.info.run_name.startswith("mpfedcon s0 digits")
+    assert run.info.run_name == "mpfedcon · digits · s0"
+    assert "fedpriv train --config config.yaml" in run.data.tags["mlflow.note.content"] and run.data.tags["mlflow.user"]
     assert run.data.params["train.lr"] == "0.01"
-    assert run.data.params["data.partition.alpha"] == "0.5"
-    assert json.loads(run.data.params["wire.transforms"]) == [{"name": "clip", "norm": 1.0}]
+    assert run.data.params["method.mu"] == "5" and run.data.params["data.clients"] == "12"
+    assert run.data.params["defence"] == "clip:norm=1.0"
+    assert "data.partition.alpha" not in run.data.params, "it has its default"
+    assert not [key for key in run.data.params if key.startswith(("tracking", "run_dir", "wire"))]
     assert run.data.tags["mlflow.source.git.commit"] == "0123abc"
     assert run.data.tags["fedpriv.partition_hash"] == "c0ffee"
     assert run.data.tags["fedpriv.version.torch"] == "2.9.0"
@@ -65,16 +76,25 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
         (r["round"], r["time_ms"], r["metrics"]["accuracy"]) for r in wanted
     ]
     assert len(store.get_metric_history(report.mlflow_run_id, "loss/train")) == 20
-    assert [p.value for p in store.get_metric_history(report.mlflow_run_id, "per_client_accuracy/11")] == [
-        record["per_client"]["accuracy"][11] for record in wanted
-    ]
     last = wanted[-1]["per_client"]["accuracy"]
+    assert table_of(runs_dir, report.mlflow_run_id) == [[i, value] for i, value in enumerate(last)]
+    assert '"path": "clients.json", "type": "table"' in run.data.tags["mlflow.loggedArtifacts"]
+    assert not [name for name in run.data.metrics if "per_client" in name]
     assert run.data.metrics["accuracy/worst_tenth"] == min(last)
     assert run.data.metrics["accuracy/best"] == max(last)
     assert run.data.metrics["final/bytes_up"] == 1_600_000
     assert run.data.metrics["final/protocols.personal.accuracy"] == 0.91
     files = {item.path for item in store.list_artifacts(report.mlflow_run_id)}
-    assert files == {"config.yaml", "run.json", "summary.json", "metrics.jsonl", "partition.safetensors", "plots", "weights"}
+    assert files == {
+        "clients.json",
+        "config.yaml",
+        "run.json",
+        "summary.json",
+        "metrics.jsonl",
+        "partition.safetensors",
+        "plots",
+        "weights",
+    }
     assert [item.path for item in store.list_artifacts(report.mlflow_run_id, "plots")] == ["plots/learning_curve.png"]
     assert any((runs_dir / "mlartifacts").rglob("global.safetensors"))
 
@@ -164,16 +184,29 @@ def test_a_resumed_run_with_another_config_keeps_its_params(runs_dir: Path) -> N
     assert (params["train.lr"], params["added"]) == ("0.01", "1")
 
 
-@pytest.mark.slow
-def test_more_clients_than_fit_a_batch(runs_dir: Path) -> None:
-    folder = make_run(runs_dir, rounds=10, clients=200, every=1)
+@pytest.mark.parametrize(
+    ("wire", "privacy", "text"),
+    [
+        ({}, {}, "none"),
+        (
+            {"transforms": [{"name": "mask", "last": 2}, {"name": "cast", "dtype": "float16"}]},
+            {},
+            "mask:last=2+cast:dtype=float16",
+        ),
+        ({"secure_aggregation": True}, {"level": "client", "noise": 1.0}, "secure-aggregation+dp-client:noise=1.0"),
+        ({}, {"level": "sample", "target_epsilon": 8}, "dp-sample:target_epsilon=8"),
+    ],
+)
+def test_all_defences_are_one_parameter(wire: dict[str, Any], privacy: dict[str, Any], text: str) -> None:
+    assert defence({"wire": wire, "privacy": privacy}) == text == params({"wire": wire, "privacy": privacy})["defence"]
+
+
+def test_a_second_report_does_not_double_the_table_of_clients(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, clients=3)
     report = sync(folder)
-    points = client(runs_dir).get_metric_history(report.mlflow_run_id, "per_client_accuracy/199")
-    assert len(points) == 11
-    many = sync(make_run(runs_dir, "many", rounds=2, clients=201, every=1))
-    names = client(runs_dir).get_run(many.mlflow_run_id).data.metrics
-    assert not [name for name in names if name.startswith("per_client")]
-    assert "accuracy/worst_tenth" in names
+    cursor(folder, artifacts_sent={})
+    sync(folder)
+    assert len(table_of(runs_dir, report.mlflow_run_id)) == 3
 
 
 @pytest.mark.slow

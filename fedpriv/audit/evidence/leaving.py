@@ -15,6 +15,12 @@ from fedpriv.audit.formats import named
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
 
+IN_TRANSIT = (
+    "a party that reads the messages in transit: the same messages as the server",
+    "a party that sees only encrypted traffic: which clients take part when, and the size of every message",
+)
+"""What outsiders know."""
+
 
 def crossed(evidence: Evidence) -> dict[str, Any]:
     """``{tensors, facts, rounds, schemas}``: what was sent in the kept messages, and the bytes of every round.
@@ -63,26 +69,27 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
-    outsider = [
-        "a party that reads the messages in transit: the same messages as the server",
-        "a party that sees only encrypted traffic: which clients take part when, and the size of every message",
-    ]
-    return {"server": server, "outsider": outsider}
+    return {"server": server, "outsider": list(IN_TRANSIT)}
 
 
 def conditions(evidence: Evidence) -> list[str]:
     """Conditions of the run that make attacks harder or easier by accident."""
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
-    modules = list(net.modules())
-    drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
     remarks = [
         "no augmentation" if augment == "none" else f"augmentation {augment}: clients trained on altered copies of the originals"
     ]
     if encoder is not None:
         learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
         remarks.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
-    remarks.append(f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout")
+    return [*remarks, *of_net(net)]
+
+
+def of_net(net: nn.Module) -> list[str]:
+    """The conditions that are the net's."""
+    modules = list(net.modules())
+    drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
+    remarks = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
         remarks.append("BatchNorm: attacks use evaluation mode, the client trained with the statistics of its batches")
     return remarks

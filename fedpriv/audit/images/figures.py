@@ -44,6 +44,8 @@ def figures(attempt: Attempt) -> dict[str, Any]:
         "ssim_median": float(scores.ssim.median()),
         "lpips_median": None if scores.lpips is None else float(scores.lpips.median()),
         "lpips_missing": scores.lpips_missing,
+        "feature_distance_median": None if scores.feature_distance is None else float(scores.feature_distance.median()),
+        "feature_distance_missing": scores.feature_distance_missing,
         "cpu_seconds": found.cpu_seconds,
         "images_per_cpu_second": n / found.cpu_seconds if found.cpu_seconds else None,
     }
@@ -71,8 +73,10 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
     title = f"{target.title}; {f'{last} {hidden}' if target.masked else 'all layers sent'}"
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     made.add_column("attacker", no_wrap=True)
-    for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", "SSIM", "images / CPU s"):
-        made.add_column(column, justify="right", no_wrap=column[0] != "i")
+    measured = any(one.scores is not None and one.scores.feature_distance is not None for one in attempts)
+    seen = ("SSIM", "EfficientNet-Lite0 distance") if measured else ("SSIM",)
+    for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", *seen, "images / CPU s"):
+        made.add_column(column, justify="right", no_wrap=column[0] not in "iE")
     for attempt in attempts:
         scores, found = attempt.scores, attempt.found
         if scores is None or found is None:
@@ -86,6 +90,7 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
             f"{float(scores.mse.median()):.1e}",
             f"{float(scores.mse.min()):.1e}",
             f"{float(scores.ssim.median()):.2f}",
+            *([] if scores.feature_distance is None else [f"{float(scores.feature_distance.median()):.3f}"]),
             f"{hit.n / found.cpu_seconds:.2g}" if found.cpu_seconds else "",
         )
     for name, error in errors.items():

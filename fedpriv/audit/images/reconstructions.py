@@ -97,12 +97,16 @@ class Attacked:
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack a client's message with every attacker whose controls cover as many images per message."""
+    """Attack a client's message, as :func:`on_target`."""
     target = message(evidence, round, client)
     steps = _steps(target)
     sender = evidence.sender(round, client)
     title = f"round {round}, {named(sender)}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
-    target = replace(target, title=title)
+    return on_target(replace(target, title=title), round, sender, seed, say)
+
+
+def on_target(target: Target, round: int, sender: int | str, seed: int, say: Say) -> Attacked:
+    """Attack a message with every attacker whose controls cover as many images per message."""
     tried = suited(target.masked)
     attempts = [attempt_on(target, attacker, target.observe, seed, say) for attacker in tried]
     attempts += _on_statistics(target, tried, seed, say)

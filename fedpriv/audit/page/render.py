@@ -84,7 +84,7 @@ def _environment(**settings: Any) -> Environment:
         "best_membership": _best_membership,
         "is_best": _is_best,
     }
-    made.globals |= {"keys_of": _keys_of, "because": _because, "best_reading": best_reading}
+    made.globals |= {"keys_of": _keys_of, "values_of": _values_of, "because": _because, "best_reading": best_reading}
     made.globals |= {"cost_sentences": cost.in_sentences, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
@@ -175,6 +175,11 @@ def _by_role(tensors: Sequence[Found]) -> list[dict[str, Any]]:
 def _keys_of(items: Iterable[Found], name: str) -> list[str]:
     """All keys of the mappings ``item[name]``, the largest number first."""
     return sorted({key for item in items for key in item.get(name) or {}}, key=float, reverse=True)
+
+
+def _values_of(items: Iterable[Found], name: str) -> list[Any]:
+    """What items have under the name; an attempt that was not mounted has no figures."""
+    return [value for item in items if (value := item.get(name)) is not None]
 
 
 def _moment(iso: str) -> str:

@@ -43,6 +43,8 @@ GLOSSARY = {
     "MSE": "Mean squared error: the mean over pixels of the squared difference of two images; 0 is identical.",
     "PSNR": "Peak signal-to-noise ratio in decibels: the MSE on a logarithmic scale; 20 dB is an MSE of 0.01, more is closer.",
     "SSIM": "Structural similarity: compares local brightness, contrast and structure; 1 is identical, about 0 is unrelated.",
+    "feature distance": "Of a pretrained EfficientNet-Lite0: one minus the cosine of its features of two images, averaged over "
+    "five resolutions; 0 is identical, about 0.4 to 0.7 is another image. It has the form of LPIPS, but no learned weights.",
     "token": "A word or a part of a word, from the text encoder's public vocabulary.",
     "ROUGE-L": "How much of two sentences is the same in the same order, from 0 to 1: their longest common subsequence.",
     "Wilson interval": "A confidence interval for a success rate that is valid for few cases; if 0 of 72 succeed, it reaches "

@@ -14,7 +14,7 @@ from fedpriv.audit.text.attempts import SEEKS, TextAttacker, TextAttempt, attemp
 from fedpriv.audit.text.figures import guess, left_of, score_figures, text_figures
 from fedpriv.audit.text.target import TextTarget, message, of_messages
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 EASIEST = 4
 """Number of texts of the easiest case."""

@@ -87,7 +87,7 @@ def client_folders(folder: Path, asked: bool = False) -> list[Path]:
 def looks_like_clients(folder: Path) -> str | None:
     """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
     found = _folders(folder)
-    if len(found) < 2 or any(map(_holds_images, found)):
+    if len(found) < 2 or (folder / "train").is_dir() or any(map(_holds_images, found)):
         return None
     inner = [{one.name for one in _folders(sub)} for sub in found]
     if len(common := set.intersection(*inner)) < 2:

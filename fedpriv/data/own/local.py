@@ -11,6 +11,7 @@ from fedpriv.data.assembling import assemble
 from fedpriv.data.dataset import Opened, Source
 from fedpriv.data.disaster import holds_pairs, open_pairs
 from fedpriv.data.own.clients import client_folders, looks_like_clients, open_clients
+from fedpriv.data.own.objects import FOLDER
 from fedpriv.data.own.owners import GIVEN
 from fedpriv.data.tables import find_columns, open_file, open_folder, open_hub
 from fedpriv.errors import UsageError
@@ -33,7 +34,8 @@ def local_source(path: Path, data: DataConfig) -> Source:
 def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
     """A single split is divided 80 / 20 by a fixed choice; of clients, each client's."""
     if not path.exists():
-        raise UsageError(f"there is no file or folder {path}")
+        given = "; it held data that were given as an object: pass it to fedpriv.train once more" if FOLDER in path.parts else ""
+        raise UsageError(f"there is no file or folder {path}{given}")
     if holds_pairs(path):
         return open_pairs(path)
     train: Table

@@ -12,6 +12,7 @@ from fedpriv.data.pools import Images, Ready
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
+from fedpriv.models.own import is_own, only_here, own_net
 from fedpriv.models.registry import Shape, build_model
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
@@ -49,9 +50,17 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     if data.image_only or data.text_only:
         raise UsageError(f"data.image_only and data.text_only are for image-text pairs, and {dataset.name} holds images alone")
 
+    said: tuple[str, ...] = ()
+    if is_own(model.name):
+        if model.projection not in (None, type(model)().projection):
+            raise UsageError(f"model.projection {model.projection}: model {model.name} is taken as it is; leave it out")
+        config = config.model_copy(update={"model": model.model_copy(update={"projection": None})})
+        said = () if (remark := only_here(model.name)) is None else (remark,)
+    elif model.roles is not None:
+        raise UsageError(f"model.roles is for a net of your own, such as my_nets:Net, and not for {model.name}")
     build = image_net(config, dataset.input_shape, len(dataset.classes))
     train, test = (Images(images, dataset.mean, dataset.std, device) for images in (dataset.train_images, dataset.test_images))
-    return Prepared(config, train, test, build)
+    return Prepared(config, train, test, build, said=said)
 
 
 def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
@@ -77,7 +86,11 @@ def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared
 def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[], Net]:
     """A factory of the nets of a run on images or rows."""
 
+    model = config.model
+
     def build() -> Net:
-        return build_model(config.model.name or "", input_shape, classes, *upper(config.model))
+        if is_own(model.name):
+            return own_net(model.name or "", input_shape, classes, model.roles, model.predictor or False)
+        return build_model(model.name or "", input_shape, classes, *upper(model))
 
     return build

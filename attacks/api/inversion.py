@@ -1,0 +1,260 @@
+"""Images from the gradient of any net: what a notebook has, as an attack sees it; and the result, to look at and to score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.api.own_net import OwnNet, cut
+from attacks.core.by_name import nearest
+from attacks.core.observation import Observation, Schedule, ThreatModel, blank
+from attacks.core.options import defaults_of
+from attacks.core.reconstruction import Inapplicable, Reconstruction
+from attacks.core.registry import image_attacks
+from attacks.lab.attempts import Attacker, attackers, run_controls
+from attacks.lab.controls import Control
+from attacks.lab.setting import declared
+from attacks.scoring.scores import Scores, match, score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Gradient = Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """What an attack made of a gradient.
+
+    Attributes:
+        attack: its name.
+        found: all that it says, with its loss.
+        threat: what it is assumed to know.
+        controls: those that it passed, where they were wanted.
+    """
+
+    attack: str
+    found: Reconstruction
+    threat: ThreatModel
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def images(self) -> Tensor:
+        """``(n, C, H, W)`` in [0, 1]; a gradient does not determine their order."""
+        return self.found.images
+
+    @property
+    def labels(self) -> Tensor:
+        """``(n,)``; -1 where the attack guesses none."""
+        return self.found.labels
+
+    @property
+    def loss(self) -> float:
+        """The attack's own final loss, comparable between starts of one attack."""
+        return float(self.found.loss[0])
+
+    def scores(self, original: Tensor, labels: Tensor | None = None) -> Scores:
+        """Errors and similarities to the true images, each with the reconstruction that fits it best.
+
+        Args:
+            original: ``(n, C, H, W)`` in [0, 1].
+            labels: ``(n,)``; ``None``: labels are not scored.
+
+        Raises:
+            ValueError: there are not as many images as reconstructions, or they have another shape.
+        """
+        made, guessed = self._in_order(original)
+        return score(made, original.cpu().float(), guessed, labels)
+
+    def plot(self, original: Tensor | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the reconstructions in a row, under the true images where they are given.
+
+        Args:
+            original: ``(n, C, H, W)`` in [0, 1].
+            ax: where; ``None``: in a new figure of pyplot, which notebooks show.
+        """
+        rows = {self.attack: self.images if original is None else self._in_order(original)[0]}
+        rows = rows if original is None else {"original": original.cpu().float(), **rows}
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(1.2 * len(self.images) + 1.4, 1.2 * len(rows) + 0.2), layout="constrained")
+        lines = [torch.cat([_framed(image) for image in images], dim=2) for images in rows.values()]
+        picture = torch.cat(lines, dim=1).movedim(0, -1).numpy()
+        ax.imshow(picture if picture.shape[2] == 3 else picture[..., 0], cmap="gray", vmin=0, vmax=1)
+        height = lines[0].shape[1]
+        ax.set_xticks([])
+        ax.set_yticks([height * (row + 0.5) for row in range(len(rows))], list(rows))
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+        return ax
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.images.shape[1:]))
+        return f"<Inversion by {self.attack}: {len(self.images)} image(s) of {shape}, loss {self.loss:.2g}>"
+
+    def _in_order(self, original: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels, in the order of the true images."""
+        if original.shape != self.images.shape:
+            raise ValueError(f"original has shape {tuple(original.shape)}, and the reconstructions {tuple(self.images.shape)}")
+        order = match(self.images.cpu(), original.cpu().float())
+        return self.images.cpu()[order], self.labels.cpu()[order]
+
+
+def invert(
+    model: nn.Module,
+    gradient: Gradient,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int | None = None,
+    attack: str = "idlg",
+    n: int = 1,
+    labels: Tensor | None = None,
+    lr: float | None = None,
+    steps: int = 1,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    head: str | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    controls: bool = False,
+    seed: int = 0,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Inversion:
+    """Reconstruct the images behind a gradient of a cross-entropy, or behind a change of the weights.
+
+    The net is taken in evaluation mode, in float32 on the processor, and left as it is.
+
+    Args:
+        model: any net that maps ``(B, *input_shape)`` to logits ``(B, classes)``, with the weights that the client began with.
+        gradient: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
+            gradient of the mean loss, or, with ``lr``, the change of the weights (after minus before).
+        input_shape: of an image, ``(C, H, W)``.
+        classes: number of logits; ``None``: as the net has them.
+        attack: a name of ``fedpriv attacks``, such as ``idlg``, ``inverting-gradients``, ``analytic`` or, where the last layer
+            was not sent, ``head-free``.
+        n: number of images behind it.
+        labels: ``(n,)``, for an attacker that is given them.
+        lr, steps, batch_size, momentum, weight_decay: of the client's SGD, where its change is given.
+        head: name of the module that is called last; ``None``: the linear layer that is called last.
+        mean, std: of the client's normalisation, by channel: the net gets ``(image - mean) / std`` for an image in [0, 1].
+        controls: first check, at this budget, that the attack recovers images where it must, and none from noise.
+        options: of the attack, such as ``{"restarts": 2}``; ``fedpriv attacks`` lists them.
+
+    Raises:
+        Inapplicable: the attack cannot be mounted on this; says why, and which can. Or a control failed.
+        ValueError: arguments that do not fit each other.
+        TypeError: an option that the attack does not have, or its value.
+    """
+    net = cut(model, tuple(input_shape), head)
+    if classes is not None and classes != net.classes:
+        raise ValueError(f"classes = {classes}, and the net returns {net.classes} logits")
+    if n < 1 or (labels is not None and labels.shape != (n,)):
+        raise ValueError(f"n = {n}: at least 1, and as many as labels")
+    attacker = _attacker(attack, options)
+    schedule = None
+    if lr is not None:
+        schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay)
+    elif (steps, batch_size, momentum, weight_decay) != (1, None, 0.0, 0.0):
+        raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
+    threat = replace(attacker.threat, labels=labels is not None)
+    seen = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
+    if labels is not None:
+        seen = replace(seen, labels=labels.cpu())
+    declared(attacker.attack).check(seen)
+    passed = run_controls(attacker, seed, [seen], torch.empty(n, *input_shape)) if controls else ()
+    if failed := [control.sentence for control in passed if not control.passed]:
+        raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
+    with torch.random.fork_rng(devices=[]):
+        found = attacker.attack.run([seen], seed)
+    return Inversion(attack, found, threat, passed)
+
+
+def observed(
+    model: nn.Module,
+    net: OwnNet,
+    gradient: Gradient,
+    threat: ThreatModel,
+    *,
+    input_shape: Sequence[int],
+    n: int | None,
+    schedule: Schedule | None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+) -> Observation:
+    """The gradient, or with a schedule the change, as an attacker under that threat model sees it.
+
+    Raises:
+        ValueError: names or shapes are not those of the net's parameters, or nothing was sent.
+    """
+    shared = {net.names[name]: tensor for name, tensor in by_name(model, gradient).items()}
+    sent = any(name.startswith("top.") for name in shared)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    known = {net.names[name]: tensor.cpu().float().clone() for name, tensor in state.items()}
+    if not sent and threat.top == "unknown":
+        known = {name: tensor for name, tensor in known.items() if not name.startswith("top.")}
+    return Observation(
+        shared,
+        "gradient" if schedule is None else "change",
+        known,
+        blank(net.split),
+        tuple(input_shape),
+        net.classes,
+        threat,
+        tuple(mean),
+        tuple(std),
+        n,
+        schedule,
+    )
+
+
+def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
+    """A gradient as float32 tensors by parameter name, without what was not sent.
+
+    Raises:
+        ValueError: names or shapes are not those of the net's parameters, or nothing was sent.
+    """
+    parameters = dict(model.named_parameters())
+    if not isinstance(gradient, Mapping):
+        if len(gradient) != len(parameters):
+            raise ValueError(f"the gradient is a list of {len(gradient)}, and the net has {len(parameters)} parameters")
+        gradient = dict(zip(parameters, gradient, strict=True))
+    found = {}
+    for name, one in gradient.items():
+        if one is None:
+            continue
+        if name not in parameters:
+            raise ValueError(f"the net has no parameter {name!r}; {nearest(name, parameters)}")
+        tensor = torch.as_tensor(one).detach().cpu().float()
+        if tensor.shape != parameters[name].shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and the net's {tuple(parameters[name].shape)}")
+        found[name] = tensor
+    if not found:
+        raise ValueError("the gradient holds no tensor")
+    return found
+
+
+def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:
+    known = image_attacks()
+    if name not in known:
+        raise ValueError(f"unknown attack {name!r}; {nearest(name, known)}")
+    if hasattr(known[name], "alter"):
+        raise ValueError(
+            f"{name} alters what a server sends, so it needs a run: fedpriv attack {name} --threat malicious --run RUN"
+        )
+    if strange := options.keys() - defaults_of(known[name]).keys():
+        raise TypeError(f"{name} has no option {min(strange)!r}; {nearest(min(strange), defaults_of(known[name]))}")
+    (found,) = attackers(name, 0, dict(options))
+    return found
+
+
+def _framed(image: Tensor) -> Tensor:
+    """An image ``(C, H, W)`` with a white margin of one pixel in thirty."""
+    margin = max(1, max(image.shape[1:]) // 30)
+    return nn.functional.pad(image.cpu(), [margin] * 4, value=1.0)

@@ -1,0 +1,108 @@
+"""Any net as an attacker sees it: cut before its last layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core.by_name import nearest
+from attacks.core.observation import SplitNet
+
+TOLERANCE = 1e-4
+"""By how much, relative to the largest logit, the parts may differ from the whole."""
+
+
+@dataclass(frozen=True)
+class OwnNet:
+    """A net cut where its head begins.
+
+    Attributes:
+        split: the net's parts, as copies.
+        names: of every parameter and buffer, the net's name -> the split's (``fc.weight`` -> ``top.weight``).
+        head: name of the module that is the head.
+        classes: number of logits.
+    """
+
+    split: SplitNet
+    names: Mapping[str, str]
+    head: str
+    classes: int
+
+
+def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -> OwnNet:
+    """Cut a net into what comes before its head, and the head.
+
+    Args:
+        net: maps ``(B, *input_shape)`` to logits ``(B, C)``; it is left as it is.
+        head: name of the module that is called last; ``None``: the linear layer that is called last.
+
+    Raises:
+        ValueError: there is no such module, the net does not take such inputs, or something comes after the head.
+    """
+    whole = copy.deepcopy(net).cpu().float().eval()
+    modules = dict(whole.named_modules())
+    if head is not None and (not head or head not in modules):
+        raise ValueError(f"the net has no module {head!r} for the head; {nearest(head, [name for name in modules if name])}")
+    probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
+    expected, called = _logits(whole, probe)
+    if head is None:
+        if not called or not called[-1]:
+            raise ValueError("the net has no linear layer within it; name the module that is its head, such as head='classifier'")
+        head = called[-1]
+    owner, _, attribute = head.rpartition(".")
+    top = modules[head]
+    setattr(whole.get_submodule(owner), attribute, nn.Identity())
+    split = SplitNet(whole, top)
+    _check_same(split, probe, expected, head)
+    state = net.state_dict(keep_vars=True)
+    names = {name: f"top.{name[len(head) + 1 :]}" if name.startswith(f"{head}.") else f"body.{name}" for name in state}
+    return OwnNet(split, names, head, expected.shape[1])
+
+
+def _logits(net: nn.Module, probe: Tensor) -> tuple[Tensor, list[str]]:
+    """The net's output, and the names of its linear layers as they are called."""
+    called: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            logits = net(probe)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        raise ValueError(f"the net does not take inputs of shape {tuple(probe.shape)}: {_first_line(error)}") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise ValueError(f"the net must return logits (B, C), not {_described(logits)}")
+    return logits, called
+
+
+def _check_same(split: SplitNet, probe: Tensor, expected: Tensor, head: str) -> None:
+    try:
+        with torch.no_grad():
+            found = split(probe)
+        same = found.shape == expected.shape and bool(
+            ((found - expected).abs().max() <= TOLERANCE * expected.abs().max().clamp(min=1e-6)).item()
+        )
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(f"the net cannot be cut before {head!r}: {_first_line(error)}") from None
+    if not same:
+        raise ValueError(
+            f"the net's output is not that of {head!r}: something comes after it, such as a softmax, or it is called again; let "
+            "the net return logits, or name the module that is called last with head="
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _described(found: object) -> str:
+    return f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

@@ -1,0 +1,141 @@
+"""Runs side by side: the figures of each, and what tells them apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
+    """Compare runs in a table, a row a run, as ``fedpriv compare`` does.
+
+    Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
+    ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
+    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``defence``, ``epsilon`` (NaN without differential privacy), and of an
+    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. So
+    ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])`` summarises over seeds.
+
+    Args:
+        runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
+
+    Raises:
+        UsageError: one of them is no run, or there are none.
+    """
+    import pandas as pd
+
+    from fedpriv.errors import UsageError
+    from fedpriv.tracking import find_run
+
+    folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
+    if not folders:
+        raise UsageError("there are no runs to compare")
+    rows = [figures(folder) for folder in folders]
+    table = pd.DataFrame({"label": labels(folders, rows)} | {key: [row[key] for row in rows] for key in rows[0]})
+    floats = ("accuracy", "worst_tenth", "best", "global_test", "global_test_f1", "epsilon", "recovered", "membership_auc")
+    numbers = dict.fromkeys(floats, "float64")
+    return table.astype(numbers).set_index("run")
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """A run's row of the table.
+
+    Raises:
+        UsageError: it has not begun, or its files are not a run's.
+    """
+    from fedpriv.config import read_yaml
+    from fedpriv.evaluation.protocols import best, worst_tenth
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.tracking import read_run
+    from fedpriv.tracking.names import defence
+
+    facts, reached = read_run(folder), summary(folder)
+    per_client = reached["accuracy_per_client"]
+    return {
+        "run": folder.resolve().name,
+        "status": facts.get("status", "running"),
+        **{key: facts[key] for key in ("method", "dataset", "seed")},
+        **{key: reached[key] for key in ("rounds", "accuracy")},
+        "probe": reached.get("probe", {}),
+        "worst_tenth": worst_tenth(per_client),
+        "best": best(per_client),
+        **{key: reached["protocols"].get(key) for key in ("global_test", "global_test_f1")},
+        "split": RunFolder(folder).config_as_data().eval.split,
+        **{key: reached[key] for key in ("bytes_up", "bytes_down", "seconds")},
+        "partition_hash": facts.get("partition_hash"),
+        "defence": defence(read_yaml(folder / "config.yaml")),
+        "epsilon": (reached.get("privacy") or {}).get("epsilon"),
+        **leakage(folder, facts["run_id"]),
+    }
+
+
+def leakage(folder: Path, run_id: str) -> dict[str, Any]:
+    """What the run's audit found, in three figures; all ``None``: it was not audited.
+
+    Raises:
+        UsageError: the report in the folder is not one.
+    """
+    from fedpriv.errors import UsageError
+
+    path, found = folder / "audit" / "audit.json", dict.fromkeys(("answer", "recovered", "membership_auc"))
+    if not path.exists():
+        return found
+    from fedpriv.audit.conditions import MEASURES
+    from fedpriv.tracking.folder import read_json
+
+    try:
+        run = next((one for one in read_json(path)["runs"] if one["run_id"] == run_id), None)
+        if run is None:
+            return found
+        return {"answer": str(run["answer"]["words"]), **{name: MEASURES[name](run) for name in ("recovered", "membership_auc")}}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} is not what fedpriv writes") from None
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """A run's summary; while there is none, what its last records say in place of it."""
+    from fedpriv.tracking import Record, read_records, read_run
+    from fedpriv.tracking.folder import read_json
+
+    if read_run(folder).get("status") == "finished":
+        return read_json(folder / "summary.json")
+    records = read_records(folder)
+    evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
+    last: Record = records[-1] if records else {"round": 0, "metrics": {}}
+    reached = evaluated[-1]["metrics"] if evaluated else {}
+    return {
+        "rounds": last["round"],
+        "accuracy": reached.get("accuracy"),
+        "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
+        "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
+        "bytes_up": last["metrics"].get("total_bytes_up", 0),
+        "bytes_down": last["metrics"].get("total_bytes_down", 0),
+        "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),
+    }
+
+
+def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The method of each run; for runs of one method with different configs, also the keys in which they differ.
+
+    Args:
+        rows: the :func:`figures` of each.
+    """
+    from fedpriv.config import read_yaml
+    from fedpriv.tracking import flatten
+
+    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
+    ignored = ("seed", "device", "threads", "method.name", "data.partition.seed", *storage)
+    configs: list[dict[str, str]] = []
+    for folder in folders:
+        settings = flatten(read_yaml(folder / "config.yaml"))
+        configs.append({key: str(value) for key, value in settings if not key.startswith(ignored)})
+    found = []
+    for row, config in zip(rows, configs, strict=True):
+        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
+        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
+        found.append(", ".join([row["method"], *(f"{key.rpartition('.')[2]}={config.get(key)}" for key in keys[:3])]))
+    return found

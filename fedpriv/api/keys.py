@@ -1,0 +1,173 @@
+"""The short names of the most common config keys, and a config from short names, sections and dotted keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpriv.config import RunConfig
+
+KEYS = {
+    "dataset": "data.name",
+    "clients": "data.clients",
+    "partition": "data.partition.name",
+    "classes_per_client": "data.partition.classes_per_client",
+    "alpha": "data.partition.alpha",
+    "column": "data.partition.column",
+    "seed": "seed",
+    "data_dir": "data.dir",
+    "method": "method.name",
+    "objective": "objective.name",
+    "aggregation": "aggregation.name",
+    "model": "model.name",
+    "roles": "model.roles",
+    "encoder": "model.encoder",
+    "tune": "model.tune",
+    "selection": "train.selection",
+    "optimizer": "train.optimizer",
+    "participation": "train.participation",
+    "rounds": "train.rounds",
+    "local_epochs": "train.local_epochs",
+    "batch_size": "train.batch_size",
+    "lr": "train.lr",
+    "dp": "privacy.level",
+    "noise": "privacy.noise",
+    "clip": "privacy.clip",
+    "delta": "privacy.delta",
+    "target_epsilon": "privacy.target_epsilon",
+    "canaries": "privacy.canaries",
+    "secure_aggregation": "wire.secure_aggregation",
+    "keep_payloads": "wire.keep_payloads",
+    "executor": "executor.name",
+    "workers": "executor.workers",
+    "ray_address": "executor.ray_address",
+    "ray_workers": "executor.ray_workers",
+    "group_size": "executor.group_size",
+    "compile": "executor.compile",
+    "device": "device",
+    "tracking": "tracking.name",
+    "tracking_uri": "tracking.uri",
+    "run_dir": "run_dir",
+}
+"""Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
+SHORTHANDS = ("defense", "variance", "mask_layers")
+"""Names that append to the config's ``wire.transforms``."""
+_MAY_BE_NONE = ("objective", "aggregation")
+"""Sections that a config may leave out, and so a run have the method's own."""
+
+
+def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any]) -> RunConfig:
+    """A config with keys laid over it.
+
+    Args:
+        config: a config, its values as nested mappings, or a YAML file as a run writes it; ``None``: the defaults.
+        keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
+            function that returns a net, ``dataset`` the data (:func:`fedpriv.data.own.objects.name_of`).
+
+    Raises:
+        UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
+    """
+    from fedpriv.config import laid_over, read_yaml
+    from fedpriv.plugins import load_plugins
+
+    where = f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
+    values = read_yaml(Path(config)) if isinstance(config, str | os.PathLike) else _values(config)
+    overrides = dotted(keys)
+    shorthands = {name: overrides.pop(name, None) for name in SHORTHANDS}
+    if added := transforms(**shorthands):
+        wire = values.get("wire") or {}
+        before = overrides.get("wire.transforms", wire.get("transforms") if isinstance(wire, Mapping) else ()) or ()
+        overrides["wire.transforms"] = [*before, *added]
+    if not isinstance(data := overrides.get("data.name"), str | None):
+        from fedpriv.data.own.objects import name_of as written
+
+        overrides["data.name"] = str(written(data))
+    if callable(model := overrides.get("model.name")):
+        from fedpriv.models.own import name_of
+
+        overrides["model.name"] = name_of(model)
+    made = laid_over(values, overrides, where)
+    load_plugins(made.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
+    made = made.model_copy(update={"plugins": tuple(file.absolute() for file in made.plugins)})
+    _check_partition_options(made, overrides)
+    return made
+
+
+def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"lr": 0.1, "train": {"momentum": 0}}`` -> ``{"train.lr": 0.1, "train.momentum": 0}``; paths become texts.
+
+    Raises:
+        UnknownName: a name that is neither short nor a section of the config.
+    """
+    from fedpriv.config import RunConfig
+    from fedpriv.errors import UnknownName
+
+    found: dict[str, Any] = {}
+    for name, value in keys.items():
+        if isinstance(value, Mapping) and name in RunConfig.model_fields:
+            found |= {f"{name}.{inner}": one for inner, one in _flat(value)}
+        elif "." in name or name in (*RunConfig.model_fields, *KEYS, *SHORTHANDS):
+            key = name if value is None and name in _MAY_BE_NONE else KEYS.get(name, name)
+            found[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+        else:
+            raise UnknownName("key in config", name, {*RunConfig.model_fields, *KEYS, *SHORTHANDS})
+    return found
+
+
+def transforms(
+    defense: str | Sequence[str] | None = None, variance: float | None = None, mask_layers: int | None = None
+) -> list[dict[str, Any]]:
+    """The transforms that the shorthands stand for, the mask first: ``"prune:fraction=0.05"``, the variance of a noise, the
+    number of fully connected layers that are not sent."""
+    from fedpriv.config import parse_assignment
+    from fedpriv.errors import UsageError
+
+    found: list[dict[str, Any]] = [] if mask_layers is None else [{"name": "mask", "last": mask_layers}]
+    for text in (defense,) if isinstance(defense, str) else defense or ():
+        name, _, options = text.partition(":")
+        found.append({"name": name} | dict(parse_assignment(one) for one in options.split(",") if one))
+    if variance is not None:
+        noisy = [one for one in found if one["name"] in ("gaussian", "laplace")]
+        if len(noisy) != 1 or "variance" in noisy[0]:
+            raise UsageError("--variance needs exactly one --defense gaussian or laplace")
+        noisy[0]["variance"] = variance
+    return found
+
+
+def _values(config: RunConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """A config as the values that were given; what it left open stays open."""
+    from fedpriv.config import RunConfig
+
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json", exclude_unset=True)
+    return dict(config or {})
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Nested mappings as dotted keys and values."""
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        inner = _flat(value) if isinstance(value, Mapping) else [("", value)]
+        found += [(f"{key}.{name}" if name else str(key), one) for name, one in inner]
+    return found
+
+
+def _check_partition_options(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    """Reject a key that the partition does not use; a config file may set all options."""
+    prefix = "data.partition."
+    options = [key.removeprefix(prefix) for key in asked if key.startswith(prefix) and key != prefix + "name"]
+    if not options:
+        return
+    from fedpriv.config import filled
+    from fedpriv.data.dealing import partitions
+    from fedpriv.data.sources import suggestions
+    from fedpriv.errors import UsageError
+
+    name = filled(config, suggestions(config.data.name)).data.partition.name
+    for option in options:
+        if name in partitions() and option not in partitions()[name].uses:
+            users = ", ".join(other for other, dealer in partitions().items() if option in dealer.uses)
+            raise UsageError(f"{option} has no effect on the partition {name!r}; it is an option of: {users}")

@@ -1,0 +1,202 @@
+"""A run as an object: its figures, its history, its messages. It holds nothing but its folder, which is read when needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.api.comparing import figures, summary
+from fedpriv.config import RunConfig
+from fedpriv.outside.names import printable
+from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.records import Record
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.wire import Sealed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+    from torch import Tensor
+
+
+class Run:
+    """A run: one that was trained here, or an older one (:func:`fedpriv.load`).
+
+    It is a path, too: whatever takes the folder of a run takes a run.
+
+    Attributes:
+        folder: its folder, with everything that is known about it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which is the run's id."""
+        return self.path.name
+
+    @property
+    def status(self) -> str:
+        """``running``, ``finished``, ``interrupted`` or ``failed``."""
+        return str(self.folder.facts.get("status", "running"))
+
+    @property
+    def config(self) -> RunConfig:
+        """The config with everything filled in, as the run has it."""
+        return self.folder.config_as_data()
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean of the clients' local test accuracies, over the last rounds (``eval.last``); of a run that is not finished,
+        at its last evaluation. ``None``: it was not measured."""
+        found: float | None = summary(self.path)["accuracy"]
+        return found
+
+    @property
+    def per_client(self) -> list[float | None]:
+        """The accuracy of each client, as :attr:`accuracy`; ``None`` for a client without test samples."""
+        return list(summary(self.path)["accuracy_per_client"])
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that were run."""
+        return int(summary(self.path)["rounds"])
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all sealed uploads."""
+        return int(summary(self.path)["bytes_up"])
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of all downloads, with the first broadcast."""
+        return int(summary(self.path)["bytes_down"])
+
+    @property
+    def seconds(self) -> float:
+        """The wall time of its rounds."""
+        return float(summary(self.path)["seconds"])
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """All results of a finished run (``summary.json``); ``None``: it is not finished."""
+        return self.folder.summary()
+
+    @property
+    def records(self) -> list[Record]:
+        """The record of every round so far, from round 0, as the run wrote it."""
+        return self.folder.records()
+
+    @property
+    def history(self) -> DataFrame:
+        """The metrics of each round, a row a round, by round; round 0 is the broadcast of the initial model.
+
+        A metric that a round does not have is NaN: accuracy where it was not evaluated, for example.
+        """
+        import pandas as pd
+
+        records = self.records
+        rounds = pd.Index([record["round"] for record in records], name="round")
+        return pd.DataFrame([record["metrics"] for record in records], index=rounds)
+
+    @property
+    def payloads(self) -> list[tuple[int, int]]:
+        """(round, client) of the uploads that were kept (config key ``wire.keep_payloads``)."""
+        return [(round, client) for round in self._store.rounds() for client in self._store.clients(round)]
+
+    def payload(self, round: int, client: int) -> Sealed:
+        """A client's upload, as it was sent: ``payload(1, 0).tensors()``, ``.schema``, ``.nbytes``.
+
+        Raises:
+            UsageError: it was not kept; says which were.
+        """
+        return self._store.upload(round, client)
+
+    def download(self, round: int) -> Sealed | None:
+        """What every participant of a round was sent (0: the broadcast of the initial model); ``None``: nothing, or it was not
+        kept."""
+        return self._store.download(round) if round else self._store.broadcast()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The tensors of the server's final model that are shared, by name.
+
+        Raises:
+            UsageError: the run is not finished, or its method shares none.
+        """
+        from fedpriv.errors import UsageError
+        from fedpriv.files import load_tensors
+
+        file = self.folder.weights / "server.safetensors"
+        if not file.exists():
+            raise UsageError(f"{self.path} has no final model: it is {self.status}, or its method shares none")
+        return load_tensors(file)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the accuracy over the rounds, with the clients' spread.
+
+        Args:
+            ax: where; ``None``: in a new figure of pyplot, which notebooks show.
+        """
+        from fedpriv.plots.curves import draw_accuracy, styled
+
+        with styled():
+            if ax is None:
+                from matplotlib import pyplot
+
+                _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
+            draw_accuracy(ax, self.records)
+            ax.set_xlabel("round")
+        return ax
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __repr__(self) -> str:
+        return printable(f"<Run {self.name}: {', '.join(f'{name} {value}' for name, value in self._shown().items())}>")
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(printable(value))}</td></tr>'
+            for name, value in {"run": self.name, **self._shown(), "folder": str(self.path)}.items()
+        )
+        return f"<table>{rows}</table>"
+
+    def _shown(self) -> dict[str, str]:
+        found = figures(self.path)
+        accuracy = "not measured" if found["accuracy"] is None else f"{found['accuracy']:.1%}"
+        return {
+            "method": str(found["method"]),
+            "data": Path(found["dataset"]).name,
+            "seed": str(found["seed"]),
+            "rounds": f"{found['rounds']} ({found['status']})",
+            "accuracy": accuracy,
+            "up": f"{found['bytes_up']:,} B",
+            "down": f"{found['bytes_down']:,} B",
+        }
+
+    @property
+    def _store(self) -> PayloadStore:
+        return PayloadStore.of(self.folder)
+
+
+def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:
+    """The run of a run folder; its files are checked, since it may come from elsewhere.
+
+    Args:
+        run: a run folder, a run id, or a unique beginning of a folder's name in ``runs_dir``.
+
+    Raises:
+        UsageError: there is no such run, or a file of it has another form than fedpriv writes.
+    """
+    from fedpriv.tracking import find_run
+
+    return Run(RunFolder.open(find_run(os.fspath(run), Path(runs_dir))))

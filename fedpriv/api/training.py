@@ -1,0 +1,149 @@
+"""Training: a whole run, a round at a time, or the rest of an interrupted one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from fedpriv.api.keys import config_of
+from fedpriv.api.run import Run, load
+from fedpriv.server.records import Record
+from fedpriv.simulation import run as runs
+
+if TYPE_CHECKING:
+    from fedpriv.config import RunConfig
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.simulation.setup import Federation
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    runs_dir: str | os.PathLike[str] = "runs",
+    on_round: Callable[[Record], object] | None = None,
+    profile: bool = False,
+    **keys: Any,
+) -> Run:
+    """Train a method on a federation of clients, as ``fedpriv train`` does: the same config gives the same numbers and folder.
+
+    Warnings are Python's. Ctrl-C, or a notebook's stop, ends the run after its round; :func:`resume` goes on with it. Tracking is
+    the config's: MLflow beside the run folders, unless ``tracking_uri="none"``.
+
+    Args:
+        config: what the keys are laid over: a config, nested mappings, or a YAML file such as a run's ``config.yaml``.
+        runs_dir: the folder that gets the run folder, unless ``run_dir`` names it.
+        on_round: called with the record of each round.
+        profile: write where the time went into the folder ``profile`` of the run.
+        keys: config keys. Short names are the options of ``fedpriv train`` with underscores (``method``, ``dataset``, ``rounds``,
+            ``lr``, ``defense``); others are given by section (``train={"momentum": 0.9}``) or with dots
+            (``**{"train.momentum": 0.9}``). ``dataset`` may be the data themselves: arrays ``(x, y)``, a torch or Hugging
+            Face data set, a mapping of ``train`` and ``test``, or a list or mapping of clients. They are kept in the user's
+            cache.
+
+    Raises:
+        UsageError: a key or a value that cannot be right, before anything is written.
+        FedprivError: the run failed; its last checkpoint is whole.
+    """
+    made = config_of(config, keys)
+    with _threads_kept():
+        outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
+    return Run(outcome.folder)
+
+
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    runs_dir: str | os.PathLike[str] = "runs",
+    on_round: Callable[[Record], object] | None = None,
+    profile: bool = False,
+) -> Run:
+    """Go on with an interrupted run; the result equals that of an uninterrupted one, bit for bit.
+
+    Args:
+        run: a run object, a run folder, a run id, or a unique beginning of a folder's name in ``runs_dir``.
+        on_round, profile: as for :func:`train`.
+
+    Raises:
+        UsageError: there is no such run, it is finished, or its config or its data have changed.
+    """
+    found = load(run, runs_dir)
+    with _threads_kept():
+        runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
+    return found
+
+
+def rounds(
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    runs_dir: str | os.PathLike[str] = "runs",
+    **keys: Any,
+) -> Rounds:
+    """Train round by round: an iterator over the records of the rounds, which are run when they are wanted.
+
+    Whoever stops iterating interrupts the run, as Ctrl-C does: what was run is kept, and :func:`resume` goes on with it.
+
+    Arguments and errors are those of :func:`train`.
+    """
+    return Rounds(config_of(config, keys), Path(runs_dir))
+
+
+class Rounds(Iterator[Record]):
+    """The rounds of a run, as they are wanted. ``close``, or the end of a ``with`` block, interrupts the run."""
+
+    def __init__(self, config: RunConfig, runs_dir: Path) -> None:
+        self._folder: RunFolder | None = None
+        self._played = runs.played(config, runs_dir, self._begun, _warn)
+
+    @property
+    def run(self) -> Run:
+        """The run so far.
+
+        Raises:
+            UsageError: no round was run yet.
+        """
+        from fedpriv.errors import UsageError
+
+        if self._folder is None:
+            raise UsageError("there is no run before its first round")
+        return Run(self._folder)
+
+    def close(self) -> None:
+        """Interrupt the run, if it is not finished."""
+        self._played.close()
+
+    def __next__(self) -> Record:
+        with _threads_kept():
+            return next(self._played)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _begun(self, federation: Federation, folder: RunFolder) -> None:
+        self._folder = folder
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """A block after which torch has as many threads as before: those of a run are in its config."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
+
+
+def _nothing(*of: object) -> None:
+    pass

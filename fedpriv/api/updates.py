@@ -1,0 +1,234 @@
+"""The audit of one message of any training loop, without a run: attacks on samples and labels, as in a run's audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.api.inversion import by_name, observed
+from attacks.api.own_net import OwnNet, cut
+from attacks.core.observation import Observation, Schedule, ThreatModel
+from attacks.core.reconstruction import Inapplicable
+from attacks.inference.labels import batch_labels, surely_present, to_counts
+from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
+from fedpriv.audit.called import Report
+from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
+from fedpriv.audit.evidence.statistics import BYTES
+from fedpriv.audit.findings import best_of_images
+from fedpriv.audit.images.pictures import grid
+from fedpriv.audit.images.reconstructions import on_target
+from fedpriv.audit.images.target import Target
+from fedpriv.audit.membership.label_leaks import Labels
+from fedpriv.audit.membership.verdict import NO_RULE, known_members
+from fedpriv.audit.progress import Progress
+from fedpriv.audit.run_audit import Audited, distinct
+from fedpriv.audit.verdict import verdict
+from fedpriv.errors import UsageError
+from fedpriv.wire import Payload, Sealed
+from fedpriv.wire.coding import is_model
+
+Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
+NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
+RULE = "last layer: its bias gradient is negative, or its bias rose, for the classes that are there"
+
+
+def audit_update(
+    model: nn.Module,
+    update: Update,
+    data: tuple[Tensor, Tensor],
+    *,
+    lr: float | None = None,
+    steps: int = 1,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    head: str | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    public: tuple[Tensor, Tensor] | None = None,
+    name: str = "update",
+    seed: int = 0,
+    budget: float | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Report:
+    """Audit one message of any training loop: what does it reveal of the samples behind it?
+
+    The attacks, their controls and the page are those of :func:`fedpriv.audit`. What needs a run is listed as not tried:
+    membership inference, label inference by simulated clients, clients with single samples, several rounds, the cost.
+
+    Args:
+        model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with.
+        update: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
+            gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus before). A payload says by
+            its kind which of these it is, or that it holds the new weights.
+        data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
+            attacks never get them.
+        lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
+        head: name of the module that is called last; ``None``: the linear layer that is called last.
+        mean, std: of the normalisation, by channel.
+        public: other images and labels of the same kind: copies of the nearest one are the baseline.
+        name: of the update, on the page.
+        budget: seconds after which no further attack begins; ``None``: no limit.
+        say: called with what is being done.
+
+    Raises:
+        UsageError: the arguments do not fit each other.
+    """
+    began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    images, labels = data[0].detach().cpu().float(), data[1].detach().cpu()
+    n = len(labels)
+    if images.ndim != 4 or len(images) != n or not n or bool((images < 0).any() | (images > 1).any()):
+        raise UsageError("data: images (n, C, H, W) in [0, 1] and labels (n,), at least one")
+    shape = tuple(images.shape[1:])
+    try:
+        net = cut(model, shape, head)
+        sent, changed = _sent(model, update, lr)
+    except ValueError as error:
+        raise UsageError(f"the update cannot be audited: {error}") from None
+    if changed and lr is None:
+        raise UsageError("the update is a change of the weights, or the new ones; give the client's lr (and steps)")
+    schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
+
+    def observe(threat: ThreatModel) -> list[Observation]:
+        return [observed(model, net, sent, threat, input_shape=shape, n=n, schedule=schedule, mean=mean, std=std)]
+
+    seen = observe(ThreatModel())[0]
+    hidden = not any(one.startswith("top.") for one in seen.shared)
+    layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
+    target = Target(f"{name}: {n} training images", images, labels, layers if hidden else 0, observe, *(public or (None, None)))
+    progress = Progress(say or (lambda text: None), budget)
+    attacked = on_target(target, 1, 0, seed, progress)
+    progress.note()
+    pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
+    attacks = [attacked.described("update.png" if rows else None)]
+    message = update if isinstance(update, Payload | Sealed) else None
+    run = _facts(name, model, net, sent, shape, message, seed) | {
+        "attacks": attacks,
+        "texts": [],
+        "controls": distinct(attacked.controls()),
+        "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
+        "best_of_texts": {"message": None, "single text": None},
+        "labels": [_labels(seen, labels, net.classes).described()],
+        "known_members": known_members(attacks, []),
+        "seconds": {step: round(seconds, 1) for step, seconds in progress.times.items()},
+    }
+    run["verdict"] = verdict(run)
+    run["answer"] = answer(run)
+    known = run["answer"]["level"] in (NOT_KNOWN, NOTHING)
+    run["answer"]["change"] = changes(run, []) if known else {"sentence": "A run with a defence, audited.", "command": None}
+    findings = {
+        "created": created,
+        "seconds": round(time.monotonic() - began, 1),
+        "fedpriv": version("fedpriv"),
+        "command": "fedpriv.audit_update(model, update, data)",
+        "options": {"seed": seed, "budget": budget},
+        "controls": run["controls"],
+        "runs": [run],
+    }
+    return Report(Audited(findings, pictures))
+
+
+def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str, Tensor], bool]:
+    """The tensors by name, and whether they are a change of the weights; new weights become one."""
+    if not isinstance(update, Payload | Sealed):
+        return by_name(model, update), lr is not None
+    tensors = dict(update.tensors if isinstance(update, Payload) else update.tensors())
+    parameters = dict(model.named_parameters())
+    tensors = {name: tensor for name, tensor in tensors.items() if is_model(name) and name not in dict(model.named_buffers())}
+    sent = by_name(model, tensors)
+    if update.kind == "weights":
+        sent = {name: tensor - parameters[name].detach().cpu().float() for name, tensor in sent.items()}
+    return sent, update.kind != "gradient"
+
+
+def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
+    how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
+    try:
+        found = surely_present(seen).cpu()
+        counts = to_counts((torch.bincount(batch_labels(seen), minlength=classes) * found).double(), len(labels))
+        how = RULE
+    except Inapplicable as reason:
+        note = str(reason)
+    return Labels(1, 0, 0, how, found, counts, torch.bincount(labels, minlength=classes), note)
+
+
+def _facts(
+    name: str,
+    model: nn.Module,
+    net: OwnNet,
+    sent: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+    message: Payload | Sealed | None,
+    seed: int,
+) -> dict[str, Any]:
+    """What a run's findings say of the run; what a message alone does not say is ``None`` or empty."""
+    held = f"{head}." if (head := net.head) else ""
+    tensors = [
+        {
+            "name": one,
+            "role": "head" if one.startswith(held) else "encoder",
+            "dtype": "F32",
+            "shape": list(parameter.shape),
+            "bytes": parameter.numel() * BYTES["F32"],
+            "up": one in sent,
+            "down": True,
+            "broadcast": False,
+        }
+        for one, parameter in model.named_parameters()
+    ]
+    nbytes = sum(tensor.numel() * BYTES["F32"] for tensor in sent.values())
+    server = [
+        "has the message and the weights that the client began with",
+        "knows the architecture, the number of samples and the schedule that was given",
+    ]
+    return {
+        "update": True,
+        "name": name,
+        "run_id": name,
+        "run_dir": "",
+        "method": "one update",
+        "title": "One update of a training loop",
+        "paper": "",
+        "dataset": f"images of {'x'.join(map(str, shape))}",
+        "model": type(model).__name__,
+        "modalities": ["image"],
+        "seed": seed,
+        "clients": 1,
+        "participants": 1,
+        "rounds": 1,
+        "defence": [] if message is None else list(message.transforms),
+        "git_commit": None,
+        "versions": {},
+        "partition_hash": None,
+        "config_yaml": "",
+        "cost": {
+            "accuracy": None, "worst_tenth": None, "chance": None, "at_chance": False, "probes": [], "bytes_up": nbytes,
+            "bytes_down": None, "seconds": None, "against": None, "against_at_chance": None, "accuracy_difference": None,
+            "bytes_up_ratio": None,
+        },
+        "snr": [],
+        "wire": {"tensors": tensors, "facts": [], "rounds": [], "schemas": []},
+        "knowledge": {"server": server, "outsider": list(IN_TRANSIT)},
+        "conditions": of_net(net.split),
+        "statistics": {"listed": [], "exposed": []},
+        "labels_over_rounds": [],
+        "label_shadow": None,
+        "centers": [],
+        "membership": [],
+        "membership_not_tried": {},
+        "membership_controls": [],
+        "epsilon": None,
+        "without_sums": None,
+        "not_tried": {
+            "membership": NEEDS_A_RUN,
+            "label_shadow": NEEDS_A_RUN,
+            "centers": "an update alone names none",
+            "clients with a single sample": NEEDS_A_RUN,
+        },
+    }  # fmt: skip

@@ -1,0 +1,218 @@
+"""A net of the user's own, by ``package.module:Name``: a class or function that returns any ``nn.Module``, taken apart by role.
+
+A name is stored with the run, and imported again where the run is resumed or audited. What cannot be imported, as it was defined
+in a notebook or a script, is kept for this process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.models.net import Net
+from fedpriv.models.registry import Shape, predictor_on, shape_text
+
+Build = Callable[..., nn.Module]
+_here: dict[str, Build] = {}
+"""Name -> what was defined in this process and cannot be imported."""
+TOLERANCE = 1e-4
+"""By how much, relative to the largest logit, the roles may differ from the whole net."""
+
+
+def is_own(name: str | None) -> bool:
+    """Whether it is the name of a user's own net."""
+    return ":" in (name or "")
+
+
+def name_of(build: Any) -> str:
+    """The name under which a config stores a class or function; one that cannot be imported is kept for this process.
+
+    Raises:
+        UsageError: it is a net, and not what makes one.
+    """
+    if isinstance(build, nn.Module):
+        kind = type(build).__name__
+        raise UsageError(f"model is a net, and every run draws its own from its seed: give the class {kind}, or a function")
+    module, name = getattr(build, "__module__", "__main__"), getattr(build, "__qualname__", type(build).__name__)
+    found = f"{module}:{name}"
+    if module != "__main__" and _attribute(sys.modules.get(module), name) is build:
+        return found
+    number, kept = 1, found
+    while _here.setdefault(kept, build) is not build:  # another of the same name, which an earlier run may have
+        number += 1
+        kept = f"{found}#{number}"
+    return kept
+
+
+def only_here(name: str | None) -> str | None:
+    """A remark on a net that no other process can import; ``None``: any can."""
+    if name not in _here:
+        return None
+    return (
+        f"model {name} cannot be imported, as it was defined in a notebook, a script or a function: this process can resume and "
+        "audit the run, another one cannot; a module of its own, such as model='my_nets:Net', can be imported"
+    )
+
+
+def find_own(name: str) -> Build:
+    """The class or function of that name.
+
+    Raises:
+        UsageError: there is none, or it is something else.
+        FedprivError: its module cannot be imported.
+    """
+    if name in _here:
+        return _here[name]
+    module, _, attribute = name.partition(":")
+    found = _attribute(_imported(module, name), attribute)
+    if module == "__main__" and found is None:
+        raise UsageError(
+            f"model {name} was defined in the notebook or script that trained the run, and cannot be imported here; put it into "
+            "a module and train with model='my_nets:Net'"
+        )
+    if not (inspect.isfunction(found) or (inspect.isclass(found) and issubclass(found, nn.Module))):
+        what = "is neither a class derived from nn.Module nor a function" if found is not None else f"is not in module {module}"
+        raise UsageError(f"model {name}: {attribute or 'nothing'} {what}")
+    return found
+
+
+def own_net(name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str] | None, predictor: bool | int = False) -> Net:
+    """Build the net of that name and take it apart: the head is what is called last, the encoder what comes before.
+
+    Args:
+        roles: ``head`` and ``projector`` -> names of modules; by default modules of these names, and otherwise the linear layer
+            that is called last as the head.
+        predictor: as for :func:`fedpriv.models.registry.build_model`.
+
+    Raises:
+        UsageError: it cannot be built, does not fit the data, or is not called as its roles say.
+    """
+    whole = _built(name, find_own(name), input_shape, classes)
+    for module in whole.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # hooks on activations and torch.func need the values
+    return _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
+
+
+def _in_roles(
+    name: str, whole: nn.Module, input_shape: Shape, classes: int, roles: Mapping[str, str], predictor: bool | int
+) -> Net:
+    probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
+    logits, last = _logits(name, whole, probe)
+    if logits.shape[1] != classes:
+        raise UsageError(f"model {name} returns {logits.shape[1]} logits, and the data have {classes} classes")
+    children = dict(whole.named_children())
+    places = {role: roles.get(role, role if role in children else None) for role in ("projector", "head")}
+    places["head"] = places["head"] or last
+    if places["head"] is None:
+        raise UsageError(
+            f"model {name} has no linear layer that could be its head; name it, as in roles={{'head': 'classifier'}}"
+        )
+    parts = {role: _taken(name, whole, role, place) for role, place in places.items() if place is not None}
+    head, projector = parts["head"], parts.get("projector", nn.Identity())
+    alone = [child for child in whole.children() if next(child.parameters(), None) is not None]
+    encoders = [children["encoder"], whole] if alone == [children.get("encoder")] else [whole]
+    for encoder in encoders:
+        with torch.no_grad():
+            try:
+                features = encoder(probe)
+                projection = projector(features)
+                found = head(projection)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+                continue
+        if features.ndim == projection.ndim == 2 and _alike(found, logits):
+            d, k = features.shape[1], projection.shape[1]
+            return Net(
+                encoder, projector, predictor_on(k, predictor), head,
+                input_shape=input_shape, feature_dim=d, projection_dim=k, classes=classes,
+            )  # fmt: skip
+    shown = ", ".join(f"{role} {place}" for role, place in places.items() if place is not None)
+    raise UsageError(
+        f"model {name} is not an encoder to vectors followed by its roles ({shown}): something comes between or after them, such "
+        "as a softmax; let it return logits, or name the modules that are called last, as in roles={'head': 'fc'}"
+    )
+
+
+def _built(name: str, build: Build, input_shape: Shape, classes: int) -> nn.Module:
+    given = {"input_shape": input_shape, "classes": classes}
+    taken = inspect.signature(build).parameters
+    needed = [
+        one.name for one in taken.values() if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if missing := [one for one in needed if one not in given]:
+        raise UsageError(
+            f"model {name} needs {', '.join(missing)}: it is called without arguments, or with input_shape and classes where it "
+            "takes them; functools.partial sets others"
+        )
+    try:
+        net = build(**{key: value for key, value in given.items() if key in taken})
+    except Exception as error:
+        raise UsageError(f"model {name} cannot be built for inputs of {shape_text(input_shape)}: {_brief(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise UsageError(f"model {name} returns a {type(net).__name__}, not an nn.Module")
+    return net
+
+
+def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | None]:
+    """The net's output, and the name of the linear layer that is called last."""
+    called: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, where=where: called.append(where))
+        for where, module in net.named_modules()
+        if isinstance(module, nn.Linear) and where
+    ]
+    try:
+        with torch.no_grad():
+            logits = net(probe)
+    except Exception as error:
+        raise UsageError(f"model {name} does not take inputs of {shape_text(tuple(probe.shape[1:]))}: {_brief(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise UsageError(f"model {name} must return logits (B, C) for a batch of B")
+    return logits, called[-1] if called else None
+
+
+def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
+    """Take a module out of the net, which from then on passes its input through."""
+    modules: dict[str, nn.Module] = dict(whole.named_modules())
+    if not place or place not in modules:
+        raise UnknownName(f"module of {name} (model.roles.{role})", place, [one for one in modules if one])
+    owner, _, attribute = place.rpartition(".")
+    setattr(modules[owner], attribute, nn.Identity())
+    return modules[place]
+
+
+def _alike(found: Tensor, logits: Tensor) -> bool:
+    return found.shape == logits.shape and bool((found - logits).abs().max() <= TOLERANCE * logits.abs().max().clamp(min=1e-6))
+
+
+def _imported(module: str, of: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if os.getcwd() in sys.path or module.partition(".")[0] != error.name:
+            raise FedprivError(f"model {of} cannot be imported: {_brief(error)}") from error
+        sys.path.append(os.getcwd())  # as plug-ins are found beside each other
+        return _imported(module, of)
+    except Exception as error:
+        raise FedprivError(f"model {of} cannot be imported: {_brief(error)}") from error
+
+
+def _attribute(module: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

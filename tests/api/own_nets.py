@@ -1,0 +1,55 @@
+"""Nets of a user's own, in a module that can be imported."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Small(nn.Module):
+    """Without names that are roles; BatchNorm, and a layer that is fed by another linear one."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, classes)
+        self.conv = nn.Conv2d(input_shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.between = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.between(self.pool(self.relu(self.norm(self.conv(x)))).flatten(1))
+        logits: Tensor = self.fc(x)
+        return logits
+
+
+class InRoles(nn.Module):
+    """Its modules have the names of roles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.projector = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.projector(self.encoder(x)))
+        return logits
+
+
+class Softmax(InRoles):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(1)
+
+
+def mlp(width: int = 8) -> nn.Module:
+    """A net by a function."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def needy(width: int) -> nn.Module:
+    return mlp(width)
+
+
+def no_net() -> nn.Module:
+    return "a net"  # type: ignore[return-value]

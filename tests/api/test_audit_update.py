@@ -1,0 +1,108 @@
+"""One message of any training loop gets the audit's answer and page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedpriv
+from attacks.lab.attempts import suited
+from attacks.lab.images import default_images
+from attacks.lab.setting import declared
+from fedpriv.wire import seal
+
+IMAGES, LABELS = default_images(3, side=8)
+
+
+@pytest.fixture(autouse=True)
+def closed_forms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks that optimise, and their controls, take minutes."""
+    monkeypatch.setattr(
+        "fedpriv.audit.images.reconstructions.suited",
+        lambda masked: [one for one in suited(masked) if not declared(one.attack).optimises],
+    )
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def gradient_of(net: nn.Module, count: int = 1) -> dict[str, Tensor]:
+    loss = F.cross_entropy(net(IMAGES[:count]), LABELS[:count])
+    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+
+
+def audited(net: nn.Module, update: Any, count: int = 1, **given: Any) -> fedpriv.Report:
+    return fedpriv.audit_update(net, update, (IMAGES[:count], LABELS[:count]), **given)
+
+
+def by(report: fedpriv.Report, attacker: str) -> dict[str, Any]:
+    (attack,) = report.runs[0]["attacks"]
+    return next(one for one in attack["attempts"] if one["attacker"] == attacker)
+
+
+def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
+    report = audited(net, gradient_of(net), name="from my loop")
+    assert report.answer == "Samples were recovered" and by(report, "analytic")["success"]["0.01"]["successes"] == 1
+    (labels,) = report.runs[0]["labels"]
+    assert labels["exact"] and labels["found"] == LABELS[:1].tolist()
+    assert {one["attacker"] for one in report.findings["controls"]} >= {"analytic"}
+    page = report.html()
+    assert "Privacy audit of one update" in page and "from my loop" in page and "data:image/png" in page
+    assert "federated run" not in page.split("<main>")[0] and "<h3>Cost</h3>" not in page and "### Cost" not in report.markdown()
+    assert report.met("recovered>0") is not None
+
+
+def test_what_needs_a_run_is_listed_as_not_tried(net: nn.Module) -> None:
+    report = audited(net, gradient_of(net), budget=1e-6)
+    said = " ".join(report.runs[0]["answer"]["not_tried"])
+    assert "membership (it needs a run" in said and "label shadow (it needs a run" in said and "the audit's budget" in said
+    assert not any("no differential privacy" in sentence for sentence in report.verdict)
+
+
+def test_noise_gives_nothing_away(net: nn.Module) -> None:
+    draw = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(tensor.shape, generator=draw) for name, tensor in gradient_of(net).items()}
+    assert by(audited(net, noise), "analytic")["success"]["0.01"]["successes"] == 0
+
+
+def test_a_change_new_weights_and_payloads_are_the_same_message(net: nn.Module) -> None:
+    gradient = gradient_of(net, 2)
+    change = {name: -0.1 * tensor for name, tensor in gradient.items()}
+    weights = {name: parameter.detach() + change[name] for name, parameter in net.named_parameters()}
+    payload = fedpriv.Payload(weights, round=1, client=0, num_examples=2)
+    updates = [change, list(change.values()), payload, seal(payload), fedpriv.Payload(change, round=1, client=0, kind="delta")]
+    found = [by(audited(net, update, 2, lr=0.1), "analytic")["mse_median"] for update in updates]
+    assert found == pytest.approx([found[0]] * len(updates), rel=1e-2)
+    as_gradient = fedpriv.Payload(gradient, round=1, client=0, kind="gradient")
+    assert by(audited(net, as_gradient, 2), "analytic")["mse_median"] == pytest.approx(found[0], rel=1e-2)
+
+
+def test_a_hidden_head(net: nn.Module) -> None:
+    gradient = {name: tensor for name, tensor in gradient_of(net).items() if not name.startswith("3.")}
+    report = audited(net, gradient)
+    assert report.runs[0]["labels"][0]["how"] == "no rule applies"
+    assert [one["name"] for one in report.runs[0]["wire"]["tensors"] if not one["up"]] == ["3.weight", "3.bias"]
+    assert by(report, "analytic")["success"]["0.01"]["successes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"update": {"4.weight": torch.ones(1)}}, "the update cannot be audited: the net has no parameter '4.weight'"),
+        ({"data": (IMAGES[:1] * 2, LABELS[:1])}, r"images \(n, C, H, W\) in \[0, 1\]"),
+        ({"data": (IMAGES[:2], LABELS[:1])}, "at least one"),
+        ({"update": fedpriv.Payload({"3.bias": torch.zeros(10)}, round=1, kind="delta")}, "give the client's lr"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.Softmax(1))}, "something comes after it"),
+    ],
+)
+def test_what_does_not_fit(net: nn.Module, changed: dict[str, Any], why: str) -> None:
+    given: dict[str, Any] = {"model": net, "update": gradient_of(net), "data": (IMAGES[:1], LABELS[:1]), **changed}
+    with pytest.raises(fedpriv.UsageError, match=why):
+        fedpriv.audit_update(**given)

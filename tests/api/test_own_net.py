@@ -1,0 +1,164 @@
+"""A net of the user's own is trained, stored by its name, resumed and audited."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedpriv
+from fedpriv.config import load_config
+from fedpriv.deploy.serving import _check_possible
+from fedpriv.deploy.site import _config
+from fedpriv.errors import FedprivError
+from fedpriv.models.net import Net
+from fedpriv.models.own import name_of, own_net
+from fedpriv.wire.message import Refused
+from tests.api import own_nets
+from tests.api.conftest import SMALL
+from tests.api.test_auditing import QUICK
+
+SHAPE, OWN = (1, 8, 8), "tests.api.own_nets:"
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "parts"),
+    [
+        ("Small", None, {"encoder": {"conv", "norm", "between"}, "head": {"weight", "bias"}}),
+        (
+            "Small",
+            {"projector": "between"},
+            {"encoder": {"conv", "norm"}, "projector": {"weight", "bias"}, "head": {"weight", "bias"}},
+        ),
+        ("InRoles", None, {"encoder": {"1"}, "projector": {"weight", "bias"}, "head": {"weight", "bias"}}),
+        ("InRoles", {"head": "projector"}, None),
+        ("mlp", None, {"encoder": {"1"}, "head": {"weight", "bias"}}),
+    ],
+)
+def test_its_roles(name: str, roles: dict[str, str] | None, parts: dict[str, set[str]] | None) -> None:
+    def build() -> Net:
+        torch.manual_seed(0)
+        return own_net(OWN + name, SHAPE, 10, roles)
+
+    if parts is None:
+        with pytest.raises(fedpriv.UsageError, match=r"followed by its roles \(projector projector, head projector\)"):
+            build()
+        return
+    net = build()
+    found: dict[str, set[str]] = {}
+    for role, module, *_ in (one.split(".") for one in dict(net.named_parameters())):
+        found.setdefault(role, set()).add(module)
+    assert found == parts and net.training
+    torch.manual_seed(0)
+    made = getattr(own_nets, name)
+    whole = made(SHAPE, 10) if name == "Small" else made()
+    images = torch.rand(3, *SHAPE)
+    assert torch.equal(net.eval()(images).logits, whole.eval()(images))
+    assert (net.feature_dim, net.projection_dim) == (net.encode(images).shape[1], net(images).projection.shape[1])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+def test_a_run_with_it(method: str, here: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing to remark
+        with fedpriv.rounds(method=method, model=own_nets.Small, **SMALL) as rounds:
+            next(rounds)
+        run = fedpriv.resume(rounds.run)
+    assert (run.config.model.name, run.config.model.projection) == (OWN + "Small", None)
+    whole = fedpriv.train(method=method, model=OWN + "Small", **SMALL).weights()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in run.weights().items())
+    assert "encoder.conv.weight" in run.payload(3, 0).names
+    report = fedpriv.audit(run, **QUICK)
+    assert any(one["name"] == "encoder.conv.weight" and one["up"] for one in report.runs[0]["wire"]["tensors"])
+
+
+def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> None:
+    """Also the running statistics of BatchNorm, where a net has no stacked form."""
+    made = [
+        fedpriv.train(method="fedavg", model=own_nets.Small, **SMALL | {"executor": name})
+        for name in ("sequential", "vectorized")
+    ]
+    alone, together = (run.weights() for run in made)
+    assert "vmap" in made[1].folder.facts["executor"] and alone["encoder.norm.running_var"].std() > 0
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_on_the_command_line_and_in_another_process(here: Path) -> None:
+    (here / "my_nets.py").write_text(Path(own_nets.__file__).read_text())
+    command = [sys.executable, "-c", "from fedpriv.cli import main; main()", "train", "--model", "my_nets:mlp", "--rounds", "1"]
+    command += ["--method", "fedavg", "--clients", "5", "--tracking-uri", "none", "--run-dir", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert fedpriv.load("run").config.model.name == "my_nets:mlp"
+
+
+def test_one_that_cannot_be_imported(here: Path) -> None:
+    class Local(own_nets.InRoles):
+        pass
+
+    with pytest.warns(UserWarning, match="Local cannot be imported, as it was defined in a notebook, a script or a function"):
+        run = fedpriv.train(method="fedavg", model=Local, run_dir="run", **SMALL)
+    assert "cannot be imported" in run.summary["notes"][0]  # type: ignore[index]
+    assert fedpriv.audit(run, **QUICK).answer
+    code = "from fedpriv.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "audit", "run"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "Local" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_two_of_one_name_are_told_apart() -> None:
+    def defined() -> Any:
+        class Again(own_nets.InRoles):
+            pass
+
+        return Again
+
+    first, second = defined(), defined()
+    assert name_of(first) == name_of(first) != name_of(second) == f"{name_of(first)}#2"
+    assert name_of(own_nets.Small) == OWN + "Small"
+    assert ":" in name_of(partial(own_nets.mlp, width=4))
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "why"),
+    [
+        (own_nets.InRoles(), {}, "every run draws its own from its seed: give the class InRoles"),
+        (OWN + "Smal", {}, "Smal is not in module tests.api.own_nets"),
+        (OWN + "SHAPE", {}, "SHAPE is not in module"),
+        ("os:getcwd", {}, "getcwd is neither a class derived from nn.Module nor a function"),
+        ("no_such_module_here:Net", {}, "cannot be imported: ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("__main__:NotThere", {}, "was defined in the notebook or script that trained the run"),
+        (own_nets.needy, {}, "needs width: it is called without arguments"),
+        (own_nets.no_net, {}, "returns a str, not an nn.Module"),
+        (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
+        (own_nets.InRoles, {"roles": {"head": "heda"}}, r"InRoles \(model.roles.head\) 'heda'; did you mean 'head'"),
+        (own_nets.InRoles, {"roles": {"encoder": "encoder"}}, "model.roles.encoder"),
+        (own_nets.InRoles, {"model.projection": 64}, "model.projection 64: model .* is taken as it is"),
+        (own_nets.InRoles, {"dataset": "disaster_synthetic"}, "holds image-text pairs"),
+        ("mlp2", {"roles": {"head": "fc"}}, "model.roles is for a net of your own"),
+        (own_nets.InRoles, {"data.image_size": 9}, "InRoles does not take inputs of 1x9x9: RuntimeError"),
+    ],
+)
+def test_what_cannot_be_right(model: Any, more: dict[str, Any], why: str, here: Path) -> None:
+    with pytest.raises(FedprivError, match=why) as caught:
+        fedpriv.train(method="fedavg", model=model, **{**SMALL, **more})
+    assert "\n" not in str(caught.value) and not list(here.iterdir())
+
+
+def test_other_machines_import_nothing_that_a_server_names() -> None:
+    config = load_config(None, {"model.name": OWN + "Small"})
+    with pytest.raises(fedpriv.UsageError, match="clients import nothing that a server names"):
+        _check_possible(config)
+    with pytest.raises(Refused, match="names something to import"):
+        _config({"config": config.model_dump(mode="json")})
+
+
+def test_a_predictor_is_put_beside_its_head() -> None:
+    assert isinstance(own_net(OWN + "mlp", SHAPE, 10, None, predictor=4).predictor, nn.Sequential)

@@ -1,0 +1,108 @@
+"""Runs that are trained in Python are those of the command line, whole, in rounds, or resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import fedpriv
+from fedpriv.api.keys import KEYS, SHORTHANDS, config_of
+from fedpriv.cli import main
+from fedpriv.cli.options import _DATA_FLAGS, _RUN_FLAGS
+from tests.api.conftest import SMALL
+
+
+def test_importing_costs_nothing() -> None:
+    code = "import sys, fedpriv, attacks; print({'torch', 'numpy', 'pydantic', 'mlflow'} & set(sys.modules), dir(fedpriv))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("set()") and all(f"'{name}'" in said for name in fedpriv.__all__)
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(fedpriv, name) for name in fedpriv.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        fedpriv.tarin  # noqa: B018
+
+
+def test_short_names_are_the_options_of_the_command() -> None:
+    assert {flag.replace("-", "_") for flag in (*_RUN_FLAGS, *_DATA_FLAGS)} == KEYS.keys() - {"roles"}
+
+
+def test_the_same_run_as_on_the_command_line(run: fedpriv.Run, here: Path) -> None:
+    options = "--method fedavg --dataset digits --clients 5 --rounds 3 --local-epochs 1 --lr 0.05 --executor sequential"
+    line = f"train {options} --tracking-uri none --set data.limit=300 --run-dir told"
+    result = CliRunner().invoke(main, line.split())
+    assert result.exit_code == 0, result.output
+    told = fedpriv.load("told")
+    assert told.config.fingerprint() == run.config.fingerprint()
+    weights, others = run.weights(), told.weights()
+    assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_rounds_until_the_caller_stops_then_resumed(run: fedpriv.Run, here: Path) -> None:
+    threads = torch.get_num_threads()
+    with fedpriv.rounds(method="fedavg", **SMALL) as rounds:
+        with pytest.raises(fedpriv.UsageError, match="before its first round"):
+            _ = rounds.run
+        for record in rounds:
+            assert rounds.run.status == "running"
+            if record["round"] == 2:
+                break
+    stopped = rounds.run
+    assert stopped.status == "interrupted" and stopped.rounds == 2 and stopped.summary is None
+    assert stopped.accuracy == run.history.accuracy[2]
+    with pytest.raises(fedpriv.UsageError, match="no final model: it is interrupted"):
+        stopped.weights()
+    seen = list[int]()
+    resumed = fedpriv.resume(stopped, on_round=lambda record: seen.append(record["round"]))
+    assert seen == [3] and resumed.status == "finished" and resumed.accuracy == run.accuracy
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_of_the_callers_function_fails_the_run(here: Path) -> None:
+    def stop(record: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fedpriv.train(method="fedavg", on_round=stop, run_dir="failing", **SMALL)
+    assert fedpriv.load("failing").status == "failed"
+
+
+def test_keys_by_short_name_by_section_and_with_dots() -> None:
+    base = config_of(None, {"method": "mpfedcon", "method.mu": 5, "lr": 0.2})
+    assert (base.method.name, base.method.params["mu"], base.train.lr) == ("mpfedcon", 5, 0.2)
+    over = config_of(base, {"train": {"lr": 0.1}, "train.momentum": 0.9, "dataset": Path("photos")})
+    assert (over.train.lr, over.train.momentum, over.data.name, over.method) == (0.1, 0.9, "photos", base.method)
+    assert base.train.model_fields_set == {"lr"} and "rounds" not in over.train.model_fields_set  # open keys stay open
+    assert config_of({"train": {"rounds": 7}}, {}).train.rounds == 7
+    assert config_of(base, {"aggregation": "simagg"}).aggregation is not None
+    assert config_of(config_of(base, {"aggregation": "simagg"}), {"aggregation": None}).aggregation is None
+
+
+def test_defences_are_appended() -> None:
+    base = config_of(None, {"wire.transforms": [{"name": "clip", "norm": 1.0}]})
+    made = config_of(base, {"defense": "gaussian", "variance": 1e-3, "mask_layers": 1})
+    assert [one["name"] for one in made.wire.transforms] == ["clip", "mask", "gaussian"]
+    assert set(SHORTHANDS).isdisjoint(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"rouns": 3}, r"unknown key in config 'rouns'; did you mean 'rounds'\?"),
+        ({"train": {"rouns": 3}}, r"unknown key in config 'train.rouns'; did you mean 'train.rounds'\?"),
+        ({"rounds": 0}, r"config: train.rounds = 0: input should be greater than 0"),
+        ({"method": "fedavgg"}, r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
+        ({"partition": "iid", "alpha": 0.1}, "alpha has no effect on the partition 'iid'"),
+        ({"config": "nowhere.yaml"}, "cannot read config nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_right(keys: dict[str, object], why: str, here: Path) -> None:
+    with pytest.raises(fedpriv.UsageError, match=why):
+        fedpriv.train(**keys)  # type: ignore[arg-type]
+    assert not list(here.iterdir())

@@ -1,0 +1,167 @@
+"""Attacks on the gradient of any net, as a notebook has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import matplotlib as mpl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks import Inapplicable, invert
+from attacks.core.observation import Observation
+from attacks.core.reconstruction import One, Reconstruction, together
+from attacks.core.registry import IMAGE_ATTACKS
+from attacks.lab.images import default_images
+from attacks.lab.setting import Setting
+
+
+class Own(nn.Module):
+    """A small net in which the layers stand in another order than they are called."""
+
+    def __init__(self, softmax: bool = False) -> None:
+        super().__init__()
+        self.out = nn.Linear(16, 10)
+        self.hidden = nn.Linear(3 * 8 * 8, 16)
+        self.softmax = softmax
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(torch.sigmoid(self.hidden(x.flatten(1))))
+        return logits.log_softmax(1) if self.softmax else logits
+
+
+@pytest.fixture
+def net() -> Own:
+    torch.manual_seed(0)
+    return Own()
+
+
+IMAGES, LABELS = default_images(2, side=8)
+SHAPE = (3, 8, 8)
+
+
+def gradient_of(net: nn.Module, count: int = 1) -> dict[str, Tensor]:
+    loss = F.cross_entropy(net(IMAGES[:count]), LABELS[:count])
+    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_image_and_its_label_from_a_gradient(net: Own, listed: bool) -> None:
+    gradient = gradient_of(net)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    given = list(gradient.values()) if listed else gradient
+    result = invert(net, given, input_shape=SHAPE, classes=10, attack="idlg")
+    assert result.scores(IMAGES[:1], LABELS[:1]).mse.item() < 1e-4 and result.labels.tolist() == LABELS[:1].tolist()
+    assert result.images.shape == (1, *SHAPE) and "idlg" in repr(result)
+    assert net.training and all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_nothing_from_noise(net: Own) -> None:
+    draw = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(tensor.shape, generator=draw) * tensor.std() for name, tensor in gradient_of(net).items()}
+    result = invert(net, noise, input_shape=SHAPE, attack="analytic")
+    assert result.scores(IMAGES[:1]).mse.item() > 0.01
+
+
+def test_a_change_of_several_steps(net: Own) -> None:
+    own = Own()
+    own.load_state_dict(net.state_dict())
+    optimiser = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(own(IMAGES[:1]), LABELS[:1]).backward()
+        optimiser.step()
+    after = dict(own.named_parameters())
+    change = {name: (after[name] - parameter).detach() for name, parameter in net.named_parameters()}
+    schedule = {"lr": 0.1, "steps": 3, "momentum": 0.5}
+    result = invert(net, change, input_shape=SHAPE, attack="analytic", **schedule)  # type: ignore[arg-type]
+    assert result.scores(IMAGES[:1]).mse.item() < 1e-4
+
+
+def test_several_images_are_scored_in_their_order(net: Own) -> None:
+    result = invert(net, gradient_of(net, 2), input_shape=SHAPE, attack="idlg", n=2, labels=LABELS)
+    swapped = [result.scores(IMAGES[order]).mse for order in ([0, 1], [1, 0])]
+    assert torch.equal(swapped[0], swapped[1].flip(0)) and result.threat.labels
+    with pytest.raises(ValueError, match=r"original has shape \(1, 3, 8, 8\), and the reconstructions \(2, 3, 8, 8\)"):
+        result.scores(IMAGES[:1])
+
+
+def test_a_picture(net: Own) -> None:
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
+    axes = result.plot(original=IMAGES[:1])
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["original", "analytic"]
+    assert result.plot(ax=axes) is axes
+    pyplot.close(axes.figure)
+
+
+def test_without_the_last_layer_another_attack_is_needed(net: Own) -> None:
+    gradient = {name: tensor for name, tensor in gradient_of(net).items() if not name.startswith("out.")}
+    with pytest.raises(Inapplicable, match="last layer"):
+        invert(net, gradient, input_shape=SHAPE, attack="idlg")
+    assert invert(net, gradient, input_shape=SHAPE, attack="analytic").scores(IMAGES[:1]).mse.item() < 1e-4
+
+
+def test_controls_on_request(net: Own) -> None:
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic", controls=True)
+    assert {control.name for control in result.controls} == {"positive", "negative"}
+    assert not invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic").controls
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Finds nothing."""
+
+    name: ClassVar = "grey"
+    control: ClassVar = Setting(net="perceptron", images=1)
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        def grey(observation: Observation) -> One:
+            return One(torch.full((1, *observation.input_shape), 0.5), torch.tensor([-1]), [1.0], (1.0,))
+
+        return together(observations, grey)
+
+
+def test_an_attack_that_fails_its_control_is_not_tried(net: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IMAGE_ATTACKS, "_known", {**IMAGE_ATTACKS.all(), "grey": Grey})
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="grey").scores(IMAGES[:1]).mse.item() > 0.01
+    with pytest.raises(Inapplicable, match="a control failed: grey recovered 0 of 1 undefended images"):
+        invert(net, gradient_of(net), input_shape=SHAPE, attack="grey", controls=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"classes": 7}, "classes = 7, and the net returns 10 logits"),
+        ({"attack": "idlgg"}, "unknown attack 'idlgg'; did you mean 'idlg'"),
+        ({"attack": "imprint"}, "imprint alters what a server sends, so it needs a run"),
+        ({"input_shape": (3, 9, 9)}, r"the net does not take inputs of shape \(2, 3, 9, 9\): .*mat1"),
+        ({"head": "outt"}, "the net has no module 'outt' for the head; did you mean 'out'"),
+        ({"head": "hidden"}, "the net cannot be cut before 'hidden'"),
+        ({"steps": 3}, "give its lr, too"),
+        ({"n": 0}, "n = 0: at least 1"),
+        ({"gradient": []}, "a list of 0, and the net has 4 parameters"),
+        ({"gradient": {"outt.weight": torch.ones(1)}}, "no parameter 'outt.weight'; did you mean 'out.weight'"),
+        ({"gradient": {"out.bias": torch.ones(3)}}, r"out.bias has shape \(3,\), and the net's \(10,\)"),
+        ({"gradient": {"out.bias": None}}, "holds no tensor"),
+        ({"model": Own(softmax=True)}, "something comes after it, such as a softmax"),
+        ({"model": nn.Flatten()}, "no linear layer"),
+    ],
+)
+def test_what_does_not_fit(net: Own, changed: dict[str, object], why: str) -> None:
+    given = {"model": net, "gradient": gradient_of(net), "input_shape": SHAPE, **changed}
+    with pytest.raises(ValueError, match=why):
+        invert(given.pop("model"), given.pop("gradient"), **given)  # type: ignore[arg-type]
+
+
+def test_an_option_that_the_attack_does_not_have(net: Own) -> None:
+    with pytest.raises(TypeError, match="idlg has no option 'restart'; did you mean 'restarts'"):
+        invert(net, gradient_of(net), input_shape=SHAPE, options={"restart": 2})
+    with pytest.raises(TypeError, match="restarts must be a whole number"):
+        invert(net, gradient_of(net), input_shape=SHAPE, options={"restarts": "two"})
