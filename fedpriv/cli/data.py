@@ -179,7 +179,7 @@ def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[s
     if not few:
         table.add_column("largest")
     for client, row in enumerate(counts[:_CLIENTS_SHOWN]):
-        start = [Text(clients[client]), str(row.sum()), str(tests[client])]
+        start: list[str | Text] = [Text(clients[client]), str(row.sum()), str(tests[client])]
         if few:
             table.add_row(*start, *(str(count) if count else "·" for count in row))
         else:
