@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and docs show works as shown."""
+"""What the documents show works as shown."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def python_of(name: str, number: int = 0) -> str:
 
 
 def commands() -> list[str]:
-    """Every ``fedpriv ...`` that stands on an indented line of its own, without the comment."""
-    documents = [ROOT / name for name in ("README.md", "experiments/README.md", "mlflow/README.md", "docs/two-machines.md")]
-    lines = [line for document in documents for line in document.read_text().splitlines()]
+    """Every ``fedpriv ...`` that stands on an indented line of its own (a backslash joins two), without the comment."""
+    documents = [*ROOT.glob("docs/**/*.md"), *(ROOT / folder / "README.md" for folder in (".", "experiments", "mlflow"))]
+    lines = [line for document in documents for line in document.read_text().replace("\\\n", " ").splitlines()]
     shown = [line for line in lines if re.match(r"    (.*uv run (--extra \w+ )?)?fedpriv ", line)]
     return sorted({re.sub(r"\s+#.*", "", line).partition("fedpriv ")[2] for line in shown})
 
@@ -44,8 +44,8 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return registry._known
 
 
-def test_the_method_of_the_readme(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
-    exec(python_of("README.md", 1), {})
+def test_the_method_of_the_page(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
+    exec(python_of("docs/your-own-method.md"), {})
     simulation = simulate("lg-fedavg", **{"train.rounds": 2})
     assert {name.split(".")[0] for name in simulation.federation.method.shared_names} == {"projector", "head"}
     assert simulation.progress.total_bytes_up > 0

@@ -1,0 +1,105 @@
+"""Lists of what has a name: defences, attacks, nets, data sets. The facts are those of the commands with ``--json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from click.testing import CliRunner
+from config_keys import allowed
+from plain import plain
+from pydantic import TypeAdapter
+
+from attacks.core.registry import image_attacks
+from attacks.core.text_registry import text_attacks
+from attacks.lab.setting import Declared, declared
+from fedpriv.cli import main
+from fedpriv.defenses import transforms
+
+LAYERS = {
+    "shared": "the last layer's gradient has to be in the message",
+    "hidden": "for messages without the last layer",
+    "either": "with or without the last layer",
+}
+
+
+@cache
+def told(*command: str) -> dict[str, Any]:
+    """What a command answers with ``--json``."""
+    result = CliRunner().invoke(main, [*command, "--json"], catch_exceptions=False)
+    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return answer
+
+
+def options(rows: Sequence[Mapping[str, Any]], schema: Any, prefix: str = "") -> Iterator[str]:
+    """The options of a dataclass: what each may be, its default and description."""
+    described = TypeAdapter(schema).json_schema()
+    yield "" if rows else "It has no options.\n"
+    for row in rows:
+        values = described.get("properties", {}).get(row["name"])
+        default = ", ".join(map(str, row["default"])) or "()" if isinstance(row["default"], list) else row["default"]
+        yield f"`{prefix}{row['name']}` {allowed(values) + '; ' if values else ''}default `{default}`"
+        yield f":   {plain(row['description']) or '&nbsp;'}\n"
+
+
+def defences() -> Iterator[str]:
+    for row in told("defenses")["defenses"]:
+        yield f"## {row['name']}\n\n{plain(row['about'])}\n"
+        yield from options(row["options"], transforms()[row["name"]])
+
+
+def attacks() -> Iterator[str]:
+    for row in told("attacks")["attacks"]:
+        yield f"## {row['name']}\n\nOn {row['on']}. {plain(row['about'])}\n"
+        yield from needs(row["name"])
+        shown = ", ".join(f"`{option['name']}={option['default']}`" for option in row["options"])
+        yield f"Options and defaults: {shown}\n" if shown else "It has no options.\n"
+
+
+def needs(name: str) -> Iterator[str]:
+    """What the class of an attack declares."""
+    kind = {**image_attacks(), **text_attacks()}.get(name)
+    if kind is None:
+        return
+    says = declared(kind)
+    if name in image_attacks():
+        yield f"* Layers: {LAYERS[says.head]}."
+    if hasattr(kind, "alter"):
+        yield "* A malicious server: `--threat malicious`; no audit mounts it."
+    elif says.usual is None:
+        yield "* No audit mounts it: another attack does the same better."
+    elif name in image_attacks():
+        yield f"* Audits try it on {scope(says)}."
+    if name in image_attacks() and says.control is None:
+        yield "* It has no positive control, so its failure is no evidence."
+    yield ""
+
+
+def scope(says: type[Declared]) -> str:
+    """The messages that an attack's control covers."""
+    images = (
+        "any number of images" if not says.optimises else "one image" if says.at_once == 1 else f"up to {says.at_once} images"
+    )
+    steps = "" if says.most_steps is None else f", and up to {says.most_steps} local steps"
+    return f"{images} behind a message{steps}"
+
+
+def nets() -> Iterator[str]:
+    yield "| net | from | input | encoder | projector | head |\n|---|---|---|---|---|---|"
+    for row in told("models")["models"]:
+        sizes = " | ".join(f"{row['bytes'][role] / 1000:,.0f} kB" for role in ("encoder", "projector", "head"))
+        yield f"| `{row['name']}` | {plain(row['source'])} | {' x '.join(map(str, row['input_shape']))} | {sizes} |"
+
+
+def datasets() -> Iterator[str]:
+    yield "| data set | | usual net |\n|---|---|---|"
+    for row in told("data", "list")["datasets"]:
+        yield f"| `{row['name']}` | {plain(row['about'])} | `{row['model']}` |"
+
+
+def partitions() -> Iterator[str]:
+    yield "| partition | |\n|---|---|"
+    for row in told("data", "list")["partitions"]:
+        yield f"| `{row['name']}` | {plain(row['about'])} |"
