@@ -61,6 +61,9 @@ class PartitionConfig(_Section):
     size_sigma: NonNegativeFloat = Field(1.0, description="sigma of the log-normal sizes")
     size_offset: NonNegativeInt = Field(50, description="added to each log-normal size")
     reuse: bool = Field(False, description="`lognormal`: let clients hold the same image, as the published FEMNIST sampler does")
+    column: str | None = Field(
+        None, description="column of a table whose values are the clients (`by_column`), such as hospital; never a feature"
+    )
     test: Literal["disjoint", "all_of_class", "auto"] = Field(
         "auto",
         description="local test sets: disjoint shares, all test images of the client's classes (weighted), "
@@ -72,12 +75,22 @@ class PartitionConfig(_Section):
 class DataConfig(_Section):
     """The clients' data."""
 
-    name: str = Field("digits", description="a data set's name, or the path of an image folder, parquet file or folder")
+    name: str = Field(
+        "digits",
+        description="a data set's name, hf:owner/name[:config][@revision] of the Hugging Face hub, or the path of an image "
+        "folder, a CSV or parquet file, a folder of these, or a folder with one for each client",
+    )
     dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
     limit: PositiveInt | None = Field(
         None, description="training samples kept, a fixed choice with the classes in proportion; null: all. Test images stay"
     )
-    clients: PositiveInt = Field(20, description="number of registered clients")
+    test_limit: PositiveInt | None = Field(None, description="test samples kept, chosen as by `limit`; null: all")
+    label: str | None = Field(
+        None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
+    )
+    clients: PositiveInt = Field(
+        20, description="number of registered clients; follows from the data where they come with their clients"
+    )
     partition: PartitionConfig = PartitionConfig()
     image_size: PositiveInt | None = Field(
         None, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
@@ -440,13 +453,25 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _selects_a_client(self) -> RunConfig:
-        share = self.train.participation
-        if share is not None and int(share * self.data.clients + 1e-9) < 1:
-            raise ValueError(
-                f"train.participation {share} of {self.data.clients} clients selects no client; "
-                f"at least {1 / self.data.clients:g} selects one"
-            )
+        if (why := self._selects_nobody()) is not None:
+            raise ValueError(why)
         return self
+
+    def _selects_nobody(self) -> str | None:
+        share = self.train.participation
+        if share is None or int(share * self.data.clients + 1e-9) >= 1:
+            return None
+        return (
+            f"train.participation {share} of {self.data.clients} clients selects no client; "
+            f"at least {1 / self.data.clients:g} selects one"
+        )
+
+    def with_clients(self, number: int) -> RunConfig:
+        """The config for so many clients; :class:`UsageError` where it then selects none of them."""
+        config = self.model_copy(update={"data": self.data.model_copy(update={"clients": number})})
+        if (why := config._selects_nobody()) is not None:
+            raise UsageError(why)
+        return config
 
     @model_validator(mode="after")
     def _has_a_schedule_if_it_follows_one(self) -> RunConfig:

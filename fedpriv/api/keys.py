@@ -16,6 +16,7 @@ KEYS = {
     "partition": "data.partition.name",
     "classes_per_client": "data.partition.classes_per_client",
     "alpha": "data.partition.alpha",
+    "column": "data.partition.column",
     "seed": "seed",
     "data_dir": "data.dir",
     "method": "method.name",
@@ -64,7 +65,7 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
     Args:
         config: a config, its values as nested mappings, or a YAML file as a run writes it; ``None``: the defaults.
         keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
-            function that returns a net.
+            function that returns a net, ``dataset`` the data (:func:`fedpriv.data.own.objects.name_of`).
 
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
@@ -80,6 +81,10 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
         wire = values.get("wire") or {}
         before = overrides.get("wire.transforms", wire.get("transforms") if isinstance(wire, Mapping) else ()) or ()
         overrides["wire.transforms"] = [*before, *added]
+    if not isinstance(data := overrides.get("data.name"), str | None):
+        from fedpriv.data.own.objects import name_of as written
+
+        overrides["data.name"] = str(written(data))
     if callable(model := overrides.get("model.name")):
         from fedpriv.models.own import name_of
 

@@ -42,7 +42,9 @@ def train(
         profile: write where the time went into the folder ``profile`` of the run.
         keys: config keys. Short names are the options of ``fedpriv train`` with underscores (``method``, ``dataset``, ``rounds``,
             ``lr``, ``defense``); others are given by section (``train={"momentum": 0.9}``) or with dots
-            (``**{"train.momentum": 0.9}``).
+            (``**{"train.momentum": 0.9}``). ``dataset`` may be the data themselves: arrays ``(x, y)``, a torch or Hugging
+            Face data set, a mapping of ``train`` and ``test``, or a list or mapping of clients. They are kept in the user's
+            cache.
 
     Raises:
         UsageError: a key or a value that cannot be right, before anything is written.

@@ -174,6 +174,8 @@ def _missing(run: Found) -> Iterator[str]:
         yield "images can be recovered"
     if "text" in modalities and all(best_reading(one) is None for one in run.get("texts") or []):
         yield "texts can be recovered"
+    if not modalities:
+        yield "rows of a table can be recovered"
     if not run["membership"]:
         yield "members can be identified"
 

@@ -34,6 +34,10 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
 
+ROWS = (
+    "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
+    "reveal a row as it reveals an image"
+)
 CENTERS_OF_TEXTS = "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
 """Why the class centres of runs on texts, or on image-text pairs, are not inverted."""
 
@@ -184,6 +188,8 @@ def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, w
             pictures[picture] = grid(rows)
         attacks.append(attacked.described(picture if rows else None))
         controls += attacked.controls()
+    if not evidence.modalities:
+        not_tried["rows"] = ROWS
     progress.note()
     findings = {
         "not_tried": not_tried,

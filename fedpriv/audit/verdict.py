@@ -20,9 +20,10 @@ def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
     sentences = [of_images(one) for kind in ("message", "single image") for one in run["attacks"] if one["kind"] == kind]
     sentences += of_texts(run.get("texts") or [])
-    reason = (run.get("not_tried") or {}).get("images")
-    if reason and not run["attacks"]:
-        sentences.append(f"No attack was mounted on the images, so what messages reveal of them is not known: {reason}.")
+    for what in ("images", "rows"):
+        reason = (run.get("not_tried") or {}).get(what)
+        if reason and not run["attacks"]:
+            sentences.append(f"No attack was mounted on the {what}, so what messages reveal of them is not known: {reason}.")
     return [
         *sentences,
         *_exposed(run.get("statistics")),

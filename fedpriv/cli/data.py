@@ -29,7 +29,8 @@ def data() -> None:
 def list_() -> dict[str, Any]:
     """List the data sets and the partitions by name.
 
-    A data set may also be a path: a folder of images or image-text pairs, a parquet file, or a folder of parquet files.
+    A data set may also be a path: a CSV or parquet file, a folder of these, of images or of image-text pairs, a folder with one
+    for each client; or hf:owner/name of the Hugging Face hub.
 
     \b
     Example: fedpriv data list
@@ -51,7 +52,8 @@ def list_() -> dict[str, Any]:
         console().print(table)
     console().print(
         "A data set may also be a path: an image folder (train/<class>/*), image-text pairs (<class>/images/*, "
-        "<class>/text/*.txt), a parquet file or a folder of them."
+        "<class>/text/*.txt), a CSV or parquet file or a folder of them, a folder with one of these for each client "
+        "(clients/<client>/...); or hf:owner/name of the Hugging Face hub."
     )
     return {"datasets": datasets, "partitions": partitions}
 
@@ -68,24 +70,30 @@ def list_() -> dict[str, Any]:
 def show(output: Path | None, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
     """Show the partition of a data set: its hash, the clients' sizes, and counts per client and class.
 
-    Only labels are read. A run with the same options has the same hash.
+    Only labels are read. A run with the same options has the same hash. Clients may come with the data: a folder
+    `clients/<client>/...` (each an image folder by class, or tables), or a column of a table (--partition by_column).
 
     \b
     Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output dealt.png
     """
     import numpy as np
 
+    from fedpriv.config import filled
+    from fedpriv.data.own.owners import GIVEN, owners_of, with_clients
     from fedpriv.data.partition import make_partition
     from fedpriv.data.picture import draw_partition
-    from fedpriv.data.sources import load_labels
+    from fedpriv.data.sources import open_data
     from fedpriv.simulation.setup import resolve
 
     # Participation does not affect the partition, so the file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})
-    opened = load_labels(config.data.name, config.data.dir, config.data.limit)
-    config = resolve(config, None, opened.suggests)
+    opened = open_data(config.data)
+    config = filled(config, opened.suggests)
+    owners = owners_of(config.data, opened.owners)
+    config = resolve(with_clients(config, owners), None)
     classes = opened.classes
-    partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed)
+    partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed, owners)
+    names = [str(client) for client in range(partition.clients)] if owners is None else list(owners.names)
     counts = partition.counts(opened.train_labels, len(classes))
     test_labels = opened.train_labels if partition.test_split == "train" else opened.test_labels
     test_counts = partition.counts(test_labels, len(classes), "test")
@@ -95,16 +103,23 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     out = console()
     out.print(styled((config.data.name, "bold"), f", {name}, {partition.clients} clients, {len(classes)} classes"))
     out.print(f"partition {partition.hash()}", soft_wrap=True)
+    if owners is not None:
+        how = "a folder each" if config.data.partition.name == GIVEN else f"the values of column {config.data.partition.column}"
+        out.print(f"clients come with the data: {how}", soft_wrap=True)
+    for note in opened.notes:
+        out.print(styled(note), soft_wrap=True)
     empty = int((sizes == 0).sum())
     out.print(
         f"training samples per client: {_spread(sizes)}; {sizes.sum():,} of {len(opened.train_labels):,}, {empty} clients without"
     )
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
+    if owners is not None and owners.test is not None and partition.test_weights is None:
+        how = "the client's own"
     if partition.test_split == "train":
         how = "held out of the training split"
     out.print(f"test samples per client: {_spread(tests)} ({how})")
     out.print(f"classes per client: {_spread(held)}")
-    out.print(_table(counts, tests, classes))
+    out.print(_table(counts, tests, classes, names, out.width))
     if len(counts) > _CLIENTS_SHOWN:
         out.print(f"... and {len(counts) - _CLIENTS_SHOWN} more clients (--output draws them all, --json lists them)")
     if output:
@@ -113,6 +128,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     return {
         "dataset": config.data.name,
         "clients": partition.clients,
+        "client_names": names,
         "partition": name,
         "hash": partition.hash(),
         "classes": list(classes),
@@ -149,26 +165,24 @@ def _spread(values: NDArray[np.int64]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,g}"
 
 
-def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[str, ...]) -> Any:
-    """Counts per client and class; with many classes, each client's largest ones."""
+def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[str, ...], clients: list[str], width: int) -> Any:
+    """Counts per client and class; where the classes' names do not fit the width, each client's largest ones."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    few = len(classes) <= _CLASSES_SHOWN
-    numbers = ["client", "train", "test", *(map(str, range(len(classes))) if few else ["classes"])]
-    for column in numbers:
-        table.add_column(column, justify="right", no_wrap=True, min_width=4)
+    needed = sum(max(4, len(name)) + 1 for name in classes) + max(6, *map(len, clients[:_CLIENTS_SHOWN])) + 3 * 6
+    few = len(classes) <= _CLASSES_SHOWN and needed <= width
+    for column in ("client", "train", "test", *(classes if few else ["classes"])):
+        table.add_column(Text(column), justify="right", no_wrap=True, min_width=4)
     if not few:
         table.add_column("largest")
-    elif list(classes) != numbers[3:]:
-        table.caption = "classes: " + ", ".join(f"{c} {name}" for c, name in enumerate(classes))
-        table.caption_justify = "left"
     for client, row in enumerate(counts[:_CLIENTS_SHOWN]):
-        start = [str(client), str(row.sum()), str(tests[client])]
+        start: list[str | Text] = [Text(clients[client]), str(row.sum()), str(tests[client])]
         if few:
             table.add_row(*start, *(str(count) if count else "·" for count in row))
         else:
             largest = [c for c in row.argsort(kind="stable")[::-1][:5] if row[c]]
-            table.add_row(*start, str((row > 0).sum()), ", ".join(f"{classes[c]} {row[c]}" for c in largest))
+            table.add_row(*start, str((row > 0).sum()), Text(", ".join(f"{classes[c]} {row[c]}" for c in largest)))
     return table

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from fedpriv.config import RunConfig
 
 _DATA_FLAGS: dict[str, tuple[Any, str]] = {
-    "dataset": (str, "Data set: a name of `fedpriv data list`, or the path of an image folder or parquet."),
+    "dataset": (str, "Data set: a name of `fedpriv data list`, a path, or hf:owner/name."),
     "clients": (int, "Number of registered clients."),
     "partition": (str, "How samples are dealt to clients; a name of `fedpriv data list`."),
     "classes-per-client": (int, "S of the partitions `classes` and `class_subsets`."),
     "alpha": (float, "Concentration of the Dirichlet partitions."),
+    "column": (str, "Column of a table whose values are the clients (--partition by_column)."),
     "seed": (int, "Seed of every random draw."),
     "data-dir": (Path, "Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA)."),
 }

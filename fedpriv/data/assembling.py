@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.columns import Columns
-from fedpriv.data.dataset import Opened, Texts
+from fedpriv.data.dataset import Opened, Texts, Values
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.errors import FedprivError, UsageError
 
@@ -37,7 +38,7 @@ class SampleChoice:
 def assemble(
     name: str, tables: list[Table], columns: Columns, mode: Mode | None = None, choice: SampleChoice | None = None
 ) -> Opened:
-    """A data set of one table (divided, class by class) or two (training, test).
+    """A data set of one table (divided, class by class; of clients, client by client) or two (training, test).
 
     Args:
         mode: grey or colour; ``None``: grey where all images are.
@@ -46,6 +47,9 @@ def assemble(
         UsageError: nothing is left, a label is invalid, or a text is empty.
         FedprivError: a row has no label.
     """
+    from fedpriv.data.own.clients import Joined
+    from fedpriv.data.own.owners import Owners, column_values
+
     choice = choice or SampleChoice()
     labels, classes = _labels(tables, columns.label)
     kept = [np.arange(len(values)) for values in labels]
@@ -58,13 +62,16 @@ def assemble(
         kept = [np.flatnonzero(values >= 0) for values in labels]
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
+    joined = [table for table in tables if isinstance(table, Joined)]
+    owners = [table.owners() for table in joined]
     if len(tables) == 1:
-        train, test = hold_out(labels[0][kept[0]], choice.fraction)
-        tables, labels, kept = tables * 2, labels * 2, [kept[0][train], kept[0][test]]
+        train, test = hold_out((owners or labels)[0][kept[0]], choice.fraction)
+        tables, labels, owners, kept = tables * 2, labels * 2, owners * 2, [kept[0][train], kept[0][test]]
     for table, rows, what in zip(tables, kept, ("training", "test"), strict=True):
         if not len(rows):
             raise UsageError(f"{table.origin} leaves no {what} samples")
     parts = list(zip(tables, kept, strict=True))
+    notes = list(columns.notes)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         from fedpriv.data import decoding
@@ -74,11 +81,23 @@ def assemble(
         cached = decoding.read_cache(cache)
         if cached is None:
             common = mode or decoding.common_mode(parts, columns.image)
-            train, test = (decoding.decode(table, columns.image, rows, common, side) for table, rows in parts)
-            if train.shape[1:] != test.shape[1:]:
-                raise UsageError(f"the images of {tables[0].origin} and of {tables[1].origin} differ in size")
-            cached = {"train": train, "test": test}
+            try:
+                train, test = (decoding.decode(table, columns.image, rows, common, side) for table, rows in parts)
+                if train.shape[1:] != test.shape[1:]:
+                    raise decoding.MixedSizes
+                cached = {"train": train, "test": test}
+            except decoding.MixedSizes:
+                found = decoding.sizes(parts, columns.image)
+                together = decoding.common_side(found)
+                train, test = (decoding.decode(table, columns.image, rows, common, together) for table, rows in parts)
+                cached = {"train": train, "test": test, "sizes": torch.from_numpy(np.unique(found, axis=0))}
             decoding.write_cache(cache, cached)
+        if "sizes" in cached:
+            low, high, square = cached["sizes"].amin(0).tolist(), cached["sizes"].amax(0).tolist(), cached["train"].shape[-1]
+            notes.append(
+                f"images of {len(cached['sizes'])} sizes, {low[0]} to {high[0]} pixels wide and {low[1]} to {high[1]} high, are "
+                f"resized to {square} x {square}; --set data.image_size=N sets another side"
+            )
         return cached["train"], cached["test"]
 
     def texts() -> tuple[Texts, Texts]:
@@ -86,12 +105,33 @@ def assemble(
         train, test = (_texts(table, columns.text, rows) for table, rows in parts)
         return train, test
 
+    def vectors() -> tuple[Tensor, Tensor]:
+        from fedpriv.data.own.vectors import PUBLIC
+        from fedpriv.data.own.vectors import vectors as of_columns
+
+        notes.append(PUBLIC)
+        return of_columns(parts[0], parts[1], columns.features)
+
+    def column(name: str) -> Values:
+        if name not in tables[0].features:
+            raise UsageError(f"{tables[0].origin} has no column {name!r}; its columns are: {', '.join(tables[0].features)}")
+        found = [
+            column_values(table.column(name).take(rows).to_pylist(), rows, name, table.origin) if name in table.features else None
+            for table, rows in parts
+        ]
+        assert found[0] is not None
+        return found[0], found[1]
+
     return Opened(
         labels[0][kept[0]],
         labels[1][kept[1]],
         classes,
         images if columns.image is not None else None,
         texts if columns.text is not None else None,
+        vectors=vectors if columns.features else None,
+        column=column,
+        owners=Owners(joined[0].names, owners[0][kept[0]], owners[1][kept[1]]) if joined else None,
+        notes=notes,
     )
 
 

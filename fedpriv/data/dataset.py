@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,26 @@ from torch import Tensor
 
 from fedpriv.errors import UsageError
 
+if TYPE_CHECKING:
+    from fedpriv.data.own.owners import Owners
+
 Texts = tuple[str, ...]
+Values = tuple[NDArray[Any], NDArray[Any] | None]
+"""Of a column, in the training and the test rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples that are an image, a text, or both, with labels ``(N,)`` int64; training and test.
+    """Samples that are an image, a text, both, or a row of numbers, with labels ``(N,)`` int64; training and test.
 
     Attributes:
-        images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples are texts.
-        texts: one for each sample; ``None``: the samples are images.
+        images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
+        texts: one for each sample; ``None``: the samples have none.
+        vectors: rows of a table as the net takes them, each ``(N, F)`` float32; ``None``: the samples are no rows.
         mean, std: of the images, per channel on the [0, 1] scale.
         suggests: values for config keys that the config leaves open.
+        owners: whose each sample is; ``None``: the data do not say.
+        said: what the user should know of how the samples were read, a line each.
     """
 
     name: str
@@ -37,35 +45,40 @@ class Dataset:
     default_model: str
     images: tuple[Tensor, Tensor] | None = None
     texts: tuple[Texts, Texts] | None = None
+    vectors: tuple[Tensor, Tensor] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     suggests: Mapping[str, Any] = field(default_factory=dict)
+    owners: Owners | None = None
+    said: tuple[str, ...] = ()
 
     @property
     def train_images(self) -> Tensor:
-        """``(N, C, H, W)`` uint8; :class:`UsageError` where the samples are texts."""
+        """``(N, C, H, W)`` uint8; :class:`UsageError` where the samples are no images."""
         return self._images()[0]
 
     @property
     def test_images(self) -> Tensor:
-        """``(N_test, C, H, W)`` uint8; :class:`UsageError` where the samples are texts."""
+        """``(N_test, C, H, W)`` uint8; :class:`UsageError` where the samples are no images."""
         return self._images()[1]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """``(C, H, W)`` of the images; :class:`UsageError` where the samples are texts."""
+    def input_shape(self) -> tuple[int, ...]:
+        """``(C, H, W)`` of the images, or ``(F,)`` of rows; :class:`UsageError` where the samples are texts."""
+        if self.vectors is not None:
+            return tuple(self.vectors[0].shape[1:])
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) of what the samples are: pixels or texts, labels and classes, of training and test.
+        """SHA-256 (hex) of what the samples are: pixels, texts or rows, labels and classes, of training and test.
 
         Pixels are those that nets are trained on, so it also depends on how images were decoded and resized. Takes a second for
         1 GB where the processor knows SHA.
         """
         digest = hashlib.sha256(repr(self.classes).encode())
-        for tensor in (self.train_labels, self.test_labels, *(self.images or ())):
+        for tensor in (self.train_labels, self.test_labels, *(self.images or ()), *(self.vectors or ())):
             digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().numpy().data)
         for texts in self.texts or ():
@@ -74,7 +87,7 @@ class Dataset:
 
     def _images(self) -> tuple[Tensor, Tensor]:
         if self.images is None:
-            raise UsageError(f"{self.name} holds texts, but this needs images")
+            raise UsageError(f"{self.name} holds {'texts' if self.vectors is None else 'rows of a table'}, but this needs images")
         return self.images
 
 
@@ -85,6 +98,11 @@ class Opened:
     Attributes:
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
+        vectors: a function that returns training and test rows as numbers.
+        column: a function of a column's name that returns its values in the training and the test rows; ``None`` in place of the
+            latter: the test rows have no such column.
+        owners: whose each sample is; ``None``: the data do not say.
+        notes: what the user should know of how the samples were read, a line each; complete once they were read.
     """
 
     train_labels: NDArray[np.int64]
@@ -93,6 +111,10 @@ class Opened:
     images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
     texts: Callable[[], tuple[Texts, Texts]] | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
+    vectors: Callable[[], tuple[Tensor, Tensor]] | None = None
+    column: Callable[[str], Values] | None = None
+    owners: Owners | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,18 +19,25 @@ from fedpriv.registry import Registry, instance_of
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
+    from fedpriv.data.own.owners import Owners
+
 Indices: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Deal:
-    """The input of a dealer: labels ``(N,)`` in ``0..classes-1``, the number of clients, the options and a random generator."""
+    """The input of a dealer: labels ``(N,)`` in ``0..classes-1``, the number of clients, the options and a random generator.
+
+    Attributes:
+        owners: whose each sample is; ``None``: the data do not say.
+    """
 
     labels: Indices
     classes: int
     clients: int
     options: PartitionConfig
     rng: np.random.Generator
+    owners: Owners | None = None
 
     def pools(self) -> list[Indices]:
         """The shuffled sample indices of each class."""
@@ -66,7 +75,7 @@ class Dealing:
 REGISTRY: Registry[Dealing] = Registry(
     "partition",
     "fedpriv.partitions",
-    ["fedpriv.data.by_class", "fedpriv.data.dirichlet", "fedpriv.data.lognormal"],
+    ["fedpriv.data.by_class", "fedpriv.data.dirichlet", "fedpriv.data.lognormal", "fedpriv.data.own.owners"],
     *instance_of(Dealing),
 )
 partitions = REGISTRY.all
@@ -107,13 +116,18 @@ def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Genera
     return [join(parts) for parts in shares]
 
 
-def deal_with_flower(partitioner: Partitioner, deal: Deal) -> list[Indices]:
-    """Deal with a Flower partitioner. Samples are shuffled first, since Flower cuts a class in the order of its rows."""
+def deal_with_flower(partitioner: Partitioner, deal: Deal, **columns: Indices) -> list[Indices]:
+    """Deal with a Flower partitioner. Samples are shuffled first, since Flower cuts a class in the order of its rows.
+
+    Args:
+        columns: further columns ``(N,)`` that it deals by, besides ``label``.
+    """
     from datasets import Dataset
 
     order = deal.rng.permutation(len(deal.labels))
-    partitioner.dataset = Dataset.from_dict({"index": order, "label": deal.labels[order]}).with_format("numpy")
-    with warnings.catch_warnings():
+    rows = {name: column[order] for name, column in {"label": deal.labels, **columns}.items()}
+    partitioner.dataset = Dataset.from_dict({"index": order, **rows}).with_format("numpy")
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # the bars of some
         warnings.simplefilter("ignore")  # redraws, and a deprecation within pyarrow: nothing that a user could act on
         return [np.asarray(partitioner.load_partition(client)[:]["index"], dtype=np.int64) for client in range(deal.clients)]
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Mode = Literal["L", "RGB"]
 _GREY = {"L", "1"}
 _SMOOTH = 2  # PIL.Image.Resampling.BILINEAR, which smooths where it shrinks
+LARGEST = 224
+"""Pixels a side that images of mixed sizes are brought to at most, the input of nets for photographs."""
 _DEEP = ("I", "F")  # 16 and 32 bits a pixel: an 8-bit copy would have to guess the range
 
 
@@ -35,8 +37,8 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
         side: pixels a side to which they are resized, whatever their shape; ``None``: unchanged.
 
     Raises:
-        FedprivError: an image cannot be decoded.
-        UsageError: the images differ in size. Both errors name the first such image.
+        FedprivError: an image cannot be decoded; the error names it.
+        MixedSizes: the images differ in size.
     """
     values = table.column(column).take(rows)
     images: NDArray[np.uint8] | None = None
@@ -49,15 +51,33 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
         if images is None:
             images = np.empty((len(rows), *pixels.shape), dtype=np.uint8)
         if pixels.shape != images.shape[1:]:
-            (height, width), (h, w) = pixels.shape[:2], images.shape[1:3]
-            raise UsageError(
-                f"{_where(table, value.as_py(), int(rows[place]))} is {width} x {height}, the images before it {w} x {h}; "
-                "resize all images to one size first, or --set data.image_size=224"
-            )
+            raise MixedSizes
         images[place] = pixels
     if images is None:
         raise UsageError(f"{table.origin} holds no images")
     return torch.from_numpy(images[:, None] if mode == "L" else np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+class MixedSizes(UsageError):
+    """The images differ in size."""
+
+    def __init__(self) -> None:
+        super().__init__("the images differ in size; --set data.image_size=64")
+
+
+def sizes(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> NDArray[np.int64]:
+    """Width and height of all images ``(N, 2)``; reads the headers alone."""
+    found = [
+        _open(value.as_py(), table, int(rows[place])).size
+        for table, rows in tables
+        for place, value in enumerate(table.column(column).take(rows))
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def common_side(widths_and_heights: NDArray[np.int64]) -> int:
+    """Pixels a side for images of mixed sizes ``(N, 2)``: the median of their shorter sides, at most :data:`LARGEST`."""
+    return min(int(np.median(widths_and_heights.min(axis=1))), LARGEST)
 
 
 def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> Mode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from fedpriv.config import DataConfig
 from fedpriv.data.dealing import REGISTRY, Deal, Indices, share_by_counts
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from fedpriv.data.own.owners import Owners
 
 __all__ = ["SMALLEST_SHARE", "Partition", "SplitName", "class_counts", "make_partition"]
 
@@ -112,7 +115,12 @@ def class_counts(lists: list[Indices], labels: NDArray[Any], classes: int) -> In
 
 
 def make_partition(
-    train_labels: NDArray[Any], test_labels: NDArray[Any], classes: int, config: DataConfig, seed: int
+    train_labels: NDArray[Any],
+    test_labels: NDArray[Any],
+    classes: int,
+    config: DataConfig,
+    seed: int,
+    owners: Owners | None = None,
 ) -> Partition:
     """Deal a data set to ``config.clients`` clients, determined by the labels, the config and the seed.
 
@@ -120,6 +128,8 @@ def make_partition(
         train_labels: ``(N,)`` class ids of the training split.
         test_labels: ``(N_test,)`` class ids of the test split.
         seed: used unless ``config.partition.seed`` is set.
+        owners: whose each sample is, where the partition takes its clients from the data. A client is then tested on test samples
+            of its own, if the data have them.
 
     Raises:
         UsageError: the partition is unknown, or its options do not fit the data.
@@ -132,17 +142,20 @@ def make_partition(
         seed = options.seed
     # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng)
+    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners)
     dealt = dealing.deal(deal)
     counts = class_counts(dealt.train, train_labels, classes)
 
     weights: NDArray[np.float64] | None = None
     test_split: Literal["train", "test"] = "test"
-    crowded = dealt.test is None and len(test_labels) / config.clients < SMALLEST_SHARE
+    own_test = None if owners is None or owners.test is None else owners.held(owners.test)
+    crowded = dealt.test is None and own_test is None and len(test_labels) / config.clients < SMALLEST_SHARE
     if options.test == "all_of_class" or (options.test == "auto" and crowded):
         test, weights = _all_of_class(np.asarray(test_labels), counts)
     elif dealt.test is not None:
         test, test_split = dealt.test, "train"
+    elif own_test is not None:
+        test = own_test
     else:
         test = share_by_counts(np.asarray(test_labels), counts, test_rng)
     carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in dealt.train]

@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.columns import Columns
-from fedpriv.data.dataset import Dataset, Opened, Source, Texts
-from fedpriv.data.disaster import holds_pairs, open_disaster, open_pairs
+from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
+from fedpriv.data.disaster import open_disaster
+from fedpriv.data.own.owners import Owners
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.errors import UsageError
@@ -49,45 +51,68 @@ def register_dataset(name: str, about: str, **says: Any) -> Callable[[Opener], O
 
 
 def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = None, image_size: int | None = None) -> Dataset:
-    """Load a data set by name, or from the path of a folder, a parquet or a CSV file.
+    """Load a data set by name; arguments as the keys of :class:`DataConfig`, errors as for :func:`load_data`."""
+    return load_data(DataConfig(name=name, dir=data_dir, limit=limit, image_size=image_size))
 
-    Args:
-        data_dir: folder that may hold ``<name>/{train,test}.parquet`` (or CSV); ``None``: the environment's ``FEDPRIV_DATA``.
-            Where it does not hold the data set, it is downloaded from the Hugging Face hub.
-        limit: number of training samples kept (:func:`in_proportion`); ``None``: all.
-        image_size: pixels a side to which images are resized; ``None``: unchanged, or as the data set suggests.
+
+def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
+    """As :func:`load_dataset`, but samples are read on access."""
+    return open_data(DataConfig(name=name, dir=data_dir, limit=limit))
+
+
+def load_data(data: DataConfig) -> Dataset:
+    """Load the data set of a config, by name, or from the path of a folder, a parquet or a CSV file.
+
+    It is looked for in the folder ``data.dir`` (or the environment's ``FEDPRIV_DATA``) as ``<name>/{train,test}.parquet`` (or
+    CSV), and else on the Hugging Face hub.
 
     Raises:
         UsageError: the name is unknown, files are missing, or samples and labels do not fit.
         FedprivError: a file is damaged.
     """
-    source = _find(name)
-    opened = _open(source, data_dir, limit)
-    images = opened.images and opened.images(image_size or opened.suggests.get("data.image_size"))
+    source, opened = _find(data.name, data), open_data(data)
+    images = opened.images and opened.images(data.image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
+    vectors = opened.vectors and opened.vectors()
     mean, std = (source.mean, source.std) if source.mean and source.std else _measure(images[0]) if images else ((), ())
     return Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
         test_labels=torch.from_numpy(opened.test_labels),
         classes=opened.classes,
-        default_model=source.default_model or _usual_model(images and tuple(images[0].shape[1:]), texts is not None),
+        default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
+        vectors=vectors,
         mean=mean,
         std=std,
         suggests=opened.suggests,
+        owners=opened.owners,
+        said=tuple(opened.notes),
     )
 
 
-def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
-    """As :func:`load_dataset`, but samples are read on access."""
-    return _open(_find(name), data_dir, limit)
+def open_data(data: DataConfig) -> Opened:
+    """As :func:`load_data`, but samples are read on access."""
+    source, folder = _find(data.name, data), data.dir
+    if folder is None and os.environ.get("FEDPRIV_DATA"):
+        folder = Path(os.environ["FEDPRIV_DATA"])
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"the data folder {folder} does not exist")
+    opened = source.open(folder)
+    opened = replace(opened, suggests={**opened.suggests, **source.suggests})
+    if data.limit is not None or data.test_limit is not None:
+        opened = _limited(opened, data.limit, data.test_limit)
+    if (column := data.partition.column) is not None:
+        if opened.column is None:
+            raise UsageError(f"data.partition.column {column}: {data.name} has no columns besides samples and labels")
+        opened = replace(opened, owners=Owners.of_values(*opened.column(column)))
+    return opened
 
 
 def suggestions(name: str) -> Mapping[str, Any]:
     """Values that a data set suggests for keys that the config leaves open, as far as known without opening it."""
-    return _find(name).suggests
+    return _find(name, DataConfig(name=name)).suggests
 
 
 def sources() -> dict[str, Source]:
@@ -96,47 +121,64 @@ def sources() -> dict[str, Source]:
     return {name: known[name] for name in (*_SOURCES, *sorted(known.keys() - _SOURCES))}
 
 
-def _find(name: str) -> Source:
-    if name in sources():  # takes precedence over a folder of that name
-        return REGISTRY.find(name)
-    path = Path(name).expanduser()
-    if path.suffix in (".parquet", ".csv") or os.sep in name or path.is_dir():
-        path = path.absolute()  # so that a run can be resumed from another working directory
-        return Source(str(path), "local files", lambda _: _open_local(path))
+def _find(name: str, data: DataConfig) -> Source:
+    from fedpriv.data.own import local
+
+    if name not in sources():  # takes precedence over a folder of that name
+        if name.startswith(local.HUB):
+            return local.hub_source(name, data)
+        path = Path(name).expanduser()
+        if path.suffix in (".parquet", ".csv") or os.sep in name or path.is_dir():
+            return local.local_source(path.absolute(), data)  # absolute: a run can be resumed from another working directory
+    if data.label is not None:
+        raise UsageError(f"data.label {data.label}: the columns of {name} are known; leave it out")
     return REGISTRY.find(name)
 
 
-def _open(source: Source, data_dir: Path | None, limit: int | None) -> Opened:
-    if data_dir is None and os.environ.get("FEDPRIV_DATA"):
-        data_dir = Path(os.environ["FEDPRIV_DATA"])
-    if data_dir is not None and not data_dir.is_dir():
-        raise UsageError(f"the data folder {data_dir} does not exist")
-    opened = source.open(data_dir)
-    opened = replace(opened, suggests={**opened.suggests, **source.suggests})
-    return opened if limit is None else _limited(opened, limit)
-
-
-def _limited(opened: Opened, limit: int) -> Opened:
-    if limit > len(opened.train_labels):
-        raise UsageError(f"data.limit {limit}: there are {len(opened.train_labels)} training samples")
-    kept = in_proportion(opened.train_labels, limit)
+def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opened:
+    """With so many training and test samples; ``None``: with all."""
+    kept = _kept(opened.train_labels, limit, "limit", "training")
+    tested = _kept(opened.test_labels, test_limit, "test_limit", "test")
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         assert opened.images is not None
         train, test = opened.images(side)
-        return train[kept], test
+        return train[kept], test[tested]
 
     def texts() -> tuple[Texts, Texts]:
         assert opened.texts is not None
         train, test = opened.texts()
-        return tuple(train[i] for i in kept), test
+        return tuple(train[i] for i in kept), tuple(test[i] for i in tested)
+
+    def vectors() -> tuple[Tensor, Tensor]:
+        assert opened.vectors is not None
+        train, test = opened.vectors()
+        return train[kept], test[tested]
+
+    def column(name: str) -> Values:
+        assert opened.column is not None
+        train, test = opened.column(name)
+        return train[kept], None if test is None else test[tested]
 
     return replace(
         opened,
         train_labels=opened.train_labels[kept],
+        test_labels=opened.test_labels[tested],
         images=opened.images and images,
         texts=opened.texts and texts,
+        vectors=opened.vectors and vectors,
+        column=opened.column and column,
+        owners=opened.owners and opened.owners.at(kept, tested),
     )
+
+
+def _kept(labels: NDArray[np.int64], limit: int | None, key: str, what: str) -> NDArray[np.int64]:
+    """The positions of so many samples; ``None``: of all."""
+    if limit is None:
+        return np.arange(len(labels))
+    if limit > len(labels):
+        raise UsageError(f"data.{key} {limit}: there are {len(labels)} {what} samples")
+    return in_proportion(labels, limit)
 
 
 @cache
@@ -189,7 +231,11 @@ def hub_source(
                 raise UsageError(f"{folder} holds no test split; {name} needs one, such as test.parquet")
             tables = [train] if test is None or len(splits) == 1 else [train, test]
         else:
-            tables = open_hub(hub_id, name, splits)
+            hint = (
+                f"put its files under <dir>/{name}/{{train,test}}.parquet and give <dir> as --data-dir or FEDPRIV_DATA, "
+                "or connect to the hub once"
+            )
+            tables = open_hub(hub_id, name, splits, hint)
         found = columns or find_columns(tables[0])
         for table in tables:
             for column in (found.image, found.text, found.label):
@@ -200,22 +246,6 @@ def hub_source(
     return open_
 
 
-def _open_local(path: Path) -> Opened:
-    """A parquet or CSV file, or a folder of them or of images. A single split is divided 80 / 20 by a fixed choice.
-
-    Folders of image-text pairs are opened by :func:`open_pairs`.
-    """
-    from fedpriv.data.tables import find_columns, open_file, open_folder
-
-    if not path.exists():
-        raise UsageError(f"there is no file or folder {path}")
-    if holds_pairs(path):
-        return open_pairs(path)
-    train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
-    tables: list[Table] = [train] if test is None else [train, test]
-    return assemble(path.name, tables, find_columns(train))
-
-
 def _measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel on the [0, 1] scale, to four digits; a flat channel is left unscaled."""
     channels: list[Any] = [images[:, c].numpy() / np.float32(255) for c in range(images.shape[1])]
@@ -224,8 +254,11 @@ def _measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return mean, std
 
 
-def _usual_model(shape: tuple[int, ...] | None, texts: bool) -> str:
-    if shape is None or texts:
+def _usual_model(opened: Opened, shape: tuple[int, ...] | None) -> str:
+    """For images of shape ``(C, H, W)``; ``None``: the samples have none."""
+    if opened.vectors is not None:
+        return "mlp"
+    if shape is None or opened.texts is not None:
         return "transformer" if shape is None else "fusion"
     if shape[0] == 1:
         return "mlp_lineage"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 IMAGE_COLUMNS = ("image", "img", "images", "picture")
 TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
+SPLITS = ("test", "valid", "validation", "val")
+"""Names of a test split, the first of which that is there is taken."""
 
 
 class Table(Protocol):
@@ -159,11 +161,14 @@ def table_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet")) or sorted(folder.glob("*.csv"))
 
 
-def open_folder(folder: Path) -> tuple[Table, Table | None]:
+def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
     """The training split and, if there is one, the test split of a local folder.
 
     Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or the same as CSV; any other parquet files
     together are one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split.
+
+    Args:
+        classes: of images, the classes that they are of; none: those that have a folder.
 
     Raises:
         UsageError: it holds neither, or several CSV files none of which is ``train.csv``.
@@ -175,12 +180,12 @@ def open_folder(folder: Path) -> tuple[Table, Table | None]:
             if found[0].suffix == ".csv" and len(found) > 1:
                 raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no train.csv; name one of them")
             return CsvTable(found[0]) if found[0].suffix == ".csv" else ParquetTable(tuple(found)), None
-        test = next((by_name[stem] for stem in ("test", "valid", "validation") if stem in by_name), None)
+        test = next((by_name[stem] for stem in SPLITS if stem in by_name), None)
         return open_file(by_name["train"]), open_file(test) if test else None
     if not (folder / "train").is_dir():
-        return _image_folder(folder), None
-    test = next((folder / name for name in ("test", "valid", "validation", "val") if (folder / name).is_dir()), None)
-    train = _image_folder(folder / "train")
+        return _image_folder(folder, classes), None
+    test = next((folder / name for name in SPLITS if (folder / name).is_dir()), None)
+    train = _image_folder(folder / "train", classes)
     return train, _image_folder(test, train.features["label"].names) if test else None
 
 
@@ -213,8 +218,15 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     return HubTable(rows, str(folder), tuple(images))
 
 
-def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
+def open_hub(
+    hub_id: str, name: str, splits: Sequence[str] | None, hint: str, config: str | None = None, revision: str | None = None
+) -> list[Table]:
     """Splits of a data set of the hub; one that was downloaded before needs no connection.
+
+    Args:
+        splits: which ones; ``None``: the training split, and a test split (:data:`SPLITS`) if there is one.
+        hint: what helps where it cannot be had.
+        config, revision: those of the data set; ``None``: its only config, its latest revision.
 
     Raises:
         UsageError: neither the hub nor a downloaded copy is available; the message says what to do.
@@ -223,38 +235,60 @@ def open_hub(hub_id: str, name: str, splits: Sequence[str]) -> list[Table]:
 
     try:
         with hub_mode():
-            opened = [datasets.load_dataset(hub_id, split=split) for split in splits]
+            if splits is None:
+                found = datasets.load_dataset(hub_id, config, revision=revision)
+                if "train" not in found:
+                    raise ValueError(f"it has no split train, but {', '.join(found)}")
+                splits = ["train", *[name for name in SPLITS if name in found][:1]]
+                opened = [found[split] for split in splits]
+            else:
+                opened = [datasets.load_dataset(hub_id, split=split) for split in splits]
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(
-            f"cannot get {name} from the hub ({hub_id}: {_first_line(error)}); put its files under <dir>/{name}/"
-            f"{{train,test}}.parquet and give <dir> as --data-dir or FEDPRIV_DATA, or connect to the hub once"
-        ) from None
+        raise UsageError(f"cannot get {name} from the hub ({hub_id}: {_first_line(error)}); {hint}") from None
     return [
         HubTable(rows, f"{hub_id} ({split})", tuple(Path(file["filename"]) for file in rows.cache_files))
         for rows, split in zip(opened, splits, strict=True)
     ]
 
 
-def find_columns(table: Table) -> Columns:
-    """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names.
+def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
+    """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names. Without
+    images and texts, all other numbers and categories are features.
+
+    Args:
+        label: the column of the labels; ``None``: found.
+        client: a column that says whose a row is, which is nothing else.
 
     Raises:
-        UsageError: there is no label, or neither an image nor a text; the message lists the columns.
+        UsageError: there is no label, or neither an image, a text nor a feature; the message lists the columns.
     """
     import datasets
 
-    features = table.features
+    from fedpriv.data.own.vectors import choose_features, is_text
+
+    features = {name: kind for name, kind in table.features.items() if name != client}
+    for name in (label, client):
+        if name is not None and name not in table.features:
+            raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
-    label = _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
+    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
     strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
-    text = next((name for name in TEXT_COLUMNS if name in strings), strings[0] if image is None and len(strings) == 1 else None)
-    missing = "image or text" if image is None and text is None else "label" if label is None else None
+    text = next((name for name in TEXT_COLUMNS if name in strings), None)
+    if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
+        text = strings[0] if set(features) <= {strings[0], label} or is_text(table.column(strings[0])) else None
+    vector, notes = choose_features(table, (label, client)) if image is None and text is None else ((), ())
+    if text is not None and text not in TEXT_COLUMNS and (unused := sorted(set(features) - {text, label})):
+        notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
+    missing = "label" if label is None else None
+    if image is None and text is None and not vector:
+        missing = "image or text"
     if missing or label is None:
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in features.items())
-        raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}")
-    return Columns(label, image, text)
+        hint = "; --set data.label=NAME says which it is" if missing == "label" else ""
+        raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
+    return Columns(label, image, text, vector, notes)
 
 
 def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:

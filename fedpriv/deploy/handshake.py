@@ -155,7 +155,7 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
 def _form(form: SampleForm) -> str:
     parts = []
     if form.shape is not None:
-        parts.append("images of " + "x".join(map(str, form.shape)))
+        parts.append(("images of " if len(form.shape) == 3 else "rows of ") + "x".join(map(str, form.shape)))
     if form.words is not None:
         parts.append(f"texts of {form.words} words ({(form.tokenizer or '')[:12]})")
     return " with ".join(parts)

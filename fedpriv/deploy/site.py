@@ -118,6 +118,8 @@ class Site:
         """Say of its data what the server must know."""
         loaded = self._load(_config(asked))
         dataset, data = loaded.dataset, loaded.data
+        if dataset.vectors is not None and self.source.share == "own":
+            raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
         facts = Facts(
             self.number,
             code_version(),

@@ -25,6 +25,12 @@ def mlp_lineage(input_shape: Shape) -> tuple[nn.Module, int]:
     return mlp(input_shape, (512, 256, 64))
 
 
+@register_model("mlp", input_shape=(14,), classes=2, source="the usual net of tables")
+def table_mlp(input_shape: Shape) -> tuple[nn.Module, int]:
+    """in -> 128 -> 64."""
+    return mlp(input_shape, (128, 64))
+
+
 @register_model("mlp2", input_shape=(1, 28, 28), classes=10, source="MpFedcon's words 'two-layer MLP' taken literally")
 def mlp2(input_shape: Shape) -> tuple[nn.Module, int]:
     """in -> 512 -> 256."""

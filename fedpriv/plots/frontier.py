@@ -76,7 +76,7 @@ def _labels(shown: Sequence[Found], chosen: str | None) -> list[tuple[float, flo
         found.setdefault((one["method"], round(50 * one["recovered"]), round(50 * one["accuracy"])), []).append(one)
 
     def said(one: Found) -> str:
-        return one["defence"].replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
+        return str(one["defence"]).replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
 
     places = [(some[0], ", ".join(map(said, some))) for some in found.values()]
     return [(100 * one["recovered"], 100 * one["accuracy"], text) for one, text in places]

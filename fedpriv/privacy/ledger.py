@@ -59,7 +59,8 @@ _UNCOVERED = {
 _NEVER_COVERED = (
     "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
-    "the mean and deviation that images are normalised by, where they are measured on the training images",
+    "the mean and deviation that images are normalised by, where they are measured on the training images; and those, and the "
+    "levels, by which the columns of a table are scaled and coded",
     "floating-point noise (Mironov 2012)",
 )
 

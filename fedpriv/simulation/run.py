@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.config import ExecutorConfig, RunConfig, parse
+from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import UsageError
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
@@ -126,7 +127,9 @@ def _describe(federation: Federation, folder: RunFolder) -> None:
     _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
         said, executor = list(federation.prepared.said), str(federation.choice)
-        note_beginning(folder, federation.config, hashes(federation), notes=said, executor=executor)
+        owners = owners_of(federation.config.data, federation.dataset.owners)
+        named = {} if owners is None else {"client_names": list(owners.names)}
+        note_beginning(folder, federation.config, hashes(federation), notes=said, executor=executor, **named)
 
 
 def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, str], **facts: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
 from fedpriv.data.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
+from fedpriv.data.own.owners import owners_of, with_clients
 from fedpriv.data.partition import Partition, make_partition
-from fedpriv.data.sources import load_dataset
+from fedpriv.data.sources import load_data
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import check_probe
@@ -131,12 +132,16 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
     config = with_options(config)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # refuses one that cannot be right, before data are read
-    dataset = load_dataset(config.data.name, config.data.dir, config.data.limit, config.data.image_size)
+    dataset = load_data(config.data)
     where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=where)})
-    config = resolve(config, dataset.default_model, dataset.suggests)
+    config = filled(config, dataset.suggests)
+    if deal in (None, dealt):
+        config = with_clients(config, owners_of(config.data, dataset.owners))
+    config = resolve(config, dataset.default_model)
     partition = (deal or dealt)(dataset, config)
     prepared = prepare(config, dataset, device)
+    prepared = replace(prepared, said=(*dataset.said, *prepared.said))
     config = prepared.config
     data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
     return Loaded(config, dataset, prepared, data, device)
@@ -145,7 +150,8 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
 def dealt(dataset: Dataset, config: RunConfig) -> Partition:
     """A data set as the config's partition deals it to the clients."""
     labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
-    return make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0)
+    owners = owners_of(config.data, dataset.owners)
+    return make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0, owners)
 
 
 def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
 from sklearn.datasets import load_digits
 
+from fedpriv.config import DataConfig
 from fedpriv.data import decoding
-from fedpriv.data.sources import load_dataset, load_labels
+from fedpriv.data.sources import load_data, load_dataset, load_labels
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.hub import hub_mode
@@ -177,10 +178,61 @@ def test_parquet_without_hugging_face_types(tmp_path: Path) -> None:
         load_dataset(str(plain_parquet(tmp_path / "d.parquet", subject=["x"], body=["y"], label=[0])))
 
 
-def test_images_of_different_sizes_name_the_first_offender(tmp_path: Path) -> None:
-    write_folder(tmp_path, [*pixels(29, 8, 8), *pixels(1, 8, 9)], LABELS)
-    with pytest.raises(UsageError, match=r"029\.png is 9 x 8, the images before it 8 x 8"):
-        load_dataset(str(tmp_path))
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_images_of_different_sizes_are_resized_with_a_notice(tmp_path: Path, where: str) -> None:
+    for split in ("train", "test"):
+        other = pixels(1, 12, 9) if split == where else pixels(1, 8, 8)
+        write_folder(tmp_path / "own" / split, [*pixels(29, 8, 8), *other], LABELS)
+    for _ in range(2):  # decoded, and from the cache
+        found = load_dataset(str(tmp_path / "own"))
+        assert found.input_shape == (1, 8, 8)
+        (notice,) = found.said
+        assert notice.startswith("images of 2 sizes, 8 to 9 pixels wide and 8 to 12 high, are resized to 8 x 8")
+    stated = load_dataset(str(tmp_path / "own"), image_size=10)
+    assert stated.input_shape == (1, 10, 10) and not stated.said
+
+
+def test_a_limit_of_test_samples() -> None:
+    whole, part = load_dataset("digits"), load_data(DataConfig(test_limit=50))
+    assert torch.equal(part.train_images, whole.train_images) and len(part.test_images) == 50
+    shares = torch.bincount(whole.test_labels) * 50 / len(whole.test_labels)
+    assert (torch.bincount(part.test_labels) - shares).abs().max() < 1
+    with pytest.raises(UsageError, match=r"data\.test_limit 400: there are 359 test samples"):
+        load_data(DataConfig(test_limit=400))
+
+
+@pytest.mark.parametrize(("name", "config", "revision"), [("own/set", None, None), ("own/set:small@v1.0", "small", "v1.0")])
+def test_a_data_set_of_the_hub_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: str | None, revision: str | None
+) -> None:
+    """The hub is played by a local folder of the same format."""
+    import datasets
+
+    cifar10(tmp_path)
+    real, wanted = datasets.load_dataset, ("own/set", config, revision)
+
+    def from_hub(hub_id: str, config: str | None, revision: str | None) -> datasets.DatasetDict:
+        assert (hub_id, config, revision) == wanted
+        return real(str(tmp_path / "cifar10"), cache_dir=str(tmp_path / "arrow"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    found = load_dataset(f"hf:{name}")
+    assert found.input_shape == (3, 32, 32) and len(found.test_labels) == 10 and found.name == f"hf:{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("hf:own/set", r"cannot get hf:own/set from the hub .*download its files and give their folder as --dataset"),
+        ("hf:", "expected hf:owner/name"),
+        ("hf:a/b/c", "expected hf:owner/name"),
+        ("hf:own/set:", "expected hf:owner/name"),
+    ],
+)
+def test_the_hub_offline_and_names_that_are_none(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as error:
+        load_dataset(name)
+    assert "\n" not in str(error.value)
 
 
 def test_deep_images_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prepares a data set as inputs of the net: images here, texts and pairs in separate files."""
+"""Prepares a data set as inputs of the net: images and rows here, texts and pairs in separate files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.pools import Images
+from fedpriv.data.pools import Images, Ready
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
@@ -25,6 +25,8 @@ def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     Raises:
         UsageError: the net or the options do not fit the samples, or an encoder is not available.
     """
+    if dataset.vectors is not None:
+        return _rows(config, dataset, device)
     if dataset.texts is None:
         return _images(config, dataset, device)
     what, expected = ("texts", TEXT_MODEL) if dataset.images is None else ("image-text pairs", PAIR_MODEL)
@@ -61,8 +63,28 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     return Prepared(config, train, test, build, said=said)
 
 
+def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
+    assert dataset.vectors is not None
+    model, data, objective = config.model, config.data, objective_of(config)
+    others = {
+        **{f"model.{name}": getattr(model, name) for name in ("encoder", "pooling", "tune", "adapter", "backbone")},
+        **{f"data.{name}": getattr(data, name) for name in ("image_only", "text_only", "image_size", "max_tokens")},
+        "data.augment": None if data.augment == "none" else data.augment,
+        "eval.probe": None if config.eval.probe == "none" else config.eval.probe,
+    }
+    if not objective.labels:
+        raise UsageError(f"objective {objective.name} needs two views of an image, but {dataset.name} holds rows of a table")
+    for key, value in others.items():
+        if value:
+            raise UsageError(f"{key} {value} is for images or texts, and {dataset.name} holds rows of a table")
+    if model.name in (TEXT_MODEL, PAIR_MODEL):
+        raise UsageError(f"model {model.name} is for texts, and {dataset.name} holds rows of a table; --model mlp")
+    train, test = (Ready(part, device) for part in dataset.vectors)
+    return Prepared(config, train, test, image_net(config, dataset.input_shape, len(dataset.classes)))
+
+
 def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[], Net]:
-    """A factory of the nets of a run on images."""
+    """A factory of the nets of a run on images or rows."""
 
     model = config.model
 

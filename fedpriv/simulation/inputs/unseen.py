@@ -24,19 +24,19 @@ class SampleForm:
     """The form of a data set's samples.
 
     Attributes:
-        shape: ``(C, H, W)`` of the images; ``None``: the samples have none.
+        shape: ``(C, H, W)`` of the images, ``(F,)`` of rows of a table; ``None``: the samples are texts.
         words: number of tokens that the text encoder tells apart; ``None``: the samples have no texts.
         tokenizer: SHA-256 (hex) of its vocabulary.
     """
 
-    shape: tuple[int, int, int] | None
+    shape: tuple[int, ...] | None
     words: int | None = None
     tokenizer: str | None = None
 
     @classmethod
     def of(cls, dataset: Dataset, encoder: Encoder | None) -> SampleForm:
         """Of a data set whose texts, if there are any, go through an encoder."""
-        shape = None if dataset.images is None else dataset.input_shape
+        shape = None if dataset.images is None and dataset.vectors is None else dataset.input_shape
         if encoder is None:
             return cls(shape)
         vocabulary = json.dumps(encoder.tokenizer.get_vocab(), sort_keys=True).encode()

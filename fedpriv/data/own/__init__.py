@@ -1,0 +1,1 @@
+"""Data as people have them: clients that come with the data, rows of numbers, data sets of the hub, Python objects."""

@@ -1,0 +1,131 @@
+"""A folder with a folder for each client: ``clients/<client>/...``, each an image folder by class, a table, or both splits.
+
+It is recognised by its name, ``clients``; or by tables (CSV, parquet) in all its sub-folders, which no other data set has; or the
+config says so (partition ``given``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.tables import SPLITS, Table, open_folder, table_files
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+NAME = "clients"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rows of the clients' tables, one client after the other."""
+
+    names: tuple[str, ...]
+    tables: tuple[Table, ...]
+    origin: str
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for table in self.tables for file in table.files)
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+
+        first = self.tables[0].features
+        for name, table in zip(self.names, self.tables, strict=True):
+            if sorted(table.features) != sorted(first):
+                raise UsageError(
+                    f"{self.origin}: client {name} has the columns {', '.join(table.features)}, client {self.names[0]} "
+                    f"{', '.join(first)}; they must be the same"
+                )
+            for column, kind in table.features.items():
+                classes = isinstance(kind, datasets.ClassLabel) or isinstance(first[column], datasets.ClassLabel)
+                if classes and kind != first[column]:
+                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have other classes in column {column!r}")
+        return first
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        parts = [pa.table({name: table.column(name)}) for table in self.tables]
+        try:
+            return pa.concat_tables(parts, promote_options="permissive").column(name)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            raise UsageError(f"column {name!r} has not the same type for all clients of {self.origin}") from None
+
+    def owners(self) -> NDArray[np.int64]:
+        """``(N,)`` the number of each row's client."""
+        column = next(iter(self.features))
+        return np.repeat(np.arange(len(self.tables)), [len(table.column(column)) for table in self.tables])
+
+
+def client_folders(folder: Path, asked: bool = False) -> list[Path]:
+    """The clients' folders in a folder; none where it is not one of clients.
+
+    Args:
+        asked: the config says that it is.
+    """
+    found = _folders(folder)
+    if [one.name for one in found] == [NAME]:
+        return client_folders(found[0], asked)
+    if not found or table_files(folder) or {one.name for one in found} <= {"train", *SPLITS}:
+        return []
+    named = (asked or folder.name == NAME) and not any(map(_holds_images, found))
+    return found if named or all(map(table_files, found)) else []
+
+
+def looks_like_clients(folder: Path) -> str | None:
+    """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
+    found = _folders(folder)
+    if len(found) < 2 or (folder / "train").is_dir() or any(map(_holds_images, found)):
+        return None
+    inner = [{one.name for one in _folders(sub)} for sub in found]
+    if len(common := set.intersection(*inner)) < 2:
+        return None
+    classes, names = (", ".join(list(some)[:3]) for some in (sorted(common), [one.name for one in found]))
+    return f"{names} are read as classes; if they are clients and {classes} their classes, add --partition given"
+
+
+def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
+    """The clients' training rows, and their test rows; ``None``: no client has any of its own.
+
+    Raises:
+        UsageError: a client's folder holds no data, or only some have test data.
+    """
+    for folder in folders:
+        if not folder.name.isprintable():
+            raise UsageError(f"{str(folder)!r}: the name of a client holds a character that cannot be shown")
+    tables = [table_files(folder) for folder in folders]
+    classes = () if any(tables) else sorted({one.name for folder in folders for one in _folders(_train(folder))})
+    opened = [open_folder(folder, classes) for folder in folders]
+    names, where = tuple(folder.name for folder in folders), str(folders[0].parent)
+    trained, tested = zip(*opened, strict=True)
+    without = [name for name, table in zip(names, tested, strict=True) if table is None]
+    if without and len(without) < len(names):
+        has = next(name for name in names if name not in without)
+        raise UsageError(f"{where}: client {without[0]} has no test data, and client {has} has; all of them or none")
+    return Joined(names, trained, where), None if without else Joined(names, tested, f"{where} (test)")
+
+
+def _train(folder: Path) -> Path:
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _holds_images(folder: Path) -> bool:
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    return any(path.suffix.lower() in ImageFolder.EXTENSIONS for path in folder.iterdir())

@@ -1,0 +1,73 @@
+"""Data sets that are no built-in ones: files and folders by path, and data sets of the hub as ``hf:owner/name``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpriv.config import DataConfig
+from fedpriv.data.assembling import assemble
+from fedpriv.data.dataset import Opened, Source
+from fedpriv.data.disaster import holds_pairs, open_pairs
+from fedpriv.data.own.clients import client_folders, looks_like_clients, open_clients
+from fedpriv.data.own.objects import FOLDER
+from fedpriv.data.own.owners import GIVEN
+from fedpriv.data.tables import find_columns, open_file, open_folder, open_hub
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpriv.data.tables import Table
+
+HUB = "hf:"
+_HUB_NAME = re.compile(r"hf:(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^@\s]+))?(@(?P<revision>\S+))?")
+
+
+def local_source(path: Path, data: DataConfig) -> Source:
+    """A parquet or CSV file, or a folder: of these, of images, of image-text pairs, or with one of these for each client."""
+    asked = data.partition.name == GIVEN and "name" in data.partition.model_fields_set
+    folders = client_folders(path, asked) if path.is_dir() else []
+    suggests = {"data.partition.name": GIVEN} if folders else {}
+    return Source(str(path), "local files", lambda _: _open(path, folders, data), suggests=suggests)
+
+
+def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
+    """A single split is divided 80 / 20 by a fixed choice; of clients, each client's."""
+    if not path.exists():
+        given = "; it held data that were given as an object: pass it to fedpriv.train once more" if FOLDER in path.parts else ""
+        raise UsageError(f"there is no file or folder {path}{given}")
+    if holds_pairs(path):
+        return open_pairs(path)
+    train: Table
+    test: Table | None
+    if folders:
+        train, test = open_clients(folders)
+    else:
+        train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
+    opened = _assembled(path.name, [train] if test is None else [train, test], data)
+    if not folders and path.is_dir() and (hint := looks_like_clients(path)) is not None:
+        opened.notes.append(hint)
+    return opened
+
+
+def hub_source(name: str, data: DataConfig) -> Source:
+    """A data set of the Hugging Face hub: ``hf:owner/name``, with ``:config`` and ``@revision`` if need be.
+
+    Raises:
+        UsageError: the name is none of these.
+    """
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise UsageError(f"data set {name!r}: expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision")
+    hub_id, config, revision = found["id"], found["config"], found["revision"]
+
+    def open_(_: Path | None) -> Opened:
+        hint = "connect to the hub once, or download its files and give their folder as --dataset"
+        tables = open_hub(hub_id, name, None, hint, config, revision)
+        return _assembled(hub_id.replace("/", "--"), tables, data)
+
+    return Source(name, "data set of the hub", open_)
+
+
+def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
+    return assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))

@@ -1,0 +1,178 @@
+"""Data that are Python objects, written as files into the user's cache, so that a run can be resumed and audited later.
+
+They become what can be read from a path: ``train.parquet`` and ``test.parquet``, or ``clients/<client>/...``. The folder's name
+has a hash of its content, so that a config says which data it means, and the same object is written once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.own.clients import NAME
+from fedpriv.data.tables import SPLITS
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    import datasets
+
+FOLDER = "objects"
+_EXPECTED = (
+    "expected arrays (x, y), a torch or Hugging Face data set, a mapping of train and test, or a list or mapping of these, one a "
+    "client"
+)
+
+
+def name_of(data: Any) -> Path:
+    """Write data into the user's cache; the path that a config names them by.
+
+    Args:
+        data: arrays ``(x, y)``; a torch ``Dataset`` of such pairs; a Hugging Face ``Dataset``; a mapping of ``train`` and
+            ``test`` to these; or a list of these, one a client, or a mapping by the clients' names. ``x`` are images
+            ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, uint8 or floats in [0, 1], which are rounded to 8 bits; rows
+            ``(N, F)``; or texts.
+
+    Raises:
+        UsageError: they are none of these.
+        FedprivError: the cache cannot be written.
+    """
+    from fedpriv.data.decoding import cache_folder
+
+    folder = cache_folder() / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=folder, prefix=".part-"))
+        try:
+            where = _write(data, part)
+            final = folder / f"data-{_digest(part)}"
+            if not final.exists():
+                os.replace(part, final)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise FedprivError(f"cannot write the data into the cache {folder}: {error.strerror}") from None
+    return final / where
+
+
+def _write(data: Any, folder: Path) -> str:
+    """Write data into a folder; where in it they are."""
+    clients = _clients(data)
+    if clients is None:
+        _write_splits(data, folder)
+        return ""
+    for name, held in clients.items():
+        if not name.isprintable() or Path(name).name != name:
+            raise UsageError(f"client {name!r}: the name of a client becomes that of a folder")
+        (folder / NAME / name).mkdir(parents=True)
+        _write_splits(held, folder / NAME / name)
+    return NAME
+
+
+def _clients(data: Any) -> dict[str, Any] | None:
+    """The clients' data by name; ``None``: they are not by client."""
+    if isinstance(data, list):
+        if not data:
+            raise UsageError("a list of no clients")
+        width = len(str(len(data) - 1))
+        return {f"{number:0{width}}": held for number, held in enumerate(data)}
+    if isinstance(data, Mapping) and not set(data) <= {"train", *SPLITS}:
+        return {str(name): held for name, held in data.items()}
+    return None
+
+
+def _write_splits(data: Any, folder: Path) -> None:
+    if not isinstance(data, Mapping):
+        data = {"train": data}
+    if "train" not in data:
+        raise UsageError(f"data with the splits {', '.join(map(str, data)) or 'none'}, but no train")
+    for split in ("train", *[name for name in SPLITS if name in data][:1]):
+        _rows(data[split]).to_parquet(folder / f"{split}.parquet")
+
+
+def _rows(data: Any) -> datasets.Dataset:
+    """Data as a table, images as PNG."""
+    import datasets
+    import torch
+
+    if isinstance(data, datasets.Dataset):
+        return data
+    names = getattr(data, "classes", None)
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = data
+    elif isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
+        pairs = [data[i] for i in range(len(data))]
+        if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise UsageError("a torch data set whose items are not pairs of a sample and its label")
+        x, y = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    else:
+        raise UsageError(f"data of type {type(data).__name__}; {_EXPECTED}")
+    labels = [label.item() if hasattr(label, "item") else label for label in y]
+    columns, features = _samples(x)
+    if len(labels) != len(next(iter(columns.values()))):
+        raise UsageError(f"{len(next(iter(columns.values())))} samples and {len(labels)} labels")
+    kind = datasets.Value("int64") if all(type(label) is int for label in labels) else datasets.Value("string")
+    if kind.dtype == "string":
+        labels = [str(label) for label in labels]
+    elif names is not None:
+        kind = datasets.ClassLabel(names=[str(name) for name in names])
+    return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
+
+
+def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Samples as columns, and the columns' types."""
+    import datasets
+
+    if isinstance(x, Iterable) and not hasattr(x, "shape"):
+        x = list(x)
+    if isinstance(x, list) and x and all(isinstance(one, str) for one in x):
+        return {"text": x}, {"text": datasets.Value("string")}
+    try:
+        array = np.stack([np.asarray(one) for one in x]) if isinstance(x, list) else np.asarray(x)
+    except ValueError:
+        raise UsageError("samples of several shapes; bring them to one shape first") from None
+    if array.ndim == 2 and array.dtype.kind in "fiub":
+        columns = {f"x{i}": column.astype(np.float64) for i, column in enumerate(array.T)}
+        return dict(columns), dict.fromkeys(columns, datasets.Value("float64"))
+    if array.ndim in (3, 4):
+        images = [{"bytes": _png(one), "path": None} for one in _pixels(array)]
+        return {"image": images}, {"image": datasets.Image(decode=False)}
+    raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
+
+
+def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Images ``(N, H, W)`` or ``(N, H, W, 3)``."""
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        array = array.transpose(0, 2, 3, 1)
+    if array.ndim == 4:
+        if array.shape[3] not in (1, 3):
+            raise UsageError(f"images of shape {array.shape[1:]}: one or three channels, first or last")
+        array = array[..., 0] if array.shape[3] == 1 else array
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind != "f" or not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+        raise UsageError("images are uint8, or floats in [0, 1]; leave out what normalises them, which the run does itself")
+    return np.round(array * 255).astype(np.uint8)
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    import PIL.Image
+
+    content = io.BytesIO()
+    PIL.Image.fromarray(image).save(content, "PNG")
+    return content.getvalue()
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.parquet")):
+        digest.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,136 @@
+"""Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
+
+A number becomes ``(x - mean) / std``. A missing one becomes 0, the mean; a column that misses any in the training rows gets a
+second one, which is 1 where the number is missing. A category becomes one column for each of its :data:`MOST_LEVELS` most
+frequent levels in the training rows, and one for every other level. A missing category is a level of its own.
+
+The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
+number of values, their sum and sum of squares, and how often each level occurs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedpriv.data.tables import Table
+
+MOST_LEVELS = 20
+PUBLIC = (
+    "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
+    "public: a server that collects them learns them, and no epsilon covers them"
+)
+Rows = tuple["Table", NDArray[np.int64]]
+
+
+def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of a table that are features, and a line on those that are left out.
+
+    Left out are row numbers, texts (over half of the values are distinct), and what is neither number nor category.
+
+    Args:
+        besides: columns that have another role.
+    """
+    chosen, left_out = [], []
+    for name in table.features:
+        if name in besides:
+            continue
+        reason = _no_feature(table.column(name))
+        if reason is None:
+            chosen.append(name)
+        else:
+            left_out.append(f"{name} ({reason})")
+    return tuple(chosen), (f"columns that are no features: {', '.join(left_out)}",) if left_out else ()
+
+
+def is_text(values: pa.ChunkedArray) -> bool:
+    """Whether over half of the values of a column of strings are distinct, so that they are no categories."""
+    return len(values.unique()) > len(values) / 2
+
+
+def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Training and test rows ``(N, F)`` float32.
+
+    Raises:
+        UsageError: a number is infinite, or a column is of another kind in the test rows.
+    """
+    parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for name in features:
+        (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
+        numeric = _is_number(seen)
+        if numeric != _is_number(unseen) and unseen.null_count < len(unseen):
+            raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
+        if numeric:
+            parts.append(_scaled(_numbers(seen, name, train[0])[rows], _numbers(unseen, name, test[0])[test_rows]))
+        else:
+            parts.append(_coded([*seen.take(rows).to_pylist()], [*unseen.take(test_rows).to_pylist()]))
+    first, second = (np.concatenate(columns, axis=1).astype(np.float32) for columns in zip(*parts, strict=True))
+    return torch.from_numpy(first), torch.from_numpy(second)
+
+
+def _scaled(train: NDArray[np.float64], test: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    mean, std = np.nanmean(train), np.nanstd(train) or 1.0
+    both = [np.nan_to_num((values - mean) / std, nan=0.0)[:, None] for values in (train, test)]
+    if np.isnan(train).any():
+        missing = (np.isnan(values)[:, None].astype(float) for values in (train, test))
+        both = [np.concatenate(pair, axis=1) for pair in zip(both, missing, strict=True)]
+    return both[0], both[1]
+
+
+def _coded(train: Sequence[object], test: Sequence[object]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    seen, unseen = ([str(value if value is not None else "") for value in values] for values in (train, test))
+    counts = Counter(seen)
+    levels = sorted(counts, key=lambda level: (-counts[level], level))[:MOST_LEVELS]
+    place = {level: number for number, level in enumerate(levels)}
+    one_hot = np.eye(len(levels) + 1)
+    return tuple(one_hot[[place.get(level, len(levels)) for level in values]] for values in (seen, unseen))  # type: ignore[return-value]
+
+
+def _no_feature(values: pa.ChunkedArray) -> str | None:
+    """Why a column is no feature."""
+    import pyarrow.types as kinds
+
+    if values.null_count == len(values):
+        return "empty"
+    if kinds.is_integer(values.type) and not values.null_count:
+        numbers = values.to_numpy()
+        if len(numbers) > 1 and numbers[0] in (0, 1) and (np.diff(numbers) == 1).all():
+            return "row numbers"
+    if _is_number(values):
+        return None
+    if _is_category(values):
+        return "text: over half of its values are distinct" if is_text(values) else None
+    return str(values.type)
+
+
+def _is_number(values: pa.ChunkedArray) -> bool:
+    import pyarrow.types as kinds
+
+    kind = values.type
+    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind) or kinds.is_boolean(kind))
+
+
+def _is_category(values: pa.ChunkedArray) -> bool:
+    import pyarrow.types as kinds
+
+    kind = values.type.value_type if kinds.is_dictionary(values.type) else values.type
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
+def _numbers(values: pa.ChunkedArray, name: str, table: Table) -> NDArray[np.float64]:
+    """``(N,)`` with NaN where a number is missing."""
+    found: NDArray[np.float64] = values.cast("float64").to_numpy().astype(np.float64)
+    if (infinite := np.flatnonzero(np.isinf(found))).size:
+        raise UsageError(f"{table.origin}: row {infinite[0]} of column {name!r} is {found[infinite[0]]}")
+    return found

@@ -1,0 +1,157 @@
+"""Clients that come with the data: a folder each, or the values of a column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from image_files import pixels, write_folder
+
+from fedpriv.cli import main
+from fedpriv.config import DataConfig, RunConfig
+from fedpriv.data.own.clients import client_folders
+from fedpriv.data.sources import load_data, open_data
+from fedpriv.errors import UsageError
+from fedpriv.simulation.setup import dealt, load
+
+
+def data(path: Path, **keys: Any) -> DataConfig:
+    return DataConfig(name=str(path), **keys)
+
+
+def run_of(path: Path, **keys: Any) -> RunConfig:
+    return RunConfig(data=data(path, **keys))
+
+
+def shown(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(main, ["data", "show", *arguments], env={"COLUMNS": "100"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def hospitals(folder: Path) -> Path:
+    """Two hospitals with image folders; the second has no owl."""
+    write_folder(folder / "clients" / "north", pixels(30, 8, 8), [0, 1, 2] * 10)
+    write_folder(folder / "clients" / "south", pixels(10, 8, 8, seed=1), [0, 1] * 5)
+    return folder / "clients"
+
+
+def patients(file: Path, rows: int = 60) -> Path:
+    sites = ["north", "south", "east"]
+    lines = [f"{20 + i % 50},{'f' if i % 2 else 'm'},{sites[i % 3]},{i % 2}" for i in range(rows)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["age,sex,site,label", *lines]) + "\n")
+    return file
+
+
+def test_image_folders_of_clients(tmp_path: Path) -> None:
+    loaded = load(run_of(hospitals(tmp_path)))
+    assert loaded.config.data.clients == 2 and loaded.config.data.partition.name == "given"
+    assert loaded.dataset.owners is not None and loaded.dataset.owners.names == ("north", "south")
+    assert loaded.dataset.classes == ("cat", "dog", "owl")
+    partition = dealt(loaded.dataset, loaded.config)
+    assert [len(held) for held in partition.train] == [24, 8] and [len(held) for held in partition.test] == [6, 2]
+    south = {image.numpy().tobytes() for image in loaded.dataset.train_images[partition.train[1]]}
+    assert south <= {image.tobytes() for image in pixels(10, 8, 8, seed=1)} and len(south) == 8
+    assert 2 not in loaded.dataset.train_labels[partition.train[1]].tolist()
+    assert partition.hash() == dealt(loaded.dataset, loaded.config).hash()
+
+
+def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
+    for name, rows in (("a", 20), ("b", 31)):
+        patients(tmp_path / "anything" / name / "train.csv", rows)
+        patients(tmp_path / "anything" / name / "test.csv", 6)
+    loaded = load(run_of(tmp_path / "anything"))
+    partition = dealt(loaded.dataset, loaded.config)
+    assert [len(held) for held in partition.train] == [20, 31] and [len(held) for held in partition.test] == [6, 6]
+    (tmp_path / "anything" / "b" / "test.csv").unlink()
+    with pytest.raises(UsageError, match="client b has no test data, and client a has"):
+        open_data(data(tmp_path / "anything"))
+
+
+def test_which_folders_are_of_clients(tmp_path: Path) -> None:
+    clients = hospitals(tmp_path)
+    assert [one.name for one in client_folders(clients)] == ["north", "south"]
+    assert client_folders(tmp_path) == client_folders(clients)
+    assert not client_folders(clients / "north")  # its folders are classes
+    other = clients.rename(tmp_path / "sites")
+    assert not client_folders(other) and len(client_folders(other, asked=True)) == 2
+    opened = open_data(data(other))
+    assert opened.classes == ("north", "south") and "add --partition given" in opened.notes[0]
+    asked = open_data(data(other, partition={"name": "given"}))
+    assert asked.owners is not None and asked.owners.names == ("north", "south")
+    patients(tmp_path / "splits" / "train" / "a.csv")
+    patients(tmp_path / "splits" / "test" / "a.csv")
+    assert not client_folders(tmp_path / "splits")
+
+
+def test_clients_that_differ_are_named(tmp_path: Path) -> None:
+    patients(tmp_path / "clients" / "a" / "a.csv")
+    (tmp_path / "clients" / "b").mkdir()
+    (tmp_path / "clients" / "b" / "b.csv").write_text("age,label\n1,0\n2,1\n")
+    with pytest.raises(UsageError, match=r"client b has the columns age, label, client a age, sex, site, label"):
+        open_data(data(tmp_path / "clients"))
+
+
+def test_by_column(tmp_path: Path) -> None:
+    partition = {"name": "by_column", "column": "site"}
+    loaded = load(run_of(patients(tmp_path / "all.csv"), partition=partition))
+    assert loaded.config.data.clients == 3
+    assert loaded.dataset.owners is not None and loaded.dataset.owners.names == ("east", "north", "south")
+    found = dealt(loaded.dataset, loaded.config)
+    whole = open_data(data(tmp_path / "all.csv"))
+    assert whole.column is not None
+    sites, tested = whole.column("site")
+    assert tested is not None
+    for client, name in enumerate(loaded.dataset.owners.names):
+        assert np.array_equal(found.train[client], np.flatnonzero(sites == name))
+        assert np.array_equal(found.test[client], np.flatnonzero(tested == name))
+    assert loaded.dataset.input_shape == (4,)  # age, two sexes and other; the site is no feature
+    assert open_data(data(tmp_path / "all.csv", limit=20, test_limit=6, partition=partition)).owners.test.shape == (6,)  # type: ignore[union-attr]
+
+
+def test_a_test_table_without_the_column_is_shared(tmp_path: Path) -> None:
+    patients(tmp_path / "d" / "train.csv")
+    (tmp_path / "d" / "test.csv").write_text("age,sex,label\n" + "30,f,0\n40,m,1\n" * 40)
+    loaded = load(run_of(tmp_path / "d", partition={"name": "by_column", "column": "site"}))
+    held = dealt(loaded.dataset, loaded.config).test
+    assert sum(map(len, held)) == 80 and min(map(len, held)) >= 26
+
+
+def test_show_names_clients_and_classes(tmp_path: Path) -> None:
+    folder = str(hospitals(tmp_path))
+    text = shown("--dataset", folder).output
+    assert "north" in text and "given, 2 clients, 3 classes" in text and "owl" in text and "a folder each" in text
+    told = json.loads(shown("--dataset", folder, "--json").stdout.splitlines()[-1])
+    assert told["client_names"] == ["north", "south"] and told["counts"] == [[8, 8, 8], [4, 4, 0]]
+    table = str(patients(tmp_path / "all.csv"))
+    by_site = shown("--dataset", table, "--partition", "by_column", "--column", "site").output
+    assert "east" in by_site and "the values of column site" in by_site and "the client's own" in by_site
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--partition", "given"), "no folder for each client"),
+        (("--partition", "by_column"), "which column? --set data.partition.column=NAME"),
+        (("--partition", "by_column", "--column", "ward"), "no column 'ward'; its columns are: age, sex, site, label"),
+        (("--partition", "by_column", "--column", "site", "--clients", "7"), "finds 3 clients in the data; leave it out"),
+        (("--column", "site"), "column has no effect on the partition 'classes'"),
+    ],
+)
+def test_contradictions(tmp_path: Path, options: tuple[str, ...], why: str) -> None:
+    result = shown("--dataset", str(patients(tmp_path / "all.csv")), *options, code=2)
+    assert why in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_rows_without_their_client(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,site,label\n" + "1,a,0\n5,b,1\n" * 20 + "7,,1\n" * 4)
+    with pytest.raises(UsageError, match=r"row 4[0-3] of column 'site' is empty"):
+        load_data(data(tmp_path / "a.csv", partition={"name": "by_column", "column": "site"}))
+    (tmp_path / "b.csv").write_text("age,site,label\n" + "1,1.5,0\n5,2.5,1\n" * 20)
+    with pytest.raises(UsageError, match="holds float; clients are told apart by whole numbers or texts"):
+        load_data(data(tmp_path / "b.csv", partition={"name": "by_column", "column": "site"}))

@@ -1,0 +1,122 @@
+"""Data that are Python objects."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from image_files import pixels
+
+import fedpriv
+from fedpriv.config import DataConfig
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.own.objects import name_of
+from fedpriv.data.sources import load_data
+from fedpriv.errors import UsageError
+
+LABELS = np.array([0, 1, 2] * 10)
+
+
+def loaded(data: Any) -> Dataset:
+    return load_data(DataConfig(name=str(name_of(data))))
+
+
+def all_images(found: Dataset) -> set[bytes]:
+    return {image.numpy().tobytes() for image in torch.cat([found.train_images, found.test_images])}
+
+
+def test_arrays_of_images_are_kept_exactly() -> None:
+    grey, colour = pixels(30, 8, 9), pixels(30, 8, 9, 3)
+    assert all_images(loaded((grey, LABELS))) == {image.tobytes() for image in grey}
+    first = colour.transpose(0, 3, 1, 2)
+    for x in (colour, first, torch.from_numpy(first.copy()), first / 255.0):
+        found = loaded((x, LABELS))
+        assert found.input_shape == (3, 8, 9) and all_images(found) == {image.tobytes() for image in first.copy()}
+
+
+def test_rows_and_texts() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5))
+    rows = loaded({"train": (x[:30], LABELS), "test": (x[30:], LABELS[:10])})
+    assert rows.vectors is not None and len(rows.test_labels) == 10
+    expected = (x - x[:30].mean(0)) / x[:30].std(0)
+    assert np.allclose(rows.vectors[1].numpy(), expected[30:], atol=1e-5)
+    texts = loaded(([f"word {i}" for i in range(30)], ["abc"[label] for label in LABELS]))
+    assert texts.classes == ("a", "b", "c") and texts.texts is not None and "word 3" in texts.texts[0] + texts.texts[1]
+
+
+def test_a_torch_data_set_keeps_its_classes() -> None:
+    class Letters(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        classes = ("a", "b", "c")
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+            return torch.full((1, 4, 4), place / 255), place % 3
+
+    found = loaded(Letters())
+    assert found.classes == ("a", "b", "c") and {int(image.max()) for image in found.train_images} <= set(range(30))
+
+
+def test_clients_from_a_list_or_by_name(tmp_path: Path) -> None:
+    parts = [(pixels(10, 8, 8, seed=seed), [0, 1] * 5) for seed in range(3)]
+    listed, named = loaded(parts), loaded({"north": parts[0], "south": parts[1]})
+    assert listed.owners is not None and listed.owners.names == ("0", "1", "2")
+    assert named.owners is not None and named.owners.names == ("north", "south")
+    held = listed.train_images[torch.from_numpy(listed.owners.train == 1)]
+    assert {one.numpy().tobytes() for one in held} <= {one.tobytes() for one in parts[1][0]} and len(held) == 8
+
+
+def test_a_hugging_face_data_set_keeps_its_columns() -> None:
+    rows = {"text": [f"text {i}" for i in range(30)], "writer": [f"w{i % 3}" for i in range(30)], "label": LABELS.tolist()}
+    found = load_data(
+        DataConfig(name=str(name_of(datasets.Dataset.from_dict(rows))), partition={"name": "by_column", "column": "writer"})
+    )
+    assert found.owners is not None and found.owners.names == ("w0", "w1", "w2")
+
+
+def test_the_name_is_the_content() -> None:
+    x = pixels(30, 8, 8)
+    assert name_of((x, LABELS)) == name_of((x.copy(), LABELS.tolist()))
+    assert name_of((x, LABELS)) != name_of((255 - x, LABELS))
+    assert not list(name_of((x, LABELS)).parent.glob(".part-*"))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (3, r"data of type int; expected arrays \(x, y\)"),
+        ((pixels(4, 8, 8), [0, 1]), "4 samples and 2 labels"),
+        ((np.full((4, 1, 8, 8), 7.0), [0, 1, 0, 1]), r"floats in \[0, 1\]"),
+        ((pixels(4, 8, 8, 2), [0, 1, 0, 1]), "one or three channels"),
+        (([np.zeros(3), np.zeros(4)], [0, 1]), "several shapes"),
+        ({"test": (pixels(4, 8, 8), [0, 1, 0, 1])}, "no train"),
+        ({"../a": (pixels(4, 8, 8), [0, 1, 0, 1])}, "the name of a client becomes that of a folder"),
+        ([], "a list of no clients"),
+    ],
+)
+def test_other_objects_are_refused(data: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        name_of(data)
+
+
+def test_a_run_on_objects_can_be_opened_later(tmp_path: Path) -> None:
+    from fedpriv.simulation.reopening import reopened
+
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    clients = {name: (x[i::3], (x[i::3, 0] > 0).astype(int)) for i, name in enumerate(("a", "b", "c"))}
+    keys: dict[str, Any] = {"method": "fedavg", "rounds": 2, "tracking_uri": "none", "runs_dir": tmp_path}
+    with pytest.warns(UserWarning, match="no epsilon covers them"):
+        run = fedpriv.train(dataset=clients, **keys)
+    assert run.config.data.clients == 3 and run.config.data.partition.name == "given"
+    assert reopened(run.folder).dataset.hash == run.folder.facts["data_hash"]
+    shutil.rmtree(Path(run.config.data.name).parent)
+    with pytest.raises(UsageError, match=r"given as an object: pass it to fedpriv\.train once more"):
+        reopened(run.folder)
+    name_of(clients)
+    assert reopened(run.folder).dataset.hash == run.folder.facts["data_hash"]

@@ -1,0 +1,157 @@
+"""Rows of numbers and categories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fedpriv.cli import main
+from fedpriv.config import DataConfig
+from fedpriv.data.sources import load_data
+from fedpriv.errors import UsageError
+
+
+def write(file: Path, header: str, *rows: str) -> DataConfig:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([header, *rows]) + "\n")
+    return DataConfig(name=str(file))
+
+
+def test_numbers_are_standardised_and_categories_one_hot(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "train.csv", "age,sex,label", "1,f,no", "2,m,no", "3,f,yes", "6,f,yes")
+    write(tmp_path / "d" / "test.csv", "age,sex,label", "3,m,no", "9,x,yes")
+    found = load_data(DataConfig(name=str(tmp_path / "d")))
+    assert found.vectors is not None
+    ages = np.array([1, 2, 3, 6.0])
+    assert found.vectors[0][:, 0].tolist() == pytest.approx((ages - 3) / ages.std(), abs=1e-6)
+    assert found.vectors[0][:, 1:].tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0]]  # f, m, other
+    assert found.vectors[1][:, 1:].tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert float(found.vectors[1][1, 0]) == pytest.approx((9 - 3) / ages.std())
+    assert found.default_model == "mlp" and found.input_shape == (4,) and found.classes == ("no", "yes")
+    assert any("no epsilon covers them" in line for line in found.said)
+
+
+def test_missing_values(tmp_path: Path) -> None:
+    rows = [f"{age},{sex},{i % 2}" for i, (age, sex) in enumerate([("1", "f"), ("", "f"), ("3", ""), ("5", "f")] * 5)]
+    write(tmp_path / "d" / "train.csv", "age,sex,label", *rows)
+    write(tmp_path / "d" / "test.csv", "age,sex,label", ",,0", "3,f,1")
+    train, test = load_data(DataConfig(name=str(tmp_path / "d"))).vectors or ()
+    assert train.shape == (20, 5)  # age, missing; f, none, other
+    assert train[1, :2].tolist() == [0, 1] and train[0, 1] == 0 and train[2, 2:].tolist() == [0, 1, 0]
+    assert test[0].tolist() == [0, 1, 0, 1, 0] and test[1].tolist() == [0, 0, 1, 0, 0]
+
+
+def test_rare_levels_go_together(tmp_path: Path) -> None:
+    levels = [f"l{i:02}" for i in range(25) for _ in range(40 - i)]
+    data = write(tmp_path / "a.csv", "level,n,label", *(f"{one},{i % 7},{i % 2}" for i, one in enumerate(levels)))
+    train, _ = load_data(data).vectors or ()
+    assert train.shape[1] == 20 + 1 + 1 and (train[:, :21].sum(1) == 1).all() and 0.08 < float(train[:, 20].mean()) < 0.2
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    rows = [f"{i},name {i},{'fm'[i % 2]},{i % 5},{i % 2},2026-01-0{1 + i % 9}" for i in range(20)]
+    data = write(tmp_path / "a.csv", "id,name,sex,age,label,day", *rows)
+    found = load_data(data)
+    assert found.input_shape == (3 + 1,)
+    (line,) = [one for one in found.said if one.startswith("columns that are no features")]
+    assert "id (row numbers)" in line and "name (text" in line and "day (date32[day])" in line
+
+
+def test_texts_stay_texts(tmp_path: Path) -> None:
+    """A single column of distinct strings is a text, beside numbers too; one of few values is a category."""
+    body = write(tmp_path / "a.csv", "score,body,label", *(f"{i % 3},what is {i},{i % 2}" for i in range(20)))
+    assert load_data(body).texts is not None and "texts of column body; not used: score" in load_data(body).said[0]
+    few = write(tmp_path / "b.csv", "score,body,label", *(f"{i % 3},{'ab'[i % 2]},{i % 2}" for i in range(20)))
+    assert load_data(few).vectors is not None
+    alone = write(tmp_path / "c.csv", "body,label", *(f"{'ab'[i % 2]},{i % 2}" for i in range(20)))
+    assert load_data(alone).texts is not None
+
+
+def test_the_label_may_have_any_name(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.csv", "age,outcome", *(f"{i % 9},{'ill' if i % 3 else 'well'}" for i in range(30)))
+    with pytest.raises(UsageError, match=r"no recognisable label column.*--set data\.label=NAME"):
+        load_data(data)
+    found = load_data(data.model_copy(update={"label": "outcome"}))
+    assert found.classes == ("ill", "well") and found.input_shape == (1,)
+    with pytest.raises(UsageError, match=r"data\.label age: the columns of digits are known"):
+        load_data(DataConfig(label="age"))
+
+
+def test_parquet_with_other_types(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {
+        "flag": [True, False] * 10,
+        "size": np.arange(20, dtype=np.float32) % 7,
+        "kind": pa.array(["a", "b"] * 10).dictionary_encode(),
+        "label": [0, 1] * 10,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = load_data(DataConfig(name=str(tmp_path / "a.parquet")))
+    assert found.input_shape == (1 + 1 + 3,)
+    assert found.hash != load_data(DataConfig(name=str(tmp_path / "a.parquet"), test_limit=2)).hash
+
+
+def test_infinite_numbers_are_named(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.csv", "age,label", *(f"{i % 4}.5,{i % 2}" for i in range(9)), "inf,1")
+    with pytest.raises(UsageError, match="row 9 of column 'age' is inf"):
+        load_data(data)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(160, 3, generator=draw)
+    rows = [f"{a:.3f},{b:.3f},{'uvw'[int(c > 0)]},s{i % 4},{int(a + b > 0)}" for i, (a, b, c) in enumerate(x.tolist())]
+    write(folder / "rows.csv", "a,b,kind,site,label", *rows)
+    options = ["--method", "fedavg", "--dataset", str(folder / "rows.csv"), "--partition", "by_column", "--column", "site"]
+    options += ["--rounds", "3", "--lr", "0.1", "--tracking-uri", "none", "--run-dir", str(folder / "run")]
+    result = CliRunner().invoke(main, ["train", *options])
+    assert result.exit_code == 0, result.output
+    assert "statistics of all clients" in result.output
+    return folder / "run"
+
+
+def test_a_run_on_rows_learns(trained: Path) -> None:
+    import json
+
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["accuracy"] > 0.7
+    facts = json.loads((trained / "run.json").read_text())
+    assert facts["client_names"] == ["s0", "s1", "s2", "s3"] and any("no epsilon" in note for note in facts["notes"])
+
+
+def test_an_audit_of_rows(trained: Path) -> None:
+    import json
+
+    options = ["--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--workers", "1"]
+    result = CliRunner().invoke(main, ["audit", str(trained), *options])
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads((trained / "audit" / "audit.json").read_text())["runs"]
+    assert run["modalities"] == [] and run["attacks"] == [] and run["labels"] and "rows of a table" in run["not_tried"]["rows"]
+    assert sum("No attack was mounted on the rows" in line for line in run["verdict"]) == 1
+    assert "Nothing was found" not in run["answer"]["words"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--set", "data.augment=crop_flip"), "data.augment crop_flip is for images or texts"),
+        (("--model", "transformer"), "--model mlp"),
+        (("--model", "cnn10"), "does not fit inputs of 1"),
+        (("--encoder", "tiny"), "model.encoder tiny is for images or texts"),
+        (("--objective", "simclr"), "needs two views of an image"),
+    ],
+)
+def test_options_for_other_samples(tmp_path: Path, options: tuple[str, ...], why: str) -> None:
+    write(tmp_path / "a.csv", "age,label", *(f"{i % 9},{i % 2}" for i in range(90)))
+    start = ["train", "--method", "fedavg", "--dataset", str(tmp_path / "a.csv"), "--partition", "iid", "--clients", "3"]
+    result = CliRunner().invoke(main, [*start, "--runs-dir", str(tmp_path), *options])
+    assert result.exit_code == 2 and why in result.stderr and "Traceback" not in result.output
