@@ -48,6 +48,7 @@ class ThreatModel:
         num_examples: whether it knows how many samples the payload stands for.
         schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.
         download: ``altered`` by a malicious server, which sent weights of its own making.
+        public: whether it has public images of the same kind, with labels; none of them is the client's.
     """
 
     top: Top = "unknown"
@@ -55,6 +56,7 @@ class ThreatModel:
     num_examples: bool = True
     schedule: bool = True
     download: Download = "honest"
+    public: bool = False
 
     def sentences(self) -> list[str]:
         """The threat model in sentences, one a line."""
@@ -68,12 +70,13 @@ class ThreatModel:
             "num_examples": ("knows the number of samples", "does not know the number of samples"),
             "schedule": ("knows the client's schedule", "does not know the client's schedule"),
         }
-        named = {f.name for f in fields(self)} - {"top", "download"}
+        named = {f.name for f in fields(self)} - {"top", "download", "public"}
         rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
         given = "is given the means and standard deviations by which images are normalised"
         malice = ["is malicious: it altered the weights that it sent to the client"] if self.download == "altered" else []
-        return [*malice, sees, given, tops[self.top], *rest]
+        has = ["has public images of the same kind, with labels"] if self.public else []
+        return [*malice, sees, given, tops[self.top], *rest, *has]
 
 
 class SplitNet(nn.Module):
@@ -136,8 +139,21 @@ class TextFacts:
 
 
 @dataclass(frozen=True)
+class Public:
+    """Public images of the same kind as the client's, none of which is the client's.
+
+    Attributes:
+        images: ``(m, C, H, W)`` in [0, 1].
+        labels: ``(m,)``, of the client's classes.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
 class Observation:
-    """One message of one client, as an attacker sees it. Attacks get this and nothing else: no image, no label, no data set.
+    """One message of one client, as an attacker sees it. Attacks get this and nothing else: no image or label of the client.
 
     Attributes:
         shared: by parameter name of ``net`` (``body.…``, ``top.…``): the gradient of the mean loss over the client's samples, or
@@ -154,6 +170,7 @@ class Observation:
         text: set for nets that read text; ``None`` for images.
         loss: what the client minimised, where that is not a cross-entropy on labels, with or without further terms.
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
+        public: ``None`` unless the threat model gives them, or where there are none.
     """
 
     shared: Mapping[str, Tensor]
@@ -172,3 +189,4 @@ class Observation:
     text: TextFacts | None = None
     loss: str | None = None
     altered: Altered = UNALTERED
+    public: Public | None = None

@@ -17,6 +17,7 @@ BUILT_IN = (
     "attacks.image.head_free",
     "attacks.image.heads",
     "attacks.image.direct",
+    "attacks.image.learned_inversion",
     "attacks.malicious.fishing",
     "attacks.malicious.imprint",
 )

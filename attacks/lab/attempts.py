@@ -18,7 +18,8 @@ from attacks.core.registry import ImageAttack, image_attack, image_attacks
 from attacks.lab.controls import Control, controls
 from attacks.lab.nets import observe, reference_victim
 from attacks.lab.setting import Setting, declared
-from attacks.scoring.scores import Scores, match_batches, score
+from attacks.scoring.baselines import nearest as nearest_public
+from attacks.scoring.scores import RECOVERED, Rate, Scores, match_batches, mse, score, wilson
 
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
@@ -48,6 +49,7 @@ class Attempt:
         images: its reconstructions ``(n, C, H, W)``, in the order of the originals.
         inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
+        copies: how many of the images a copy of the nearest public one would count for, where the attacker has public images.
     """
 
     attacker: Attacker
@@ -56,6 +58,15 @@ class Attempt:
     images: Tensor | None = None
     inapplicable: str | None = None
     controls: tuple[Control, ...] = ()
+    copies: int | None = None
+
+    @property
+    def recovered(self) -> Rate | None:
+        """How many images it recovered; none, if it knows public images and these are no more than copies would count for."""
+        if self.scores is None:
+            return None
+        rate = self.scores.recovered[RECOVERED]
+        return rate if rate.successes > (self.copies or 0) else wilson(0, rate.n)
 
     @property
     def is_evidence(self) -> bool:
@@ -195,7 +206,8 @@ def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attem
         restart=torch.cat([one.restart for one in found]),
         cpu_seconds=sum(one.cpu_seconds for one in found),
     )
-    return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made)
+    copies = None if attempts[0].copies is None else sum(one.copies or 0 for one in attempts)
+    return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made, copies=copies)
 
 
 def _promises(control: Setting | None) -> bool:
@@ -227,7 +239,9 @@ def attempt(
     except Inapplicable as error:
         return Attempt(attacker, inapplicable=str(error))
     made, guessed = _in_order(found, images, len(observed))
-    return Attempt(attacker, found, score(made, images, guessed, labels), images=made)
+    public = observed[0].public
+    copies = None if public is None else int((mse(nearest_public(images, public.images), images) < RECOVERED).sum())
+    return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies)
 
 
 def _in_order(found: Reconstruction, images: Tensor, messages: int) -> tuple[Tensor, Tensor]:

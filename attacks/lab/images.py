@@ -1,7 +1,8 @@
-"""Images to attack without a data set: crops of the two photographs that scikit-learn ships."""
+"""Images to attack without a data set: crops of the two photographs that scikit-learn ships, and its digits."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import distribution
 
 import numpy as np
@@ -41,6 +42,22 @@ def sample_photographs() -> list[Tensor]:
     """Two photographs ``(3, 427, 640)`` in [0, 255], as sklearn.datasets.load_sample_images, whose import takes seconds."""
     files = [distribution("scikit-learn").locate_file(f"sklearn/datasets/images/{name}.jpg") for name in ("china", "flower")]
     return [torch.from_numpy(np.array(Image.open(str(file)))).permute(2, 0, 1).float() for file in files]
+
+
+def digits(seed: int, side: int = 8) -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 digits ``(n, 1, side, side)`` in [0, 1] and labels ``(n,)`` in an order drawn by ``seed``; scaled from
+    8x8 pixels."""
+    table = _digits()
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
+    images, labels = table[order, :-1].view(-1, 1, 8, 8) / 16, table[order, -1].long()
+    return images if side == 8 else F.interpolate(images, (side, side), mode="bilinear", align_corners=False), labels
+
+
+@cache
+def _digits() -> Tensor:
+    """A row of 64 pixels and the label each."""
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    return torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.float32))
 
 
 def _places(photograph: Tensor, side: int) -> Tensor:

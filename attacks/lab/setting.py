@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
+from attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel
 from attacks.gradients.local_run import local_run
-from attacks.lab.images import default_images
+from attacks.lab.images import default_images, digits
 from attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
@@ -36,6 +36,8 @@ class Setting:
         at_once: images behind each message.
         side: of the images, in pixels.
         least: share of them that the positive control must recover; 0: only a negative control.
+        kind: of the images: crops of photographs, or digits, which have a distribution that can be learned. An attacker who has
+            public images gets the digits that are not attacked.
     """
 
     net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
@@ -47,10 +49,15 @@ class Setting:
     at_once: int = 1
     side: int = 32
     least: float = 0.8
+    kind: Literal["photographs", "digits"] = "photographs"
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``(n, 3, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
-        images, labels = default_images(max(1, self.images // self.at_once) * self.at_once, seed, side=self.side)
+        """Images ``(n, C, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
+        n = max(1, self.images // self.at_once) * self.at_once
+        if self.kind == "digits":
+            images, labels = (part[:n] for part in digits(seed, self.side))
+            return images, labels
+        images, labels = default_images(n, seed, side=self.side)
         if 1 < self.at_once <= 10:
             draw = torch.Generator().manual_seed(seed)
             drawn = [torch.randperm(10, generator=draw)[: self.at_once] for _ in range(len(images) // self.at_once)]
@@ -63,6 +70,7 @@ class Setting:
         Args:
             alter: what a malicious server makes of the weights; it gets other crops of the same photographs.
         """
+        granted = self.granted(seed)
         pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
         nets = [self._net(some, seed) for some, _ in pairs]
         found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
@@ -71,21 +79,31 @@ class Setting:
             for net, one in zip(nets, found, strict=True):
                 net.load_state_dict(alter(one, public, seed), strict=False)
             found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
-        if not self.steps:
-            return found
-        return [self._trained(one, *pair) for one, pair in zip(found, pairs, strict=True)]
+        if self.steps:
+            found = [self._trained(one, *pair) for one, pair in zip(found, pairs, strict=True)]
+        return [replace(one, public=granted) for one in found]
+
+    def granted(self, seed: int) -> Public | None:
+        """The public images of an attacker who has some."""
+        return self.rest(seed) if self.threat.public and self.kind == "digits" else None
+
+    def rest(self, seed: int) -> Public:
+        """The digits that :meth:`truth` leaves over."""
+        return Public(*(part[self.images :] for part in digits(seed, self.side)))
 
     def _observed(self, net: SplitNet, images: Tensor, labels: Tensor) -> Observation:
         return observe(net, images, labels, self.threat, hidden=self.masked > 0)
 
     def _net(self, images: Tensor, seed: int) -> SplitNet:
+        channels = images.shape[1]
         if self.net == "reference":
-            return reference_victim(seed, 10, self.layers, self.masked, 3, self.side, self.side)
+            return reference_victim(seed, 10, self.layers, self.masked, channels, self.side, self.side)
         if self.net == "perceptron":
-            return perceptron(seed, height=self.side, width=self.side)
+            return perceptron(seed, channels=channels, height=self.side, width=self.side)
         if self.net in ("rectified", "rectified twice"):
             then = 64 if self.net == "rectified twice" else None
-            return perceptron(seed, height=self.side, width=self.side, hidden=256, activation=nn.ReLU, then=then)
+            size = {"channels": channels, "height": self.side, "width": self.side}
+            return perceptron(seed, **size, hidden=256, activation=nn.ReLU, then=then)
         return one_for_each(images, seed)
 
     def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:

@@ -34,7 +34,8 @@ from attacks.lab.attempts import Attacker, attempt
 from attacks.lab.controls import alteration
 from attacks.lab.nets import observe, perceptron
 from attacks.lab.setting import Setting
-from attacks.scoring.scores import RECOVERED, wilson
+from attacks.scoring.baselines import nearest
+from attacks.scoring.scores import RECOVERED, mse, wilson
 from attacks.scoring.text_scores import score_text
 from attacks.text.victims import Size, facts, observe_text, sentences, small_bert
 from fedpriv.data.sources import load_dataset
@@ -82,17 +83,25 @@ def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
 
 
 def tried(
-    attack: Any, threat: ThreatModel, observed: Sequence[Observation], images: Tensor, labels: Tensor, aimed: bool = False
+    attack: Any,
+    threat: ThreatModel,
+    observed: Sequence[Observation],
+    images: Tensor,
+    labels: Tensor,
+    aimed: bool = False,
+    together: bool = False,
 ) -> dict[str, Any]:
     """Mount an attack on each message ``(N,)``; images that it refuses are not recovered.
 
     Args:
         aimed: only the images count that the attack aims at, which are those that it does not leave grey.
-    """
+        together: all messages at once.
+    """  # fmt: skip
     began, errors, refused, n = time.process_time(), list[float](), list[str](), 0
-    size = len(images) // len(observed)
-    for one, some, own in zip(observed, images.split(size), labels.split(size), strict=True):
-        found = attempt(Attacker(attack, threat), [one], some, own, SEED)
+    groups = [observed] if together else [[one] for one in observed]
+    size = len(images) // len(groups)
+    for group, some, own in zip(groups, images.split(size), labels.split(size), strict=True):
+        found = attempt(Attacker(attack, threat), group, some, own, SEED)
         if found.scores is None or found.images is None:
             refused.append(str(found.inapplicable))
             n += 1 if aimed else size
@@ -109,6 +118,31 @@ def tried(
         "refused": refused,
         "cpu_seconds": seconds,
     }
+
+
+def defended(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
+    """An attack on digits, each behind one gradient of one net, under noise or pruning that the attacker knows."""
+    setting = Setting(kind="digits", side=8, images=config["images"], threat=ThreatModel(**config["threat"]))
+    images, labels = setting.truth(SEED)
+    observed = setting.observations(images, labels, SEED)
+    flat = torch.stack([torch.cat([tensor.flatten() for tensor in one.shared.values()]) for one in observed])
+    draw, altered = torch.Generator().manual_seed(SEED), list[Observation]()
+    if noise := config.get("noise"):
+        sigma = noise * float(flat.norm(dim=1).median()) / flat.shape[1] ** 0.5
+        says = f"noise of {noise:g} of the gradient's norm"
+        for one in observed:
+            shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
+            altered.append(replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2))))
+    else:
+        says = f"{config['kept']:.0%} of the entries sent"
+        least = flat.abs().topk(round(config["kept"] * flat.shape[1])).values[:, -1]
+        for one, limit in zip(observed, least, strict=True):
+            kept = {name: t.abs() >= limit for name, t in one.shared.items()}
+            altered.append(replace(one, shared={n: t * kept[n] for n, t in one.shared.items()}, altered=Altered(kept=kept)))
+    attack = image_attack(config["attack"])(**config["options"])
+    facts = {"net": f"reference, {says}", "size": 8, "batch": 1, "steps": 1}
+    copies = int((mse(nearest(images, setting.rest(SEED).images), images) < RECOVERED).sum())
+    return [facts | tried(attack, setting.threat, altered, images, labels, together=True) | {"copies": copies}]
 
 
 def digits(n: int, at: int) -> tuple[Tensor, Tensor]:
@@ -198,6 +232,13 @@ def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | Non
     return Row(on_images, group, config)
 
 
+def defended_row(
+    attack: str, images: int, options: dict[str, Any], threat: dict[str, Any] | None = None, **defence: float
+) -> Row:
+    config = {"attack": attack, "options": options, "threat": threat or {}, "images": images, **defence}
+    return Row(defended, "honest", config, "digits")
+
+
 def text_row(attack: str, sentences: int = 10, **more: Any) -> Row:
     return Row(on_text, "text", {"attack": attack, "options": {}, "tokens": 8, "sentences": sentences, **more}, "sentences")
 
@@ -210,6 +251,7 @@ def spear_row(
 
 
 MALICIOUS = {"download": "altered"}
+LEARNED = {"top": "initial", "public": True}
 WIDE = {"words": 1000, "width": 256}
 ROWS = {
     **{f"spear-{width}": spear_row(width) for width in (512, 256, 128, 64)},
@@ -223,6 +265,10 @@ ROWS = {
         },
         "digits",
     ),
+    "lti-noise": defended_row("learned-inversion", 40, {}, LEARNED, noise=0.3),
+    "dlg-noise": defended_row("dlg", 4, {"restarts": 1}, noise=0.3),
+    "lti-pruned": defended_row("learned-inversion", 40, {}, LEARNED, kept=0.01),
+    "dlg-pruned": defended_row("dlg", 4, {"restarts": 1}, kept=0.01),
     "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=16),
     "imprint-64": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=64),
     "tokens": text_row("tokens"),
@@ -279,7 +325,8 @@ def psnr_of(cell: dict[str, Any]) -> str:
 
 def share(cell: dict[str, Any]) -> str:
     rate = wilson(cell["recovered"], cell["n"])
-    return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %)"
+    copies = f"; copies of public images: {cell['copies']}" if "copies" in cell else ""
+    return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %{copies})"
 
 
 def render(folder: Path, published: dict[str, Any]) -> str:
@@ -293,8 +340,9 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "Written by `python experiments/attacks/table.py --report`; edit published.yaml, not this file.",
         *published["meaning"],
         "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson "
-        "interval, as if images were independent; those behind one message are not. Each message has a net of its own. PSNR: of "
-        "all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine with other jobs.",
+        "interval, as if images were independent; those behind one message are not. Each message has a net of its own, but as "
+        "noted. PSNR: of all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine "
+        "with other jobs.",
     ]
     images = "row | images | net | pixels a side | behind a message | local steps | BatchNorm | recovered | PSNR, dB | CPU s"
 

@@ -23,7 +23,7 @@ from fedpriv.audit.evidence.statistics import BYTES
 from fedpriv.audit.findings import best_of_images
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
-from fedpriv.audit.images.target import Target
+from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.membership.label_leaks import Labels
 from fedpriv.audit.membership.verdict import NO_RULE, known_members
 from fedpriv.audit.progress import Progress
@@ -72,7 +72,8 @@ def audit_update(
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the normalisation, by channel.
-        public: other images and labels of the same kind: copies of the nearest one are the baseline.
+        public: other images and labels of the same kind: copies of the nearest one are the baseline, and attackers who have
+            public images get these.
         name: of the update, on the page.
         budget: seconds after which no further attack begins; ``None``: no limit.
         say: called with what is being done.
@@ -96,7 +97,8 @@ def audit_update(
     schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return [observed(model, net, sent, threat, input_shape=shape, n=n, schedule=schedule, mean=mean, std=std)]
+        seen = observed(model, net, sent, threat, input_shape=shape, n=n, schedule=schedule, mean=mean, std=std)
+        return granted([seen], public or (None, None))
 
     seen = observe(ThreatModel())[0]
     hidden = not any(one.startswith("top.") for one in seen.shared)

@@ -25,7 +25,7 @@ from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
 from fedpriv.audit.membership.verdict import few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
-from fedpriv.audit.verdict import LIMIT, best_attempt, copied, of_images, of_labels
+from fedpriv.audit.verdict import best_attempt, copied, counted, of_images, of_labels
 
 Found = Mapping[str, Any]
 
@@ -126,7 +126,7 @@ def _findings(run: Found) -> Iterator[Finding]:
             yield from _members(run)
         images = [one for one in run["attacks"] if one["kind"] == kind and _beyond_copies(one)]
         if images:
-            worst = max(images, key=lambda one: best_attempt(one)["success"][LIMIT]["share"])  # type: ignore[index]
+            worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
             yield Finding(level, of_images(worst), worst["pictures"])
         wanted = "message" if level == SAMPLES else "single text"
         for read in run.get("texts") or []:
@@ -155,7 +155,7 @@ def _members(run: Found) -> Iterator[Finding]:
 
 def _beyond_copies(attack: Found) -> bool:
     best = best_attempt(attack)
-    return best is not None and best["success"][LIMIT]["successes"] > (copied(attack) or 0)
+    return best is not None and counted(best)["successes"] > (best.get("copies", copied(attack)) or 0)
 
 
 def _nothing(run: Found) -> Finding:

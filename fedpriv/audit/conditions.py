@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import LIMIT, best_attempt
+from fedpriv.audit.verdict import best_attempt, counted
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]
@@ -25,7 +25,7 @@ _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
 
 
 def _recovered(run: Found) -> float | None:
-    made = [best["success"][LIMIT]["share"] for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
+    made = [counted(best)["share"] for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
     made += [
         best["exact"]["share"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]
     ]

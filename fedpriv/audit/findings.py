@@ -12,7 +12,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import LIMIT, best_attempt
+from fedpriv.audit.verdict import best_attempt, counted
 
 
 def facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def best_of_images(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] |
     tried = [(attack, best) for attack in attacks if attack["kind"] == kind and (best := best_attempt(attack)) is not None]
     if not tried:
         return None
-    attack, best = max(tried, key=lambda pair: (pair[1]["success"][LIMIT]["share"], -pair[1]["mse_median"]))
-    return {"attacker": best["attacker"], "target": attack["target"], "success": best["success"][LIMIT]}
+    attack, best = max(tried, key=lambda pair: (counted(pair[1])["share"], -pair[1]["mse_median"]))
+    return {"attacker": best["attacker"], "target": attack["target"], "success": counted(best)}
 
 
 def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

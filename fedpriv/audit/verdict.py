@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from attacks.scoring.scores import RECOVERED, wilson
@@ -42,8 +43,16 @@ def best_attempt(attack: Found) -> Found | None:
 
     One that recovered none counts only if it passed a positive control; otherwise nothing was measured.
     """
-    made = [one for one in _made(attack) if one["success"][LIMIT]["successes"] or one["is_evidence"]]
-    return max(made, key=lambda one: (one["success"][LIMIT]["successes"], -one["mse_median"]), default=None)
+    made = [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
+    return max(made, key=lambda one: (counted(one)["successes"], -one["mse_median"]), default=None)
+
+
+def counted(attempt: Found) -> Found:
+    """The rate of images that an attempt recovered; none where its attacker knows public images and found no more than copies."""
+    hit: Found = attempt["success"][LIMIT]
+    if "copies" not in attempt or hit["successes"] > attempt["copies"]:
+        return hit
+    return asdict(wilson(0, hit["n"])) | {"share": 0.0}
 
 
 def _message(attack: Found) -> str:
@@ -51,7 +60,7 @@ def _message(attack: Found) -> str:
     best = best_attempt(attack)
     if best is None:
         return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
-    hit, copies = best["success"][LIMIT], copied(attack)
+    hit, copies = counted(best), best.get("copies", copied(attack))
     if hit["successes"] == 0:
         return (
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
@@ -69,12 +78,14 @@ def _easiest(attack: Found) -> str:
     case = f"clients that hold a single image (simulated by the audit, defences included; round {attack['round']})"
     if best is None:
         return f"{_not_mounted(attack)} on {case}, so what they reveal is not known ({_reasons(attack)})."
-    hit = best["success"][LIMIT]
+    hit = counted(best)
     looked = "the interval is for the number of images tried, which depends on the results"
     if hit["successes"]:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
+        if "copies" in best:
+            span += f"; copies of the nearest public image would count for {best['copies']} of them"
         return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {LIMIT}; {span})."
-    none = [(one["attacker"], one["success"][LIMIT]) for one in _made(attack) if one["is_evidence"]]
+    none = [(one["attacker"], counted(one)) for one in _made(attack) if one["is_evidence"]]
     results = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
     return (
         f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
@@ -94,12 +105,22 @@ def _evidence(attack: Found) -> str:
     return ", ".join(one["attacker"] for one in _made(attack) if one["is_evidence"])
 
 
+def _by_copies(attack: Found) -> str:
+    """A clause on attackers who know public images and recovered no more than copies of these would count for."""
+    found = [one for one in _made(attack) if one["success"][LIMIT]["successes"] and not counted(one)["successes"]]
+    return "".join(
+        f"; {one['attacker']} recovered {one['success'][LIMIT]['successes']}, which are not counted, as copies of the nearest "
+        f"public image would count for {one['copies']}"
+        for one in found
+    )
+
+
 def _left_out(attack: Found) -> str:
     """A clause on the attackers whose failure is no evidence, and on those that were not tried."""
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
     untried = ", ".join(one["attacker"] for one in attack["attempts"] if one.get("inapplicable"))
     failed = f"; the failure of {others} is no evidence" if others else ""
-    return failed + (f"; not tried: {untried}" if untried else "")
+    return _by_copies(attack) + failed + (f"; not tried: {untried}" if untried else "")
 
 
 def _reasons(attack: Found) -> str:

@@ -67,6 +67,7 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
         "num_examples": True,
         "schedule": True,
         "download": "honest",
+        "public": False,
     }
     assert attacker["success"].keys() == {"0.01", "0.001", "0.0001"}
     rate = attacker["success"]["0.01"]
@@ -123,10 +124,10 @@ def test_with_a_mask_every_attacker_is_listed(fedpriv: Fedpriv) -> None:
     found = last_line(fedpriv("attack", "dlg", "--mask-layers", 2, *FEW, "--json"))
     said = {one["attacker"]: one for one in found["attackers"]}
     mounted = {"random-head", "known-head", "joint-head", "head-free"}
-    assert said.keys() == mounted | {"analytic", "analytic-features", "spear", "unrolled"}
+    assert said.keys() == mounted | {"analytic", "analytic-features", "learned-inversion", "spear", "unrolled"}
     assert all((one.keys() >= FIGURES) == (name in mounted) for name, one in said.items())
     assert "no linear layer with a bias was shared" in said["analytic-features"]["inapplicable"]
-    assert {name for name, one in said.items() if one["threat"]["top"] != "unknown"} == {"known-head"}
+    assert {name for name, one in said.items() if one["threat"]["top"] != "unknown"} == {"known-head", "learned-inversion"}
     assert found["mask_layers"] == 2
     assert not any(one["is_evidence"] for one in said.values()), "no control was run"
 

@@ -9,7 +9,7 @@ from functools import partial
 from attacks.core.observation import Observation, ThreatModel
 from attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
 from attacks.lab.setting import declared
-from attacks.scoring.scores import RECOVERED, wilson
+from attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, mounting, spent
 from fedpriv.errors import UsageError
@@ -77,7 +77,7 @@ def until_decided(
 
 
 def _found_all(one: Attempt) -> bool:
-    return one.scores is not None and one.scores.recovered[RECOVERED].share == 1
+    return one.recovered is not None and one.recovered.share == 1
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:
@@ -124,6 +124,6 @@ def _may_decide(one: Attempt) -> bool:
 
 def _decided(attempts: Sequence[Attempt]) -> bool:
     """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it."""
-    rates = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None]
-    counting = [one.scores.recovered[RECOVERED] for one in attempts if one.scores is not None and one.is_evidence]
+    rates = [one.recovered for one in attempts if one.recovered is not None]
+    counting = [one.recovered for one in attempts if one.recovered is not None and one.is_evidence]
     return any(rate.low > SETTLED for rate in rates) or all(rate.high <= SETTLED for rate in counting)

@@ -35,6 +35,8 @@ def figures(attempt: Attempt) -> dict[str, Any]:
         return row | {"inapplicable": attempt.inapplicable}
     scores, found = attempt.scores, attempt.found
     n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
+    if attempt.copies is not None:
+        row["copies"] = attempt.copies
     return row | {
         "success": {f"{limit:g}": rate(one) for limit, one in scores.recovered.items()},
         "label_accuracy": None if scores.labels is None else scores.labels.share,

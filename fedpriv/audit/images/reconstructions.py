@@ -12,7 +12,6 @@ from torch import Tensor
 from attacks.core.observation import ThreatModel
 from attacks.lab.attempts import Attacker, Attempt, suited
 from attacks.lab.setting import declared
-from attacks.scoring.scores import RECOVERED
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.formats import named
@@ -141,8 +140,8 @@ def _steps(target: Target) -> int | None:
 
 
 def _success(one: Attempt) -> tuple[int, float]:
-    assert one.scores is not None
-    return one.scores.recovered[RECOVERED].successes, -float(one.scores.mse.median())
+    assert one.scores is not None and one.recovered is not None
+    return one.recovered.successes, -float(one.scores.mse.median())
 
 
 def _described(one: Attempt) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, ThreatModel
+from attacks.core.observation import Observation, Public, ThreatModel
 from attacks.lab.attempts import observations
 from attacks.lab.images import default_images
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -34,7 +34,8 @@ class Target:
         title: a description for tables.
         images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
         masked: number of hidden fully connected layers at the end.
-        observe: threat model -> the messages; together they stand for the ``n`` images, in order.
+        observe: threat model -> the messages; together they stand for the ``n`` images, in order. Attackers who have public
+            images get those of the baselines.
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
@@ -120,15 +121,18 @@ def of_messages(
     layers = sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())
     hidden = not any(name.startswith("top.") for name in seen.shared)
     dataset = evidence.federation.dataset
+    reference = public_images(dataset.test_images, dataset.test_labels)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return [of_images(evidence, one, evidence.observation(one, threat)) for one in found]
+        return granted([of_images(evidence, one, evidence.observation(one, threat)) for one in found], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:
-        return [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found]
+        return granted(
+            [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found], reference
+        )
 
     return Target(
-        title, images, labels, layers if hidden else 0, observe, *public_images(dataset.test_images, dataset.test_labels),
+        title, images, labels, layers if hidden else 0, observe, *reference,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
         note=beside_texts(evidence, found[0], whole),
     )  # fmt: skip
@@ -139,12 +143,20 @@ def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()
 
 
+def granted(observed: list[Observation], reference: tuple[Tensor, Tensor] | tuple[None, None]) -> list[Observation]:
+    """The messages with the public images ``reference`` and their labels, where the threat model gives them."""
+    images, labels = reference
+    if images is None or labels is None or not observed[0].threat.public:
+        return observed
+    return [replace(one, public=Public(images, labels)) for one in observed]
+
+
 def _one_step(
     title: str, images: Tensor, labels: Tensor, classes: int, masked: int, seed: int,
     reference: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> Target:  # fmt: skip
     def observe(threat: ThreatModel) -> list[Observation]:
-        return observations(images, labels, threat, masked, classes, seed)
+        return granted(observations(images, labels, threat, masked, classes, seed), reference)
 
     return Target(title, images, labels, masked, observe, *reference)
 

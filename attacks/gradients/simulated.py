@@ -1,0 +1,59 @@
+"""The messages that other images would have caused: the client's step or local steps, simulated from the observed download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, Public, Schedule, state_names
+from attacks.core.reconstruction import Inapplicable
+from attacks.gradients.linear import from_picture, known_net, weight_dtype
+from attacks.gradients.local_run import local_run
+
+AT_ONCE, ENTRIES = 50, 2**22
+"""Largest number of images whose messages are computed together, and of the entries of these messages."""
+
+
+def check_simulation(observation: Observation) -> None:
+    """Check that the attacker knows all that a simulation of the client needs.
+
+    Raises:
+        Inapplicable: weights of the net, or the schedule of local steps, are not known.
+    """
+    if unknown := [name for name in state_names(observation.net) if name not in observation.weights]:
+        raise Inapplicable(f"simulating the client needs all of its net, and these weights are not known: {', '.join(unknown)}")
+    if observation.kind == "change" and observation.schedule is None:
+        raise Inapplicable("simulating the client needs its schedule, which is not known")
+
+
+def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
+    """``shared`` of clients that hold one of the public images each, before any transform: by name ``(b, ...)``, in parts.
+
+    Layers that are not shared keep their weights, as in :class:`attacks.image.unrolled.Unrolled`.
+
+    Raises:
+        Inapplicable: see :func:`check_simulation`.
+    """
+    check_simulation(observation)
+    net, known = known_net(observation)
+    device, dtype = weight_dtype(observation)
+    schedule, sign = observation.schedule, 1.0
+    if observation.kind == "gradient" or schedule is None:
+        schedule, sign = Schedule(lr=1.0), -1.0  # one step at this rate changes the weights by the negative gradient
+    trained = [name for name, _ in net.named_parameters() if name in observation.shared]
+
+    def message(image: Tensor, label: Tensor) -> dict[str, Tensor]:
+        moved = local_run(net, known, trained, image[None], label[None], schedule)
+        return {name: sign * moved[name] for name in trained}
+
+    inputs = from_picture(observation, public.images.to(device, dtype))
+    labels = F.one_hot(public.labels.to(device), observation.classes).to(dtype)
+    entries = sum(tensor.numel() for tensor in observation.shared.values())
+    size = max(1, min(AT_ONCE, ENTRIES // entries))
+    for some, own in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
+        found: dict[str, Tensor] = vmap(message)(some, own)
+        yield {name: tensor.detach() for name, tensor in found.items()}

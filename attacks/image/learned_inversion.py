@@ -1,0 +1,214 @@
+"""Learning To Invert (Wu, Chen, Guo & Weinberger, UAI 2023, arXiv:2210.10880): a net from messages to images.
+
+The attacker simulates the messages of public images under the observed defence, and trains a net that maps them back. What noise,
+pruning or rounding take away is filled in by what such images look like, where gradient matching has nothing to go by.
+
+Differs from the paper: principal components in place of hashed entries, since they keep more of a message under noise; messages
+of one image alone; a small net and about a thousand images, which take seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.core.observation import Observation, Public, ThreatModel
+from attacks.core.options import ranged
+from attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
+from attacks.core.registry import register
+from attacks.gradients.simulated import check_simulation, simulated
+from attacks.lab.setting import Setting
+
+ENTRIES, PILOT = 2**16, 50
+"""Largest number of a message's entries that are used; of more, those that are largest in the messages of so many images."""
+FAINT = 1e-4
+"""Least share of a message's squared norm that is taken for the client's, where noise makes nearly all of it."""
+SPAN = 1e-10
+"""Least share of the largest component's squared norm that a component has; of less, it is rounding."""
+
+
+class Defence(NamedTuple):
+    """What messages ``(n, p)``, tensors in the order of their names, say of their transforms; the mean of what differs.
+
+    Attributes:
+        variance: of an entry's error ``(p,)``.
+        pruned: the entries of tensors that were sent in part ``(p,)``, bool.
+        kept: how many of these were sent.
+        norm: of a message, where all of it was scaled by an unknown factor; otherwise ``None``.
+    """
+
+    variance: Tensor
+    pruned: Tensor
+    kept: int
+    norm: float | None
+
+    def applied(self, rows: Tensor) -> Tensor:
+        """Simulated messages ``(b, p)`` with the same transforms, except noise."""
+        if bool(self.pruned.any()):
+            sizes = rows.abs().masked_fill(~self.pruned, -1.0)
+            least = sizes.topk(self.kept, dim=1).values[:, -1:]
+            rows = rows.masked_fill(self.pruned & (sizes < least), 0.0)
+        if self.norm is not None:
+            rows = rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp_min(1e-30))
+        return rows
+
+
+@register("learned-inversion")
+@dataclass(frozen=True)
+class LearnedInversion:
+    """A net that learns from public images to turn messages into images; works under noise and pruning where matching fails.
+
+    Attributes:
+        images: largest number of public images that it learns from.
+        components: principal components of their messages, which are the net's input.
+        width: of its two hidden layers.
+        steps: of training, by Adam.
+        batch: images per step, each with fresh noise as the defence adds it.
+        lr: falls to 0 by a cosine.
+    """
+
+    control: ClassVar = Setting(kind="digits", images=40, least=0.5, threat=ThreatModel(top="initial", public=True))
+    most_steps: ClassVar = 8
+    images: int = ranged(1000, 2)
+    components: int = 256
+    width: int = 400
+    steps: int = 1000
+    batch: int = 64
+    lr: float = 3e-3
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :meth:`attacks.lab.setting.Declared.check`."""
+        if observation.public is None:
+            raise Inapplicable("it needs public images of the same kind, as data sets and runs have, and there are none")
+        if (observation.num_examples or 1) > 1:
+            raise Inapplicable(f"it learns messages of one image, and this one stands for {observation.num_examples}")
+        require_labels(observation)
+        if not observation.shared:
+            raise Inapplicable("no layer is shared: there is no message to learn from")
+        check_simulation(observation)
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        """See :class:`attacks.core.registry.ImageAttack`."""
+        began, n = time.process_time(), len(observations)
+        for observation in observations:
+            self.check(observation)
+        raw, curve = torch.empty(n, *observations[0].input_shape), torch.empty(self.steps, n)
+        for group in alike(observations):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                raw[group], losses = self._inverted([observations[i] for i in group])
+            curve[:, group] = losses[:, None]
+        return Reconstruction(
+            raw=raw,
+            labels=torch.full((n,), -1),
+            loss=curve[-1],
+            curve=curve,
+            iterations=torch.full((n,), self.steps),
+            restart=torch.zeros(n, dtype=torch.long),
+            cpu_seconds=time.process_time() - began,
+        )
+
+    def _inverted(self, group: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """Images ``(n, C, H, W)`` behind messages with the same download, and the loss at each step of the net's training."""
+        first = group[0]
+        assert first.public is not None
+        images, labels = first.public.images[: self.images], first.public.labels[: self.images]
+        seen = torch.cat([rows_of({name: tensor[None] for name, tensor in one.shared.items()}) for one in group])
+        defence = defence_of(group, seen)
+
+        def messages(count: int) -> Iterator[Tensor]:
+            for tensors in simulated(first, Public(images[:count], labels[:count])):
+                yield defence.applied(rows_of(tensors))
+
+        index = torch.arange(seen.shape[1])
+        if len(index) > ENTRIES:
+            squares = torch.stack([part.square().sum(0) for part in messages(PILOT)]).sum(0)
+            index = squares.topk(ENTRIES).indices.sort().values
+        learned = torch.cat([part[:, index] for part in messages(len(images))])
+        basis = components(learned, self.components)
+        deviation = (basis.square().T @ defence.variance[index]).sqrt()
+        return self._learned(learned @ basis, deviation, images, seen[:, index] @ basis, defence.norm is not None)
+
+    def _learned(self, inputs: Tensor, deviation: Tensor, images: Tensor, seen: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
+        """Train on components ``(m, d)`` with fresh errors of that deviation ``(d,)``; map those that were ``seen`` to images.
+
+        Args:
+            scaled: the norm carries no information.
+        """
+        scale = (inputs.square().mean() + deviation.square().mean()).sqrt().clamp_min(1e-30)
+
+        def read(rows: Tensor) -> Tensor:
+            return F.normalize(rows, dim=1) * rows.shape[1] ** 0.5 if scaled else rows / scale
+
+        wide, truth = self.width, images.flatten(1).to(inputs)
+        net = nn.Sequential(
+            nn.Linear(inputs.shape[1], wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, truth.shape[1])
+        )  # fmt: skip
+        optimiser = torch.optim.Adam(net.parameters(), self.lr)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
+        losses = []
+        for _ in range(self.steps):
+            some = torch.randint(len(inputs), (self.batch,))
+            rows = inputs[some] + deviation * torch.randn(self.batch, inputs.shape[1])
+            loss = F.mse_loss(net(read(rows)), truth[some])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            falling.step()
+            losses.append(loss.detach())
+        with torch.no_grad():
+            return net(read(seen)).view(-1, *images.shape[1:]), torch.stack(losses)
+
+
+def alike(observations: Sequence[Observation]) -> list[list[int]]:
+    """Places of observations in groups with the same download, for which one net is trained."""
+    groups: list[list[int]] = []
+    for i, one in enumerate(observations):
+        group = next((group for group in groups if _same_download(observations[group[0]], one)), None)
+        if group is None:
+            groups.append([i])
+        else:
+            group.append(i)
+    return groups
+
+
+def _same_download(one: Observation, other: Observation) -> bool:
+    if one.shared.keys() != other.shared.keys() or one.weights.keys() != other.weights.keys():
+        return False
+    return all(tensor is other.weights[name] or torch.equal(tensor, other.weights[name]) for name, tensor in one.weights.items())
+
+
+def rows_of(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Tensors ``(b, ...)`` side by side, in the order of their names ``(b, p)``."""
+    return torch.cat([tensors[name].flatten(1) for name in sorted(tensors)], 1).float().cpu()
+
+
+def defence_of(group: Sequence[Observation], seen: Tensor) -> Defence:
+    """The transforms of messages whose rows are ``seen`` ``(n, p)``."""
+    names = sorted(group[0].shared)
+    sizes = torch.tensor([group[0].shared[name].numel() for name in names])
+    errors = torch.tensor([[one.altered.variance.get(name, 0.0) for name in names] for one in group])
+    variance = errors.mean(0).repeat_interleave(sizes)
+    parted = torch.tensor([any(name in one.altered.kept for one in group) for name in names])
+    kept = sum(int(mask.sum()) for one in group for name, mask in one.altered.kept.items() if name in names)
+    norm = None
+    if any(one.altered.rescaled for one in group):
+        squares = seen.square().sum(1).median()
+        norm = float((squares - variance.sum()).clamp_min(FAINT * squares).sqrt())
+    return Defence(variance, parted.repeat_interleave(sizes), max(1, round(kept / len(group))), norm)
+
+
+def components(rows: Tensor, most: int) -> Tensor:
+    """The first principal components of rows ``(m, p)``, not centred, as orthonormal columns ``(p, d)``."""
+    values, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    found = values > SPAN * values[-1].clamp_min(1e-30)
+    values, vectors = values[found][-most:], vectors[:, found][:, -most:]
+    basis: Tensor = rows.T @ (vectors / values.sqrt()).to(rows)
+    return basis
