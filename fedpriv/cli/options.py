@@ -98,11 +98,13 @@ def _option(flag: str, kind: Any, text: str) -> Callable[[Command], Command]:
 
 def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:
     """The config that the options of :func:`config_options` describe: file, then flags, then ``--set``."""
-    from fedpriv.api.keys import config_of
+    from fedpriv.api.keys import SHORTHANDS, config_of
     from fedpriv.config import parse_assignment
 
-    keys = {name: value for name, value in flags.items() if value is not None}
-    config = config_of(config_file, keys | dict(parse_assignment(text) for text in assignments))
+    assigned = dict(parse_assignment(text) for text in assignments)
+    replaced = SHORTHANDS if "wire.transforms" in assigned else ()
+    keys = {name: value for name, value in flags.items() if value is not None and name not in replaced}
+    config = config_of(config_file, keys | assigned)
     given = click.get_current_context().meta.get("fedpriv.plugins", ())
     return config.model_copy(update={"plugins": tuple(dict.fromkeys((*config.plugins, *given)))})
 

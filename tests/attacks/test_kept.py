@@ -42,7 +42,7 @@ def test_options_setting_and_code_are_part_of_the_key(monkeypatch: pytest.Monkey
     computed(Guess(), 0)
     assert computed(Guess(steps=2), 0)
     assert computed(Guess(), 1)
-    monkeypatch.setattr(module, "_code", lambda: "another version")
+    monkeypatch.setattr(module, "code", lambda: "another version")
     assert computed(Guess(), 0)
     monkeypatch.setattr(module, "_source", lambda file: "a plug-in that was changed")
     assert computed(Guess(), 0)

@@ -124,7 +124,7 @@ def test_a_test_table_without_the_column_is_shared(tmp_path: Path) -> None:
 
 def test_show_names_clients_and_classes(tmp_path: Path) -> None:
     folder = str(hospitals(tmp_path))
-    text = shown("--dataset", folder).output
+    text = " ".join(shown("--dataset", folder).output.split())
     assert "north" in text and "given, 2 clients, 3 classes" in text and "owl" in text and "a folder each" in text
     told = json.loads(shown("--dataset", folder, "--json").stdout.splitlines()[-1])
     assert told["client_names"] == ["north", "south"] and told["counts"] == [[8, 8, 8], [4, 4, 0]]
