@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from click.testing import CliRunner
-from config_keys import allowed
 from plain import plain
 from pydantic import TypeAdapter
 
@@ -16,6 +15,7 @@ from attacks.core.registry import image_attacks
 from attacks.core.text_registry import text_attacks
 from attacks.lab.setting import Declared, declared
 from fedpriv.cli import main
+from fedpriv.cli.config_keys import in_words
 from fedpriv.defenses import transforms
 
 LAYERS = {
@@ -40,7 +40,7 @@ def options(rows: Sequence[Mapping[str, Any]], schema: Any, prefix: str = "") ->
     for row in rows:
         values = described.get("properties", {}).get(row["name"])
         default = ", ".join(map(str, row["default"])) or "()" if isinstance(row["default"], list) else row["default"]
-        yield f"`{prefix}{row['name']}` {allowed(values) + '; ' if values else ''}default `{default}`"
+        yield f"`{prefix}{row['name']}` {in_words(values) + '; ' if values else ''}default `{default}`"
         yield f":   {plain(row['description']) or '&nbsp;'}\n"
 
 

@@ -82,7 +82,7 @@ def _key(prefix: str, section: type[BaseModel], name: str) -> Key:
     if NamedOptions in (field.annotation, *get_args(field.annotation)):
         values = _NAMED if field.annotation is NamedOptions else f"{_NAMED}, or null"
     else:
-        values = _in_words(TypeAdapter(section).json_schema()["properties"][name])
+        values = in_words(TypeAdapter(section).json_schema()["properties"][name])
     return Key(prefix + name, values, as_yaml(field.get_default()), field.description or "")
 
 
@@ -95,23 +95,23 @@ def as_yaml(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _in_words(schema: Mapping[str, Any]) -> str:
+def in_words(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "anyOf" in schema:
-        return _listed([_in_words(one) for one in schema["anyOf"]])
+        return _listed([in_words(one) for one in schema["anyOf"]])
     if "enum" in schema:
         return _listed([str(one) for one in schema["enum"]])
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
         inner = schema.get("items")
-        return f"a list, each {_in_words(inner)}" if inner else "a list"
+        return f"a list, each {in_words(inner)}" if inner else "a list"
     if schema.get("type") == "object":
         return "a mapping"
     if schema.get("format") == "path":
         return "a path"
     bounds = [words.format(f"{schema[bound]:g}") for bound, words in _BOUNDS.items() if bound in schema]
-    return f"{_TYPES[schema['type']]}{' ' if bounds else ''}{' and '.join(bounds)}"
+    return f"{_TYPES.get(schema.get('type', ''), 'a value')}{' ' if bounds else ''}{' and '.join(bounds)}"
 
 
 def _listed(words: list[str]) -> str:
