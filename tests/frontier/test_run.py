@@ -39,6 +39,7 @@ def assigned(**more: Any) -> list[str]:
 @pytest.mark.usefixtures("hardly_any_steps")
 def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.frontier.search.STEPS", 1)
+    monkeypatch.setattr("fedpriv.frontier.run.MOST_CONFIRMED", 1)
     asked = ("frontier", *assigned(), "--methods", "fedavg", "--defenses", "gaussian:variance=1e-12..1e-3", *QUICK)
     asked += ("--target", "recovered<=0.5", "--output", tmp_path / "out", "--json")
     result = fedpriv(*asked)
