@@ -47,7 +47,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     import safetensors.torch
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(stored, {_WITH_NAME: _checksum(stored, path.name)}))
+    write_atomically(path, safetensors.torch.save(stored, {_WITH_NAME: checksum(stored, path.name)}))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -62,12 +62,13 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     except (OSError, safetensors.SafetensorError, KeyError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
     name, stated = (path.name, facts[_WITH_NAME]) if _WITH_NAME in facts else ("", facts.get(_CHECKSUM))  # of earlier versions
-    if _checksum(tensors, name) != stated:
+    if checksum(tensors, name) != stated:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     return tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor], of: str) -> str:
+def checksum(tensors: Mapping[str, Tensor], of: str = "") -> str:
+    """SHA-256 (hex) of tensors of the processor with their names, and of a text."""
     import torch
 
     digest = hashlib.sha256(of.encode())

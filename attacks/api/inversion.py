@@ -16,7 +16,7 @@ from attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from attacks.core.options import defaults_of
 from attacks.core.reconstruction import Inapplicable, Reconstruction
 from attacks.core.registry import image_attacks
-from attacks.lab.attempts import Attacker, attackers, run_controls
+from attacks.lab.attempts import Attacker, attackers, mount, run_controls
 from attacks.lab.controls import Control
 from attacks.lab.setting import declared
 from attacks.scoring.scores import Scores, match, score
@@ -171,9 +171,7 @@ def invert(
     passed = run_controls(attacker, seed, [seen], torch.empty(n, *input_shape)) if controls else ()
     if failed := [control.sentence for control in passed if not control.passed]:
         raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
-    with torch.random.fork_rng(devices=[]):
-        found = attacker.attack.run([seen], seed)
-    return Inversion(attack, found, threat, passed)
+    return Inversion(attack, mount(attacker, [seen], seed), threat, passed)
 
 
 def observed(

@@ -86,7 +86,7 @@ def rounds(
 ) -> Rounds:
     """Train round by round: an iterator over the records of the rounds, which are run when they are wanted.
 
-    Whoever stops iterating interrupts the run, as Ctrl-C does: what was run is kept, and :func:`resume` goes on with it.
+    Leaving the loop interrupts the run, as Ctrl-C does: what was run is kept, and :func:`resume` goes on with it.
 
     Arguments and errors are those of :func:`train`.
     """

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attacks.core.observation import Observation
 from attacks.core.reconstruction import Reconstruction
 from attacks.lab.attempts import Attacker, mount
 from attacks.lab.kept import code
 from fedpriv.errors import FedprivError
-from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
+from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
 
 UNFINISHED = "unfinished"
 """Folder of the results, in that of a run's audit."""
@@ -79,17 +78,12 @@ class Finished:
             raise FedprivError(f"cannot keep what the audit has finished in {self._folder}: {error.strerror}") from None
 
 
+_OF_THE_RUN = ("weights", "statistics", "net", "public")
+"""Of an observation what follows from the run, the message and the threat model."""
+
+
 def _facts(one: Observation) -> str:
-    """All of an observation; of its tensors a hash."""
-    digest = hashlib.sha256()
-    for part in (one.shared, one.weights, one.statistics):
-        for name in sorted(part):
-            digest.update(name.encode() + _bytes(part[name]))
-    rest = [
-        getattr(one, each.name) for each in fields(one) if each.name not in ("shared", "weights", "statistics", "net", "labels")
-    ]
-    return f"{digest.hexdigest()} {rest} {None if one.labels is None else one.labels.tolist()} {one.net}"
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    """An observation; of its message a hash."""
+    sent = checksum({name: tensor.detach().cpu() for name, tensor in one.shared.items()})
+    known = {each.name: getattr(one, each.name) for each in fields(one) if each.name not in ("shared", "labels", *_OF_THE_RUN)}
+    return f"{sent} {known} {None if one.labels is None else one.labels.tolist()} {one.net}"

@@ -14,7 +14,7 @@ from fedpriv.data.dealing import Deal, Dealt, Indices, deal_with_flower, dealer
 from fedpriv.errors import UsageError
 
 GIVEN, BY_COLUMN = "given", "by_column"
-NOBODY = -1
+NO_CLIENT = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Owners:
     Attributes:
         names: of the clients, by number.
         train: ``(N,)`` the number of each training sample's client.
-        test: ``(N_test,)`` that of each test sample's, -1 for one of no client; ``None``: test samples are nobody's.
+        test: ``(N_test,)`` that of each test sample's, -1 for one of no client; ``None``: no test sample has a client.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Owners:
         names, numbers = np.unique(train, return_inverse=True)
         if test is not None:
             place = np.minimum(np.searchsorted(names, test), len(names) - 1)
-            test = np.where(names[place] == test, place, NOBODY).astype(np.int64)
+            test = np.where(names[place] == test, place, NO_CLIENT).astype(np.int64)
         return cls(tuple(map(str, names)), numbers.astype(np.int64), test)
 
     def at(self, train: Indices, test: Indices) -> Owners:
