@@ -1,13 +1,16 @@
-"""Attacks on messages of federated learning. They take tensors and nets, and import nothing of :mod:`fedpriv`.
+"""Attacks on messages of federated learning. They take tensors and nets, and import nothing else of :mod:`fedpriv`.
 
-* :mod:`attacks.core`: the input and the result of an attack, and the registry of attacks.
-* :mod:`attacks.gradients`: closed forms on gradients, and distances between them.
-* :mod:`attacks.optimise`: minimisers of many independent problems at once.
-* :mod:`attacks.image`, :mod:`attacks.text`, :mod:`attacks.inference`: the attacks, by what they recover.
-* :mod:`attacks.malicious`: those of a server that alters what it sends.
-* :mod:`attacks.scoring`: scores of reconstructions, and of baselines without a message.
-* :mod:`attacks.lab`: reference victims, and the controls that are run with every attack.
-* :mod:`attacks.api`: the attacks in Python, on the gradient of any net.
+The library imports this folder as ``fedpriv.attacks`` (``fedpriv/attacks`` links to it), so that a user's own folder ``attacks``
+does not hide it. ``import attacks`` gives the same modules (:mod:`fedpriv.attacks.alias`).
+
+* :mod:`fedpriv.attacks.core`: the input and the result of an attack, and the registry of attacks.
+* :mod:`fedpriv.attacks.gradients`: closed forms on gradients, and distances between them.
+* :mod:`fedpriv.attacks.optimise`: minimisers of many independent problems at once.
+* :mod:`fedpriv.attacks.image`, :mod:`fedpriv.attacks.text`, :mod:`fedpriv.attacks.inference`: the attacks, by what they recover.
+* :mod:`fedpriv.attacks.malicious`: those of a server that alters what it sends.
+* :mod:`fedpriv.attacks.scoring`: scores of reconstructions, and of baselines without a message.
+* :mod:`fedpriv.attacks.lab`: reference victims, and the controls that are run with every attack.
+* :mod:`fedpriv.attacks.api`: the attacks in Python, on the gradient of any net.
 """
 
 from __future__ import annotations
@@ -15,16 +18,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "attacks":
+    import_module("fedpriv.attacks.alias").install(__name__)
+
 if TYPE_CHECKING:
-    from attacks.api.inversion import Inversion, invert
-    from attacks.core.reconstruction import Inapplicable
+    from fedpriv.attacks.api.inversion import Inversion, invert
+    from fedpriv.attacks.core.reconstruction import Inapplicable
 
 __all__ = ["Inapplicable", "Inversion", "invert"]
 
 _WHERE = {
-    "Inapplicable": "attacks.core.reconstruction",
-    "Inversion": "attacks.api.inversion",
-    "invert": "attacks.api.inversion",
+    "Inapplicable": "fedpriv.attacks.core.reconstruction",
+    "Inversion": "fedpriv.attacks.api.inversion",
+    "invert": "fedpriv.attacks.api.inversion",
 }
 
 

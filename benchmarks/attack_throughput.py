@@ -37,11 +37,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracle
 
-from attacks.core.observation import Observation, SplitNet
-from attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg
-from attacks.lab.images import default_images
-from attacks.lab.nets import observe, reference_victim
-from attacks.scoring.scores import THRESHOLDS, mse, wilson
+from fedpriv.attacks.core.observation import Observation, SplitNet
+from fedpriv.attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.scoring.scores import THRESHOLDS, mse, wilson
 from tests.oracles.dlg import dlg as plain_dlg
 
 LIMIT = 1 / 3

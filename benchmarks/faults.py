@@ -259,7 +259,7 @@ def compared(folder: Path) -> dict[str, Any]:
 
 def attacked(folder: Path) -> dict[str, Any]:
     """What an attacker gets of the first kept message, and what its success is measured by."""
-    from attacks.core.observation import ThreatModel
+    from fedpriv.attacks.core.observation import ThreatModel
     from fedpriv.audit.evidence.messages import Evidence
 
     evidence = Evidence(folder)

@@ -1,12 +1,12 @@
-"""Registries of fedpriv: :class:`attacks.core.by_name.Registry` with the errors of the command line."""
+"""Registries of fedpriv: :class:`fedpriv.attacks.core.by_name.Registry` with the errors of the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from attacks.core import by_name
-from attacks.core.by_name import is_dataclass_of
+from fedpriv.attacks.core import by_name
+from fedpriv.attacks.core.by_name import is_dataclass_of
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 
 __all__ = ["Registry", "instance_of", "is_dataclass_of", "subclass_of"]
@@ -18,7 +18,7 @@ class Registry(by_name.Registry[T], Generic[T]):
     """The things of one kind by name; :meth:`find` raises UnknownName, or UsageError where a plug-in could not be imported."""
 
     def unknown(self, name: str, where: str = "") -> FedprivError:
-        """As :meth:`attacks.core.by_name.Registry.unknown`; ``where``: the place of the name, for the message."""
+        """As :meth:`fedpriv.attacks.core.by_name.Registry.unknown`; ``where``: the place of the name, for the message."""
         what = self.kind + (where and f" in {where}")
         if name in self.missing:
             return UsageError(f"{what}: {name!r} is not available: {self.missing[name]}")

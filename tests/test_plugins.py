@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from attacks.core import by_name
-from attacks.core.registry import IMAGE_ATTACKS
-from attacks.core.text_registry import TEXT_ATTACKS
 from fedpriv import aggregation, defenses, methods, objectives, plugins
+from fedpriv.attacks.core import by_name
+from fedpriv.attacks.core.registry import IMAGE_ATTACKS
+from fedpriv.attacks.core.text_registry import TEXT_ATTACKS
 from fedpriv.cli import main
 from fedpriv.cli.new_plugin import KINDS
 from fedpriv.config import load_config
@@ -243,7 +243,7 @@ assert run["rounds"] == 1
 assert list(json.loads(open("run/accuracy.json").read())) == ["0", "1"]
 attacked = fedpriv("attack", "my-attack", "--n", "1")
 assert [one["name"] for one in attacked["controls"]] == ["negative"], attacked
-from attacks.lab.attempts import suited
+from fedpriv.attacks.lab.attempts import suited
 assert "my-attack" in [attacker.name for attacker in suited(0)]
 listed = [[{"name": "my-tracker"}], *fedpriv("methods").values(), *fedpriv("data", "list").values()]
 listed += [fedpriv(kind)[kind] for kind in ("defenses", "models", "attacks")]

@@ -10,8 +10,8 @@ import click
 import pytest
 from pydantic import BaseModel
 
-from attacks.core.registry import image_attacks
-from attacks.core.text_registry import text_attacks
+from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.core.text_registry import text_attacks
 from fedpriv.cli import main
 from fedpriv.config import RunConfig
 from fedpriv.methods import methods

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attacks.api.own_net import OwnNet, cut
-from attacks.core.by_name import nearest
-from attacks.core.observation import Observation, Schedule, ThreatModel, blank
-from attacks.core.options import defaults_of
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import image_attacks
-from attacks.lab.attempts import Attacker, attackers, mount, run_controls
-from attacks.lab.controls import Control
-from attacks.lab.setting import declared
-from attacks.scoring.scores import Scores, match, score
+from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.core.by_name import nearest
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
+from fedpriv.attacks.core.options import defaults_of
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.lab.attempts import Attacker, attackers, mount, run_controls
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.setting import declared
+from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

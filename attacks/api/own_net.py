@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attacks.core.by_name import nearest
-from attacks.core.observation import SplitNet
+from fedpriv.attacks.core.by_name import nearest
+from fedpriv.attacks.core.observation import SplitNet
 
 TOLERANCE = 1e-4
 """By how much, relative to the largest logit, the parts may differ from the whole."""

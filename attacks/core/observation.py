@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.altered import UNALTERED, Altered
 
 Kind = Literal["gradient", "change"]
 Top = Literal["unknown", "initial", "current"]

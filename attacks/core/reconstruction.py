@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
+from fedpriv.attacks.core.observation import Observation
 
 
 class Inapplicable(Exception):

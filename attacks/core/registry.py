@@ -7,26 +7,26 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from attacks.core.by_name import Registry, is_dataclass_of
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.by_name import Registry, is_dataclass_of
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Reconstruction
 
 BUILT_IN = (
-    "attacks.image.dlg",
-    "attacks.image.inverting_gradients",
-    "attacks.image.head_free",
-    "attacks.image.heads",
-    "attacks.image.direct",
-    "attacks.image.learned_inversion",
-    "attacks.malicious.fishing",
-    "attacks.malicious.imprint",
+    "fedpriv.attacks.image.dlg",
+    "fedpriv.attacks.image.inverting_gradients",
+    "fedpriv.attacks.image.head_free",
+    "fedpriv.attacks.image.heads",
+    "fedpriv.attacks.image.direct",
+    "fedpriv.attacks.image.learned_inversion",
+    "fedpriv.attacks.malicious.fishing",
+    "fedpriv.attacks.malicious.imprint",
 )
 
 
 class ImageAttack(Protocol):
     """A frozen dataclass whose fields are the attack's options; its docstring's first line says what it does.
 
-    What else its class may declare is in :class:`attacks.lab.setting.Declared`.
+    What else its class may declare is in :class:`fedpriv.attacks.lab.setting.Declared`.
     """
 
     name: ClassVar[str]

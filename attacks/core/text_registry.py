@@ -7,11 +7,16 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from attacks.core.by_name import Registry, is_dataclass_of
-from attacks.core.observation import Observation
-from attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.by_name import Registry, is_dataclass_of
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 
-BUILT_IN = ("attacks.text.tokens", "attacks.text.tag", "attacks.text.span", "attacks.malicious.token_imprint")
+BUILT_IN = (
+    "fedpriv.attacks.text.tokens",
+    "fedpriv.attacks.text.tag",
+    "fedpriv.attacks.text.span",
+    "fedpriv.attacks.malicious.token_imprint",
+)
 
 
 class TextAttack(Protocol):

@@ -3,7 +3,7 @@
 For ``a = W x + b`` and any loss: ``dL/db = dL/da`` and ``dL/dW = dL/da x^T`` for one sample, so every row of ``dL/dW`` over its
 entry of ``dL/db`` is ``x``, whatever layers follow (Phong et al. 2018, section 3). For a batch a row gives the mean of
 the inputs, weighted by that neuron's ``dL/da``; a neuron that only one sample activates gives that sample. A weight change of
-many local steps has the same rows once :mod:`attacks.gradients.multistep` has undone the weight decay.
+many local steps has the same rows once :mod:`fedpriv.attacks.gradients.multistep` has undone the weight decay.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import LayerInput, SharedLinear, fed_by_one, layer_inputs, shared_linears, to_picture
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import LayerInput, SharedLinear, fed_by_one, layer_inputs, shared_linears, to_picture
+from fedpriv.attacks.gradients.multistep import as_gradient
 
 CERTAIN = 3.0
 """A bias gradient is used as a divisor only above so many standard deviations of its error."""

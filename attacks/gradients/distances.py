@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attacks.gradients.variables import smooth_variation
+from fedpriv.attacks.gradients.variables import smooth_variation
 
 Gradient = Mapping[str, Tensor]
 

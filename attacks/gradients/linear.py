@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, state_names
-from attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable
 
 RECTIFIED = 0.99
 """Least share of a layer's outputs that behave as if ReLU followed; others may be lost in later layers."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from attacks.core.observation import Schedule
-from attacks.gradients.multistep import is_bias
+from fedpriv.attacks.core.observation import Schedule
+from fedpriv.attacks.gradients.multistep import is_bias
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits ``(B, C)`` and label probabilities ``(B, C)`` -> the mean loss."""

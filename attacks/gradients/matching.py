@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from attacks.core.observation import Observation, SplitNet, state_names
-from attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
-from attacks.gradients.distances import Distance, Seen, misfit
-from attacks.gradients.multistep import as_gradient, decay_left_in
-from attacks.gradients.variables import Layout, Pixels
+from fedpriv.attacks.core.observation import Observation, SplitNet, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
+from fedpriv.attacks.gradients.distances import Distance, Seen, misfit
+from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in
+from fedpriv.attacks.gradients.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
 """The variables of reconstructions, by name, each ``(N, ...)``; within ``vmap`` without the first dimension."""
@@ -33,7 +33,7 @@ Loss = Callable[[Mapping[str, Tensor], Data], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """``N`` losses of ``N`` rows of unknowns; a :data:`attacks.optimise.lbfgs.Function`."""
+    """``N`` losses of ``N`` rows of unknowns; a :data:`fedpriv.attacks.optimise.lbfgs.Function`."""
 
     loss: Loss
     layout: Layout

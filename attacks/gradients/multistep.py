@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
 
 
 class Response(NamedTuple):

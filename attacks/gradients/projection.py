@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.gradients.matching import Data
+from fedpriv.attacks.gradients.matching import Data
 
 RIDGE = 1e-9
 """Ridge on the normal equations, as a share of their mean diagonal: keeps them solvable where features are nearly equal."""

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Public, Schedule, state_names
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import from_picture, known_net, weight_dtype
-from attacks.gradients.local_run import local_run
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import from_picture, known_net, weight_dtype
+from fedpriv.attacks.gradients.local_run import local_run
 
 AT_ONCE, ENTRIES = 50, 2**22
 """Largest number of images whose messages are computed together, and of the entries of these messages."""
@@ -33,7 +33,7 @@ def check_simulation(observation: Observation) -> None:
 def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
     """``shared`` of clients that hold one of the public images each, before any transform: by name ``(b, ...)``, in parts.
 
-    Layers that are not shared keep their weights, as in :class:`attacks.image.unrolled.Unrolled`.
+    Layers that are not shared keep their weights, as in :class:`fedpriv.attacks.image.unrolled.Unrolled`.
 
     Raises:
         Inapplicable: see :func:`check_simulation`.

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import SharedLinear
-from attacks.gradients.rank import noise_of, rank
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import SharedLinear
+from fedpriv.attacks.gradients.rank import noise_of, rank
 
 FARTHEST = (0.5, 0.25, 0.12)
 """Shares of the neurons, those least active for a mixture, that starts are made of in turn."""

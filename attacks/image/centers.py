@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, state_names
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import from_picture, known_net
-from attacks.gradients.variables import total_variation
+from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import from_picture, known_net
+from fedpriv.attacks.gradients.variables import total_variation
 
 CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
 Embed = Callable[[Tensor], Tensor]

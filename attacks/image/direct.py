@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
-from attacks.core.registry import register
-from attacks.gradients.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
-from attacks.gradients.linear import SharedLinear, is_rectified, layer_inputs, to_picture
-from attacks.gradients.multistep import as_gradient, rounding
-from attacks.gradients.spear import SpearOptions, projected, unmix
-from attacks.image.feature_inversion import InversionOptions, invert_features
-from attacks.image.unrolled import UnrolledOptions, unroll
-from attacks.lab.setting import Setting
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
+from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, layer_inputs, to_picture
+from fedpriv.attacks.gradients.multistep import as_gradient, rounding
+from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
+from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
+from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
+from fedpriv.attacks.lab.setting import Setting
 
 
 @register("analytic")
@@ -31,7 +31,7 @@ class Analytic(AnalyticOptions):
     optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`.
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
         the range of images. Where there are fewer candidates than samples, the rest is grey.
@@ -59,12 +59,12 @@ class AnalyticFeatures(InversionOptions):
     usual: ClassVar = {"adam": 300, "lbfgs": 20}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
         if not leaky_layers(observation):
@@ -87,7 +87,7 @@ class Spear(SpearOptions):
     optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`.
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
         are certain. Where fewer are found than there are samples, the rest is grey.
@@ -96,7 +96,7 @@ class Spear(SpearOptions):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         layer, error = Spear._layer(observation)
         projected(layer, SpearOptions.most, error)
 
@@ -140,12 +140,12 @@ class Unrolled(UnrolledOptions):
     most_steps: ClassVar = 8
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         if observation.kind == "gradient":
             raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 

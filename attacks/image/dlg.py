@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.core.altered import UNALTERED
-from attacks.core.observation import Observation
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import register
-from attacks.gradients.distances import Distance, per_layer, relative, squared
-from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
-from attacks.gradients.variables import Layout
-from attacks.lab.setting import Setting
-from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from attacks.optimise.search import Best, Found, lbfgs, search
+from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.distances import Distance, per_layer, relative, squared
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from fedpriv.attacks.gradients.variables import Layout
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from fedpriv.attacks.optimise.search import Best, Found, lbfgs, search
 
 FAILED = 3.0
 """Where the gradient has errors, a start has failed above so many times the distance at the true images."""
@@ -37,7 +37,7 @@ class PublishedDlg:
     steps: int = 300
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
 
 
@@ -52,7 +52,7 @@ class PublishedIdlg:
     steps: int = 300
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
 
 
@@ -67,7 +67,7 @@ class Dlg:
         enough: unexplained share of the gradient's squared norm at which a start is done.
         failed: a start that ends above this share has failed.
         give_up: (outer step, share): a start above this share at this step is replaced by a new one; not in the last restart.
-        normalised: every tensor counts alike (:func:`attacks.gradients.distances.per_layer`), instead of every entry.
+        normalised: every tensor counts alike (:func:`fedpriv.attacks.gradients.distances.per_layer`), instead of every entry.
     """
 
     control: ClassVar = Setting()
@@ -83,7 +83,7 @@ class Dlg:
     normalised: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return safe(self, case_of(observations, bounded=True), False, seed)
 
 
@@ -93,7 +93,7 @@ class Idlg(Dlg):
     """Robust iDLG: the label by the sign rule, then as robust DLG."""
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return safe(self, case_of(observations, bounded=True), True, seed)
 
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.analytic import leaky_layers
-from attacks.gradients.distances import misfit, per_layer
-from attacks.gradients.linear import fed_by_one, from_picture, known_net, weight_dtype
-from attacks.gradients.matching import seen_alone
-from attacks.gradients.multistep import as_gradient
-from attacks.gradients.variables import total_variation
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.analytic import leaky_layers
+from fedpriv.attacks.gradients.distances import misfit, per_layer
+from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, known_net, weight_dtype
+from fedpriv.attacks.gradients.matching import seen_alone
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.gradients.variables import total_variation
 
 
 @dataclass(frozen=True)

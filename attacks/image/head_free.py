@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, state_names
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import register
-from attacks.gradients.distances import per_layer, relative
-from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal
-from attacks.gradients.projection import convolution_signal, determined, input_of
-from attacks.gradients.variables import Layout
-from attacks.image.dlg import FAILED, reconstruction
-from attacks.lab.setting import Setting
-from attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from attacks.optimise.search import Found, adam, lbfgs, search
+from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.distances import per_layer, relative
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal
+from fedpriv.attacks.gradients.projection import convolution_signal, determined, input_of
+from fedpriv.attacks.gradients.variables import Layout
+from fedpriv.attacks.image.dlg import FAILED, reconstruction
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
+from fedpriv.attacks.optimise.search import Found, adam, lbfgs, search
 
 
 @register("head-free")
@@ -37,7 +37,7 @@ class HeadFree:
     Attributes:
         adam_steps, lr: of the first phase where the signal is unknown.
         steps: outer steps of L-BFGS.
-        failed, enough: as of :class:`attacks.image.dlg.Dlg`.
+        failed, enough: as of :class:`fedpriv.attacks.image.dlg.Dlg`.
         closed_form: ``False`` makes the signal an unknown in any case, for comparison with the closed forms.
     """
 
@@ -55,7 +55,7 @@ class HeadFree:
     closed_form: bool = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         case = case_of(observations, bounded=True)
         objective = signal_matching(case, self.closed_form)
         how = LbfgsOptions(history=self.history, line_search=True)

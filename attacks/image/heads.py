@@ -9,18 +9,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import register
-from attacks.gradients.distances import per_layer, relative, squared
-from attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
-from attacks.gradients.variables import Layout
-from attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal, reconstruction, safe
-from attacks.image.head_free import adam_then_lbfgs, layer_calls
-from attacks.lab.nets import WIDTHS, linear_layers, uniform_
-from attacks.lab.setting import Setting
-from attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
-from attacks.optimise.search import lbfgs, search
+from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.distances import per_layer, relative, squared
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from fedpriv.attacks.gradients.variables import Layout
+from fedpriv.attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal, reconstruction, safe
+from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
+from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
+from fedpriv.attacks.optimise.search import lbfgs, search
 
 
 @register("known-head")
@@ -35,7 +35,7 @@ class KnownHead(Dlg):
     head: ClassVar = "hidden"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
 
 
@@ -59,7 +59,7 @@ class RandomHead:
     published: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
@@ -97,7 +97,7 @@ class JointHead:
     failed: float = 1e-4
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         case = case_of(observations, bounded=True)
         if self.assumed is not None:
             case = with_own_top(case, self.assumed, seed)

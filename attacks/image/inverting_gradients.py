@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Reconstruction
-from attacks.core.registry import register
-from attacks.gradients.distances import cosine
-from attacks.gradients.matching import Case, Data, Objective, case_of
-from attacks.gradients.variables import total_variation
-from attacks.image.dlg import label_matching, normal, reconstruction
-from attacks.inference.labels import batch_labels
-from attacks.lab.setting import Setting
-from attacks.optimise.search import adam, search
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.distances import cosine
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
+from fedpriv.attacks.gradients.variables import total_variation
+from fedpriv.attacks.image.dlg import label_matching, normal, reconstruction
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.optimise.search import adam, search
 
 
 @register("inverting-gradients")
@@ -43,7 +43,7 @@ class InvertingGradients:
     restarts: int = 0
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         case = case_of(observations, bounded=True, scale_free=True)
         labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
         objective = with_total_variation(label_matching(case, cosine, labels, known_top=True), case, self.total_variation)

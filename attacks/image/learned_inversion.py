@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Public, ThreatModel
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
-from attacks.core.registry import register
-from attacks.gradients.simulated import check_simulation, simulated
-from attacks.lab.setting import Setting
+from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.simulated import check_simulation, simulated
+from fedpriv.attacks.lab.setting import Setting
 
 ENTRIES, PILOT = 2**16, 50
 """Largest number of a message's entries that are used; of more, those that are largest in the messages of so many images."""
@@ -84,7 +84,7 @@ class LearnedInversion:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :meth:`attacks.lab.setting.Declared.check`."""
+        """See :meth:`fedpriv.attacks.lab.setting.Declared.check`."""
         if observation.public is None:
             raise Inapplicable("it needs public images of the same kind, as data sets and runs have, and there are none")
         if (observation.num_examples or 1) > 1:
@@ -95,7 +95,7 @@ class LearnedInversion:
         check_simulation(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         began, n = time.process_time(), len(observations)
         for observation in observations:
             self.check(observation)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, state_names
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable, require_labels
-from attacks.gradients.distances import misfit, per_layer
-from attacks.gradients.linear import known_net, to_picture, weight_dtype
-from attacks.gradients.local_run import Loss, local_run
-from attacks.gradients.matching import seen_alone
-from attacks.gradients.variables import total_variation
+from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
+from fedpriv.attacks.gradients.distances import misfit, per_layer
+from fedpriv.attacks.gradients.linear import known_net, to_picture, weight_dtype
+from fedpriv.attacks.gradients.local_run import Loss, local_run
+from fedpriv.attacks.gradients.matching import seen_alone
+from fedpriv.attacks.gradients.variables import total_variation
 
 
 @dataclass(frozen=True)

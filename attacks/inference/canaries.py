@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from attacks.inference.empirical_epsilon import CONFIDENCE, Array, Mask, epsilon_from_rates, one_run_epsilon
-from attacks.inference.gaussian_dp import MOST, epsilon_of, mu_of, one_run_mu
+from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, Array, Mask, epsilon_from_rates, one_run_epsilon
+from fedpriv.attacks.inference.gaussian_dp import MOST, epsilon_of, mu_of, one_run_mu
 
 _SHARES = tuple(share / 100 for share in (1, 2, 3, 5, 8, 12, 18, 25, 35, 50, 70, 100))
 """Of the canaries that may be guessed."""

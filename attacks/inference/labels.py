@@ -2,8 +2,8 @@
 
 With mean cross-entropy over n samples the bias gradient of that layer is ``mean_i p_i - counts / n`` and the weight gradient
 ``mean_i (p_i - y_i) h_i^T``; all rules below follow from these two. They also take weight changes, converted by
-:mod:`attacks.gradients.multistep`. Where the layer is hidden they raise ``Inapplicable``; :mod:`attacks.inference.shadow` does
-without it.
+:mod:`fedpriv.attacks.gradients.multistep`. Where the layer is hidden they raise ``Inapplicable``;
+:mod:`fedpriv.attacks.inference.shadow` does without it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, state_names
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
+from fedpriv.attacks.gradients.multistep import as_gradient
 
 
 def idlg_label(observation: Observation) -> int:

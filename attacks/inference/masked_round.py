@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attacks.inference.masked_sums import Array, MaskedPair, Words, twister_mask
+from fedpriv.attacks.inference.masked_sums import Array, MaskedPair, Words, twister_mask
 
 Generator = Callable[[bytes, int], Words]
 """Shared key (32 bytes) and number of values -> the mask."""
@@ -59,7 +59,7 @@ def flower_mask(key: bytes, size: int) -> Words:
 
 
 def number_of(seed: int) -> int:
-    """The number of a seed in the search; the inverse of :func:`attacks.inference.masked_sums.seed_of`."""
+    """The number of a seed in the search; the inverse of :func:`fedpriv.attacks.inference.masked_sums.seed_of`."""
     return sum((seed >> 8 * lane & 0x7F) << 7 * lane for lane in range(4))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attacks.core.options import ranged
+from fedpriv.attacks.core.options import ranged
 
 Words = npt.NDArray[np.uint32]
 Array = npt.NDArray[np.float64]

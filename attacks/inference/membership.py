@@ -4,7 +4,7 @@ The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the
 S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it; FedMIA (Zhu et al.,
 CVPR 2025, arXiv:2402.06289) under the models of the other clients, which were trained without it, over several rounds. All take
 any number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
-(:mod:`attacks.inference.row_distance`).
+(:mod:`fedpriv.attacks.inference.row_distance`).
 """
 
 from __future__ import annotations

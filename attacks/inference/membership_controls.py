@@ -1,9 +1,9 @@
 """The positive control of the membership attacks: clients that memorised a few samples, whose members must be found.
 
-Eight clients train the reference net with a linear first layer (:func:`attacks.lab.nets.perceptron`) on eight small images each,
-by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score these images
-and as many others, with as many shadows as in the audit, or with the other seven clients. The negative control, an upload trained
-on no candidate, is up to the caller, since it needs the attacked messages.
+Eight clients train the reference net with a linear first layer (:func:`fedpriv.attacks.lab.nets.perceptron`) on eight small
+images each, by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score
+these images and as many others, with as many shadows as in the audit, or with the other seven clients. The negative control, an
+upload trained on no candidate, is up to the caller, since it needs the attacked messages.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
-from attacks.inference.row_distance import RowDistance
-from attacks.lab.controls import Control
-from attacks.lab.nets import perceptron
-from attacks.scoring.operating_points import area
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
+from fedpriv.attacks.inference.row_distance import RowDistance
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.nets import perceptron
+from fedpriv.attacks.scoring.operating_points import area
 
 Kind = Literal["confidence", "row distance"]
-"""The statistic; see :func:`attacks.inference.membership.confidence` and :mod:`attacks.inference.row_distance`."""
+"""The statistic: :func:`fedpriv.attacks.inference.membership.confidence` and :mod:`fedpriv.attacks.inference.row_distance`."""
 SURE = 0.999
 """Confidence of the interval that must lie above an AUC of 0.5."""
 

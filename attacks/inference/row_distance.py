@@ -1,8 +1,8 @@
 """Membership by the row ratios of a linear layer, which show inputs of training samples.
 
 A row of a linear layer's weight gradient over its entry of the bias gradient is a weighted mean of the layer's inputs
-(:mod:`attacks.gradients.analytic`), of few samples where few activated that neuron. So the nearer a row is to the input that a
-candidate would give the layer, the likelier the candidate is a member. The attack needs no label, no head and no shadow.
+(:mod:`fedpriv.attacks.gradients.analytic`), of few samples where few activated that neuron. So the nearer a row is to the input
+that a candidate would give the layer, the likelier the candidate is a member. The attack needs no label, no head and no shadow.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.analytic import AnalyticOptions, leaky_layers, quotients
-from attacks.gradients.linear import known_net
-from attacks.gradients.multistep import as_gradient
-from attacks.inference.membership import Array
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, leaky_layers, quotients
+from fedpriv.attacks.gradients.linear import known_net
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.inference.membership import Array
 
 ENOUGH = 0.1
 """A pruned row is compared if at least this share of its entries was sent, since few entries are near to anything."""

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.by_name import nearest
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.options import defaults_of, taken
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import ImageAttack, image_attack, image_attacks
-from attacks.lab.controls import Control, controls
-from attacks.lab.nets import observe, reference_victim
-from attacks.lab.setting import Setting, declared
-from attacks.scoring.baselines import nearest as nearest_public
-from attacks.scoring.scores import RECOVERED, Rate, Scores, match_batches, mse, score, wilson
+from fedpriv.attacks.core.by_name import nearest
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.options import defaults_of, taken
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
+from fedpriv.attacks.lab.controls import Control, controls
+from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.scoring.baselines import nearest as nearest_public
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, match_batches, mse, score, wilson
 
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
@@ -232,7 +232,7 @@ def attempt(
     """Mount the attack and score it against the true images ``(n, C, H, W)``.
 
     A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
-    them (:func:`attacks.scoring.scores.match_batches`), and missing ones count as grey images.
+    them (:func:`fedpriv.attacks.scoring.scores.match_batches`), and missing ones count as grey images.
     """
     try:
         found = mount(attacker, observed, seed)

@@ -13,13 +13,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import ImageAttack, MaliciousAttack
-from attacks.lab.kept import Control, kept
-from attacks.lab.setting import Alter, Setting
-from attacks.scoring.baselines import flat, mean_image
-from attacks.scoring.scores import RECOVERED, match_batches, mse
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
+from fedpriv.attacks.lab.kept import Control, kept
+from fedpriv.attacks.lab.setting import Alter, Setting
+from fedpriv.attacks.scoring.baselines import flat, mean_image
+from fedpriv.attacks.scoring.scores import RECOVERED, match_batches, mse
 
 __all__ = ["Control", "controls", "negative_control", "positive_control"]
 
@@ -32,7 +32,7 @@ has public images gets all: it may come near to one or two by chance, and more c
 @cache
 def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control, ...]:
     """Positive and negative control, or only the negative one where the setting requires no recovery; kept
-    (:mod:`attacks.lab.kept`)."""
+    (:mod:`fedpriv.attacks.lab.kept`)."""
 
     def compute() -> list[Control]:
         negative = negative_control(attack, setting, seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, SplitNet, ThreatModel, blank
+from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank
 
 FEATURES = 768
 """Output of the convolutions for 32x32 pixels: 12 channels of 8x8."""

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel
-from attacks.gradients.local_run import local_run
-from attacks.lab.images import default_images, digits
-from attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel
+from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.lab.images import default_images, digits
+from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
-"""See :meth:`attacks.core.registry.MaliciousAttack.alter`."""
+"""See :meth:`fedpriv.attacks.core.registry.MaliciousAttack.alter`."""
 PUBLIC = 200
 """Images that a malicious server of the controls has of its own."""
 
@@ -27,8 +27,8 @@ class Setting:
     """The victim in the controls of an attack.
 
     Attributes:
-        net: :func:`attacks.lab.nets.reference_victim`, :func:`attacks.lab.nets.perceptron`, also with ReLU (``rectified``) and
-            with a second layer (``rectified twice``), or :func:`attacks.lab.nets.one_for_each`.
+        net: :func:`fedpriv.attacks.lab.nets.reference_victim`, :func:`fedpriv.attacks.lab.nets.perceptron`, also with ReLU
+            (``rectified``) and with a second layer (``rectified twice``), or :func:`fedpriv.attacks.lab.nets.one_for_each`.
         layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
         threat: what the attacker knows of them.
         steps: local steps behind a change of the weights; 0: a gradient.

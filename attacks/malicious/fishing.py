@@ -17,16 +17,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
-from attacks.core.registry import register
-from attacks.gradients.linear import output_layer
-from attacks.gradients.matching import case_of
-from attacks.gradients.multistep import as_gradient
-from attacks.image.direct import Analytic
-from attacks.image.dlg import Dlg, safe
-from attacks.inference.labels import batch_labels
-from attacks.lab.setting import Setting
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.linear import output_layer
+from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.image.direct import Analytic
+from fedpriv.attacks.image.dlg import Dlg, safe
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.lab.setting import Setting
 
 ALONE = 1e-3
 """Largest weight of another class in an altered head, as a share of the target's."""
@@ -55,7 +55,7 @@ class Fishing:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         if output_layer(observation).bias is None:
             raise Inapplicable("the last layer has no bias, which fishing sets")
         if observation.num_examples is None:
@@ -64,7 +64,7 @@ class Fishing:
             raise Inapplicable(f"fishing is for one local step; the client takes {observation.schedule.steps}")
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :class:`attacks.core.registry.MaliciousAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
         self.check(observation)
         layer = output_layer(observation)
         target = self._target(observation)
@@ -75,7 +75,7 @@ class Fishing:
         return {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`.
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is that of the attack that reconstructs the class. Images of other classes are grey.
         """

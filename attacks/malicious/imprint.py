@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
-from attacks.core.registry import register
-from attacks.gradients.analytic import CERTAIN
-from attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
-from attacks.gradients.multistep import as_gradient, response, rounding
-from attacks.lab.setting import Setting
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.analytic import CERTAIN
+from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
+from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
+from fedpriv.attacks.lab.setting import Setting
 
 ALIGNED = 0.3
 """Least cosine between the rows of an imprint and their mean; rows of a layer that was not altered have about 0."""
@@ -81,11 +81,11 @@ class Imprint:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         chain_of(observation)
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :class:`attacks.core.registry.MaliciousAttack`."""
+        """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
         chain, weights = chain_of(observation), observation.weights
         draw = torch.Generator().manual_seed(seed)
         rows, width = weights[f"{chain.first}.weight"].shape
@@ -119,7 +119,7 @@ class Imprint:
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`attacks.core.registry.ImageAttack`.
+        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
         grey.

@@ -18,15 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.core.text_registry import register
-from attacks.gradients.multistep import as_gradient, rounding
-from attacks.gradients.rank import ROUNDING, noise_of
-from attacks.text.case import facts_of
-from attacks.text.gradient_span import TOGETHER, fed_to
-from attacks.text.tokens import inferred_labels
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.gradients.multistep import as_gradient, rounding
+from fedpriv.attacks.gradients.rank import ROUNDING, noise_of
+from fedpriv.attacks.text.case import facts_of
+from fedpriv.attacks.text.gradient_span import TOGETHER, fed_to
+from fedpriv.attacks.text.tokens import inferred_labels
 
 ALIGNED = 0.9
 """Least cosine between the rows of an imprint and their mean."""
@@ -93,7 +93,7 @@ class TokenImprint:
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items()}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`attacks.core.text_registry.TextAttack`. Each word counts once at each of its positions."""
+        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. Each word counts once at each of its positions."""
         began = time.process_time()
         found = [self.find(observation) for observation in observations]
         counts = torch.stack([hits.long().sum(1) for hits in found])

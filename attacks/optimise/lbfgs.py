@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from attacks.optimise.line_search import Search, Trial, strong_wolfe
+from fedpriv.attacks.optimise.line_search import Search, Trial, strong_wolfe
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """``(rows (k,), points (k, p)) -> values (k,), gradients (k, p)``: problem ``rows[i]`` at ``points[i]``."""

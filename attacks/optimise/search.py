@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.gradients.matching import Objective
-from attacks.optimise.lbfgs import BatchedLbfgs, LbfgsOptions
+from fedpriv.attacks.gradients.matching import Objective
+from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, LbfgsOptions
 
 MEMORY = 512 * 2**20
 """Limit on the bytes of the histories and gradients of a batch."""

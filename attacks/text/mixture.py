@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from attacks.gradients.distances import Seen, comparable, sum_of
-from attacks.gradients.matching import Data, Objective
-from attacks.gradients.variables import Layout
-from attacks.optimise.search import MEMORY, adam
-from attacks.text.case import WORDS, TextCase
+from fedpriv.attacks.gradients.distances import Seen, comparable, sum_of
+from fedpriv.attacks.gradients.matching import Data, Objective
+from fedpriv.attacks.gradients.variables import Layout
+from fedpriv.attacks.optimise.search import MEMORY, adam
+from fedpriv.attacks.text.case import WORDS, TextCase
 
 NEVER = -1e4
 """The logit of a word that is not allowed at a place."""

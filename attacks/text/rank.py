@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from attacks.core.observation import Observation
-from attacks.gradients.multistep import as_gradient
-from attacks.gradients.rank import rank
-from attacks.text.rows import used_rows
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.gradients.rank import rank
+from fedpriv.attacks.text.rows import used_rows
 
 
 def total_tokens(observation: Observation) -> int | None:

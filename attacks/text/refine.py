@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attacks.text.mixture import ENOUGH, Match
+from fedpriv.attacks.text.mixture import ENOUGH, Match
 
 REPLACEMENTS = 32
 """Other words are tried at a place where at most so many are possible."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.reconstruction import Inapplicable
-from attacks.text.case import TextCase
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.text.case import TextCase
 
 WHOLE = 0.05
 """Largest distance of a count to a whole number."""

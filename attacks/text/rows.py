@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.observation import Observation, Schedule
 
 FALSE_ALARMS = 0.1
 """Expected number of rows that noise alone raises above the limit."""

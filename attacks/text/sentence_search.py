@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.observation import Observation
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import TextReconstruction, counts_of
-from attacks.inference.labels import batch_labels
-from attacks.text.case import TextCase, facts_of
-from attacks.text.mixture import Match, Places, mix
-from attacks.text.refine import refine
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.text.case import TextCase, facts_of
+from fedpriv.attacks.text.mixture import Match, Places, mix
+from fedpriv.attacks.text.refine import refine
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SearchOptions:
         steps: of Adam.
         starts: run at once, with the labels in different orders; the one whose words explain the gradient best is kept.
         alpha: weight of the L1 distance beside the L2 distance (TAG, equation 4), both relative to the observed gradient.
-        sweeps: largest number of exchanges of words at the end (:func:`attacks.text.refine.refine`).
+        sweeps: largest number of exchanges of words at the end (:func:`fedpriv.attacks.text.refine.refine`).
     """
 
     steps: int = 200

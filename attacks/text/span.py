@@ -1,13 +1,13 @@
 """Sentences from the spans of linear layers' gradients, which need not be the embedding's (DAGER, Petrov et al. 2024).
 
-The first layers show which words can be at which positions (:mod:`attacks.text.gradient_span`). In a batch their span also
-holds pairs that are sums of three true ones (word a at p and q, word b at p: also b at q). A later layer tells which sentences
-are made of them (:mod:`attacks.text.descent`), and the head's gradient how often each occurs, with which label. In small
-batches, what is not found so is sought by gradient matching.
+The first layers show which words can be at which positions (:mod:`fedpriv.attacks.text.gradient_span`). In a batch their span
+also holds pairs that are sums of three true ones (word a at p and q, word b at p: also b at q). A later layer tells which
+sentences are made of them (:mod:`fedpriv.attacks.text.descent`), and the head's gradient how often each occurs, with which label.
+In small batches, what is not found so is sought by gradient matching.
 
 A masked or frozen embedding does not prevent this, nor do masks of some of the layers. Noise does, rounding of the weights does
 where their change is sent, and so do more tokens than three quarters of the layers' width
-(:data:`attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
+(:data:`fedpriv.attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.observation import Observation, TextFacts
-from attacks.core.options import ranged
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.core.text_registry import register
-from attacks.text.case import TextCase, text_case
-from attacks.text.descent import Whole, ends, whole_sentences
-from attacks.text.gradient_span import first_span, later_span, off_span
-from attacks.text.mixture import Match, Places
-from attacks.text.rank import longest, total_tokens
-from attacks.text.repeats import repeated
-from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
+from fedpriv.attacks.core.observation import Observation, TextFacts
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.text.case import TextCase, text_case
+from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
+from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
+from fedpriv.attacks.text.mixture import Match, Places
+from fedpriv.attacks.text.rank import longest, total_tokens
+from fedpriv.attacks.text.repeats import repeated
+from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
 
 
 @register("span")
@@ -52,7 +52,7 @@ class SpanAttack(SearchOptions):
     matched: int = ranged(4)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
+        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))
 
     def _one(self, observation: Observation, seed: int) -> Sought:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.options import ranged
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.core.text_registry import register
-from attacks.text.case import TextCase, text_case
-from attacks.text.mixture import Match, mix, places
-from attacks.text.rank import lengths
-from attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
-from attacks.text.tokens import find_tokens
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.options import ranged
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.text.case import TextCase, text_case
+from fedpriv.attacks.text.mixture import Match, mix, places
+from fedpriv.attacks.text.rank import lengths
+from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
+from fedpriv.attacks.text.tokens import find_tokens
 
 
 @register("tag")
@@ -36,7 +36,7 @@ class Tag(SearchOptions):
     probe: int = 40
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
+        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))
 
     def _one(self, observation: Observation, seed: int) -> Sought:

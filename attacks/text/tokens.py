@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, TextFacts
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.core.text_registry import register
-from attacks.inference.labels import batch_labels
-from attacks.text.rank import longest, total_tokens
-from attacks.text.rows import used_rows
+from fedpriv.attacks.core.observation import Observation, TextFacts
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.text.rank import longest, total_tokens
+from fedpriv.attacks.text.rows import used_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Tokens:
     Attributes:
         present: ``(V,)``; never true for padding.
         counts: ``(V,)`` estimates, at least 1 where ``present``; see :func:`estimated_counts`.
-        exact: whether ``present`` is certain (:class:`attacks.text.rows.Rows`).
+        exact: whether ``present`` is certain (:class:`fedpriv.attacks.text.rows.Rows`).
         how: how the tokens were found, in a sentence.
     """
 
@@ -117,7 +117,7 @@ class TokenSet:
     """The tokens of a batch, without their order, from the gradient of the word embedding; no optimisation."""
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`attacks.core.text_registry.TextAttack`. Labels are inferred from the head where it was sent."""
+        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. Labels are inferred from the head where it was sent."""
         began = time.process_time()
         found = [find_tokens(observation) for observation in observations]
         labels = [inferred_labels(observation) for observation in observations]

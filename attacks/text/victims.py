@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
+from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 
 PAD, FIRST, LAST = 0, 1, 2
 """Ids of the reference victim; words follow."""

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from plain import plain
 from pydantic import TypeAdapter
 
-from attacks.core.registry import image_attacks
-from attacks.core.text_registry import text_attacks
-from attacks.lab.setting import Declared, declared
+from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.core.text_registry import text_attacks
+from fedpriv.attacks.lab.setting import Declared, declared
 from fedpriv.cli import main
 from fedpriv.cli.config_keys import in_words
 from fedpriv.defenses import transforms

@@ -25,19 +25,19 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.core.registry import image_attack
-from attacks.core.text_registry import MaliciousTextAttack, text_attack
-from attacks.gradients.local_run import local_run
-from attacks.lab.attempts import Attacker, attempt
-from attacks.lab.controls import alteration
-from attacks.lab.nets import observe, perceptron
-from attacks.lab.setting import Setting
-from attacks.scoring.baselines import nearest
-from attacks.scoring.scores import RECOVERED, mse, wilson
-from attacks.scoring.text_scores import score_text
-from attacks.text.victims import Size, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
+from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.lab.attempts import Attacker, attempt
+from fedpriv.attacks.lab.controls import alteration
+from fedpriv.attacks.lab.nets import observe, perceptron
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.scoring.baselines import nearest
+from fedpriv.attacks.scoring.scores import RECOVERED, mse, wilson
+from fedpriv.attacks.scoring.text_scores import score_text
+from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.markdown import bullets, table

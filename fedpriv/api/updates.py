@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.api.inversion import by_name, observed
-from attacks.api.own_net import OwnNet, cut
-from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.inference.labels import batch_labels, surely_present, to_counts
+from fedpriv.attacks.api.inversion import by_name, observed
+from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.inference.labels import batch_labels, surely_present, to_counts
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import formats
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.defenses.noise import SNR

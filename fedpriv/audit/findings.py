@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attacks.scoring.operating_points import OperatingPoints, Point
+from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence

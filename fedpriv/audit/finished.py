@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Reconstruction
-from attacks.lab.attempts import Attacker, mount
-from attacks.lab.kept import code
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.lab.attempts import Attacker, mount
+from fedpriv.attacks.lab.kept import code
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
 
@@ -35,7 +35,7 @@ class Finished:
         self._folder = folder
 
     def mount(self, attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
-        """:func:`attacks.lab.attempts.mount`, unless its result is there.
+        """:func:`fedpriv.attacks.lab.attempts.mount`, unless its result is there.
 
         Raises:
             FedprivError: its result cannot be written.

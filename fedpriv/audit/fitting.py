@@ -11,8 +11,8 @@ Holds = Literal["images", "texts"]
 
 def unfit(what: str, holds: Holds) -> UsageError:
     """The error for an attack on the other modality than that of ``what`` (a data set, a run)."""
-    from attacks.core.registry import image_attacks
-    from attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.core.registry import image_attacks
+    from fedpriv.attacks.core.text_registry import text_attacks
 
     known = image_attacks() if holds == "images" else text_attacks()
     other = "texts" if holds == "images" else "images"

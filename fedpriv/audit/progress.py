@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from attacks.lab.attempts import Mount, mount
+from fedpriv.attacks.lab.attempts import Mount, mount
 from fedpriv.audit.finished import Finished
 
 Say = Callable[[str], object]

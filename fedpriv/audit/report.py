@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from attacks.core.text_registry import text_attack
-from attacks.text.controls import text_controls
+from fedpriv.attacks.core.text_registry import text_attack
+from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.answer import changes
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.render import render_html, render_markdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.verdict import LIMIT
 

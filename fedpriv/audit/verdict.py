@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.formats import message_of
 from fedpriv.audit.membership.verdict import NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts

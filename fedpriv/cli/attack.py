@@ -17,8 +17,8 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attacks.core.registry import MaliciousAttack
-    from attacks.lab.attempts import Attempt
+    from fedpriv.attacks.core.registry import MaliciousAttack
+    from fedpriv.attacks.lab.attempts import Attempt
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
 
@@ -93,9 +93,9 @@ def attack(
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
              fedpriv attack secagg-masks
     """
-    from attacks.core.by_name import nearest
-    from attacks.core.registry import IMAGE_ATTACKS, image_attacks
-    from attacks.core.text_registry import TEXT_ATTACKS, text_attacks
+    from fedpriv.attacks.core.by_name import nearest
+    from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
+    from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
     from fedpriv.config import parse_assignment
 
     options = dict(parse_assignment(text) for text in assignments)
@@ -124,8 +124,8 @@ def attack(
 def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
-    from attacks.core.registry import MaliciousAttack, image_attack
-    from attacks.lab.attempts import Attempt, attackers, controlled, out_of_reach
+    from fedpriv.attacks.core.registry import MaliciousAttack, image_attack
+    from fedpriv.attacks.lab.attempts import Attempt, attackers, controlled, out_of_reach
     from fedpriv.audit.images import figures
     from fedpriv.audit.images.attempts import FIRST, until_decided
 
@@ -216,9 +216,9 @@ def attacks() -> dict[str, Any]:
     from rich import box
     from rich.table import Table
 
-    from attacks.core.registry import image_attacks
-    from attacks.core.text_registry import text_attacks
-    from attacks.inference.masked_sums import SecaggMasks
+    from fedpriv.attacks.core.registry import image_attacks
+    from fedpriv.attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.inference.masked_sums import SecaggMasks
 
     rows = []
     for on, kinds in (("images", image_attacks()), ("texts", text_attacks()), ("masked sums", {MASKS: SecaggMasks})):
@@ -238,8 +238,8 @@ def attacks() -> dict[str, Any]:
 
 def _check_threat(name: str, threat: str, run_name: str | None) -> None:
     """Hold the declared threat model against the attack's."""
-    from attacks.core.registry import image_attacks
-    from attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.core.registry import image_attacks
+    from fedpriv.attacks.core.text_registry import text_attacks
 
     altering = [one for one, kind in {**image_attacks(), **text_attacks()}.items() if hasattr(kind, "alter")]
     if (name in altering) == (threat == "malicious"):

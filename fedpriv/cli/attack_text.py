@@ -10,7 +10,7 @@ from fedpriv.cli.controls import held_to, tell_controls, wide_console, with_opti
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from attacks.core.text_registry import MaliciousTextAttack
+    from fedpriv.attacks.core.text_registry import MaliciousTextAttack
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.text.attempts import TextAttacker
     from fedpriv.audit.text.target import TextTarget
@@ -29,8 +29,8 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         UsageError: an option does not apply, or the run or the data set has no texts.
         FedprivError: a control failed.
     """
-    from attacks.core.text_registry import MaliciousTextAttack, text_attack
-    from attacks.text.controls import text_controls
+    from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
+    from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
     from fedpriv.audit.text.attempts import attempt_text
 
@@ -70,8 +70,8 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
-    from attacks.core.observation import ThreatModel
-    from attacks.core.text_registry import MaliciousTextAttack, text_attack
+    from fedpriv.attacks.core.observation import ThreatModel
+    from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
     from fedpriv.audit.text.attempts import SEEKS, TextAttacker
 
     attack = with_options(text_attack(name), name, options)

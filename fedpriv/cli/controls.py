@@ -17,7 +17,7 @@ from fedpriv.errors import FedprivError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attacks.lab.controls import Control
+    from fedpriv.attacks.lab.controls import Control
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
     Raises:
         UsageError: it has no such option, or the value is not valid.
     """
-    from attacks.core.by_name import nearest
-    from attacks.core.options import defaults_of, taken
+    from fedpriv.attacks.core.by_name import nearest
+    from fedpriv.attacks.core.options import defaults_of, taken
 
     defaults = defaults_of(kind)
     for option in options.keys() - defaults.keys():

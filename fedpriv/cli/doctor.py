@@ -92,7 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def _folders() -> Iterator[Line]:
-    from attacks.lab import kept
+    from fedpriv.attacks.lab import kept
     from fedpriv.data import decoding
     from fedpriv.data.sources import sources
     from fedpriv.tracking import default_uri

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedpriv
-from attacks.lab.attempts import suited
-from attacks.lab.images import default_images
-from attacks.lab.setting import declared
+from fedpriv.attacks.lab.attempts import suited
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.setting import declared
 from fedpriv.wire import seal
 
 IMAGES, LABELS = default_images(3, side=8)

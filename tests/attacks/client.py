@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 
 SHAPE = (1, 6, 6)
 CLASSES = 5

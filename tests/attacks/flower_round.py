@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attacks.inference.masked_round import CLIP, LEVELS
-from attacks.inference.masked_sums import Array, Words
+from fedpriv.attacks.inference.masked_round import CLIP, LEVELS
+from fedpriv.attacks.inference.masked_sums import Array, Words
 
 
 def played(uploads: Sequence[Array]) -> tuple[list[Words], list[int], int]:

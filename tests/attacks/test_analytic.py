@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core.observation import Schedule, SplitNet
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import image_attack
-from attacks.gradients.analytic import row_ratios, single_sample
-from attacks.gradients.linear import SharedLinear, fed_by_one
+from fedpriv.attacks.core.observation import Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
+from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.inference.canaries import canary_bounds, fitted_mu, right_guesses
-from attacks.inference.gaussian_dp import MOST, delta_of, epsilon_of, mu_of, one_run_mu
-from attacks.inference.membership import Array, Mask
+from fedpriv.attacks.inference.canaries import canary_bounds, fitted_mu, right_guesses
+from fedpriv.attacks.inference.gaussian_dp import MOST, delta_of, epsilon_of, mu_of, one_run_mu
+from fedpriv.attacks.inference.membership import Array, Mask
 from tests.marks import quick_first
 
 DELTA = 1e-5

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.core.reconstruction import Inapplicable
-from attacks.image.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.centers import CenterOptions, embedding, invert_centers, read_label_set, uploaded_body
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
 MEAN, STD = (0.5,), (0.25,)

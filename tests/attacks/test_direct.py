@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.core.reconstruction import Inapplicable
-from attacks.image.direct import Analytic, AnalyticFeatures, Unrolled
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.direct import Analytic, AnalyticFeatures, Unrolled
 from tests.attacks.client import CLASSES, change, gradient, linear_net, mlp, observe, pictures
 
 

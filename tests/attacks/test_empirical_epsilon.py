@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.inference.empirical_epsilon import LowerBound, epsilon_from_one_run, epsilon_from_rates, one_run_epsilon
-from attacks.inference.membership import Array, Mask
+from fedpriv.attacks.inference.empirical_epsilon import LowerBound, epsilon_from_one_run, epsilon_from_rates, one_run_epsilon
+from fedpriv.attacks.inference.membership import Array, Mask
 
 Bound = Callable[..., LowerBound]
 BOTH = pytest.mark.parametrize("bound", [epsilon_from_rates, epsilon_from_one_run])

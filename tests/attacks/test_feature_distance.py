@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.functional import gaussian_blur
 
-from attacks.scoring import feature_distance as module
-from attacks.scoring.feature_distance import NEEDED, STAGES, feature_distance
-from attacks.scoring.perceptual import Missing
-from attacks.scoring.scores import score
+from fedpriv.attacks.scoring import feature_distance as module
+from fedpriv.attacks.scoring.feature_distance import NEEDED, STAGES, feature_distance
+from fedpriv.attacks.scoring.perceptual import Missing
+from fedpriv.attacks.scoring.scores import score
 
 installed = pytest.mark.skipif(None in map(find_spec, NEEDED), reason="without the extra fedpriv[perceptual]")
 

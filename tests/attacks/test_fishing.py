@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.lab.controls import negative_control, positive_control
-from attacks.lab.setting import declared
-from attacks.malicious.fishing import Fishing
-from attacks.scoring.scores import mse
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.setting import declared
+from fedpriv.attacks.malicious.fishing import Fishing
+from fedpriv.attacks.scoring.scores import mse
 from tests.attacks.client import change, gradient, mlp, observe, pictures
 
 LABELS = torch.tensor([0, 1, 0, 3, 1, 0, 3, 3, 2, 1])

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, SplitNet, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import image_attack, image_attacks
-from attacks.gradients.distances import squared
-from attacks.gradients.matching import case_of
-from attacks.gradients.projection import convolution_signal, determined
-from attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
-from attacks.image.head_free import HeadFree
-from attacks.image.heads import JointHead, KnownHead, RandomHead
-from attacks.image.inverting_gradients import InvertingGradients
-from attacks.lab.controls import Setting, negative_control, positive_control
-from attacks.lab.images import default_images
-from attacks.lab.nets import observe, reference_victim
-from attacks.optimise.lbfgs import BatchedLbfgs
-from attacks.scoring.scores import match, mse
+from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import image_attack, image_attacks
+from fedpriv.attacks.gradients.distances import squared
+from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.gradients.projection import convolution_signal, determined
+from fedpriv.attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
+from fedpriv.attacks.image.head_free import HeadFree
+from fedpriv.attacks.image.heads import JointHead, KnownHead, RandomHead
+from fedpriv.attacks.image.inverting_gradients import InvertingGradients
+from fedpriv.attacks.lab.controls import Setting, negative_control, positive_control
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs
+from fedpriv.attacks.scoring.scores import match, mse
 from tests.marks import quick_first
 from tests.oracles.dlg import dlg
 

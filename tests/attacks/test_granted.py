@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core.observation import Observation, SplitNet, ThreatModel, blank, state_names
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import image_attack, image_attacks
-from attacks.lab.controls import Setting
-from attacks.lab.images import default_images
+from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank, state_names
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import image_attack, image_attacks
+from fedpriv.attacks.lab.controls import Setting
+from fedpriv.attacks.lab.images import default_images
 from tests.marks import slow_but
 
 QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}

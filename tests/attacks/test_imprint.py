@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import MaliciousAttack, image_attacks
-from attacks.lab.attempts import suited
-from attacks.lab.controls import negative_control, positive_control
-from attacks.lab.setting import Setting, declared
-from attacks.malicious.imprint import Imprint
-from attacks.scoring.scores import match_batches, mse
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import MaliciousAttack, image_attacks
+from fedpriv.attacks.lab.attempts import suited
+from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.malicious.imprint import Imprint
+from fedpriv.attacks.scoring.scores import match_batches, mse
 from tests.attacks.client import change, gradient, observe, pictures
 
 ATTACK = Imprint()

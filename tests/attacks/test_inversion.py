@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import Inapplicable, invert
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import One, Reconstruction, together
-from attacks.core.registry import IMAGE_ATTACKS
-from attacks.lab.images import default_images
-from attacks.lab.setting import Setting
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
+from fedpriv.attacks.core.registry import IMAGE_ATTACKS
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.setting import Setting
 
 
 class Own(nn.Module):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attacks.lab import kept as module
-from attacks.lab.kept import Control, kept
+from fedpriv.attacks.lab import kept as module
+from fedpriv.attacks.lab.kept import Control, kept
 
 
 @dataclass(frozen=True)

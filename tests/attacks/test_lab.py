@@ -11,16 +11,25 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.core.options import defaults_of, taken
-from attacks.core.reconstruction import Reconstruction
-from attacks.core.registry import image_attack, image_attacks
-from attacks.image.dlg import Dlg
-from attacks.lab.attempts import Attacker, attackers, attempt, controlled, observations, out_of_reach, run_controls, suited
-from attacks.lab.controls import positive_control
-from attacks.lab.images import default_images, sample_photographs
-from attacks.lab.nets import observe, reference_victim
-from attacks.lab.setting import Setting, declared
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.options import defaults_of, taken
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.registry import image_attack, image_attacks
+from fedpriv.attacks.image.dlg import Dlg
+from fedpriv.attacks.lab.attempts import (
+    Attacker,
+    attackers,
+    attempt,
+    controlled,
+    observations,
+    out_of_reach,
+    run_controls,
+    suited,
+)
+from fedpriv.attacks.lab.controls import positive_control
+from fedpriv.attacks.lab.images import default_images, sample_photographs
+from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.setting import Setting, declared
 from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
@@ -59,9 +68,9 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the attack looked for data")
 
     for name in (
-        "attacks.lab.images.default_images",
-        "attacks.lab.images.sample_photographs",
-        "attacks.lab.setting.default_images",
+        "fedpriv.attacks.lab.images.default_images",
+        "fedpriv.attacks.lab.images.sample_photographs",
+        "fedpriv.attacks.lab.setting.default_images",
     ):
         monkeypatch.setattr(name, caught)
     monkeypatch.setattr("fedpriv.data.sources.load_dataset", caught)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.inference.labels import (
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.inference.labels import (
     bias_counts,
     bias_label,
     count_accuracy,

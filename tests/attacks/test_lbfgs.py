@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
+from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
 from tests.marks import quick_first
 
 N, P = 5, 8

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, Public, Schedule, ThreatModel
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.gradients.simulated import simulated
-from attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
-from attacks.lab.attempts import Attacker, Attempt, attempt, joined, suited
-from attacks.lab.controls import negative_control, positive_control
-from attacks.lab.images import digits
-from attacks.lab.setting import Setting
-from attacks.scoring.scores import RECOVERED
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.gradients.simulated import simulated
+from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
+from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, joined, suited
+from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.images import digits
+from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.verdict import best_attempt, counted, of_images
 

@@ -7,8 +7,17 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from attacks.inference.masked_round import CLIP, LEVELS, flower_mask, flower_seed, masked_round, number_of
-from attacks.inference.masked_sums import SEED_BITS, MaskedPair, SecaggMasks, Words, first_values, seed_of, twister_mask, unmask
+from fedpriv.attacks.inference.masked_round import CLIP, LEVELS, flower_mask, flower_seed, masked_round, number_of
+from fedpriv.attacks.inference.masked_sums import (
+    SEED_BITS,
+    MaskedPair,
+    SecaggMasks,
+    Words,
+    first_values,
+    seed_of,
+    twister_mask,
+    unmask,
+)
 from fedpriv.secure.masks import mask
 
 ALL_BUT_16_BITS = SecaggMasks(bits=16)

@@ -9,8 +9,8 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.inference.membership import Array, Mask, confidence, fedmia, halves, lira
-from attacks.scoring.operating_points import area, operating_points
+from fedpriv.attacks.inference.membership import Array, Mask, confidence, fedmia, halves, lira
+from fedpriv.attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4
 

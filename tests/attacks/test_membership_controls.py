@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from attacks.inference import membership, membership_controls
-from attacks.inference.membership import Array
-from attacks.inference.membership_controls import positive_controls
+from fedpriv.attacks.inference import membership, membership_controls
+from fedpriv.attacks.inference.membership import Array
+from fedpriv.attacks.inference.membership_controls import positive_controls
 from tests.marks import quick_first
 
 USES = ("alone", "LiRA", "LiRA offline", "FedMIA")

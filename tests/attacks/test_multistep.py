@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.core.observation import Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.analytic import AnalyticOptions, row_ratios
-from attacks.gradients.multistep import as_gradient, mean_gradient, response
+from fedpriv.attacks.core.observation import Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, row_ratios
+from fedpriv.attacks.gradients.multistep import as_gradient, mean_gradient, response
 from tests.attacks.client import change, gradient, linear_net, mlp, observe, pictures
 
 SCHEDULES = [

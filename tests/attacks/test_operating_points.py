@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.inference.membership import Array, Mask
-from attacks.scoring.operating_points import area, operating_points
+from fedpriv.attacks.inference.membership import Array, Mask
+from fedpriv.attacks.scoring.operating_points import area, operating_points
 
 
 def gaussians(distance: float, members: int, others: int, seed: int = 0) -> tuple[Array, Mask]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.scoring import perceptual
-from attacks.scoring.perceptual import Missing, lpips
-from attacks.scoring.scores import score
+from fedpriv.attacks.scoring import perceptual
+from fedpriv.attacks.scoring.perceptual import Missing, lpips
+from fedpriv.attacks.scoring.scores import score
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.local_run import local_run
-from attacks.inference.row_distance import RowDistance
-from attacks.lab.nets import observe, perceptron, reference_victim
-from attacks.scoring.operating_points import area
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.inference.row_distance import RowDistance
+from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
+from fedpriv.attacks.scoring.operating_points import area
 
 
 def images(n: int, seed: int = 0) -> Tensor:

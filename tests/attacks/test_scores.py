@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from attacks.scoring.baselines import baselines
-from attacks.scoring.scores import match, match_batches, mse, psnr, score, ssim, wilson
+from fedpriv.attacks.scoring.baselines import baselines
+from fedpriv.attacks.scoring.scores import match, match_batches, mse, psnr, score, ssim, wilson
 
 
 def test_mse_and_psnr_of_a_known_difference() -> None:

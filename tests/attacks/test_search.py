@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.gradients.matching import Objective
-from attacks.gradients.variables import Layout
-from attacks.optimise import search as module
-from attacks.optimise.lbfgs import STRONG_WOLFE
-from attacks.optimise.search import Found, lbfgs, search
+from fedpriv.attacks.gradients.matching import Objective
+from fedpriv.attacks.gradients.variables import Layout
+from fedpriv.attacks.optimise import search as module
+from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
+from fedpriv.attacks.optimise.search import Found, lbfgs, search
 
 N, P = 7, 4
 

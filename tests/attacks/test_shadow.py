@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Schedule
-from attacks.inference.shadow import ShadowOptions, fit_shadows, score_shadows
+from fedpriv.attacks.core.observation import Schedule
+from fedpriv.attacks.inference.shadow import ShadowOptions, fit_shadows, score_shadows
 from tests.attacks.client import CLASSES, change, mlp, pictures
 
 SCHEDULE = Schedule(lr=0.1, steps=4, batch_size=8, momentum=0.5)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.linear import SharedLinear, is_rectified
-from attacks.gradients.rank import noise_of, rank
-from attacks.gradients.spear import SpearOptions, unmix
-from attacks.image.direct import Spear
-from attacks.scoring.scores import match, mse
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified
+from fedpriv.attacks.gradients.rank import noise_of, rank
+from fedpriv.attacks.gradients.spear import SpearOptions, unmix
+from fedpriv.attacks.image.direct import Spear
+from fedpriv.attacks.scoring.scores import match, mse
 from tests.attacks.client import change, gradient, observe, pictures
 
 MEAN, STD = 0.5, 0.3

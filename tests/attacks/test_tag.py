@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Schedule, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.text.case import WORDS, text_case
-from attacks.text.mixture import Match, places
-from attacks.text.refine import refine
-from attacks.text.tag import Tag
-from attacks.text.victims import observe_text, sentences, small_bert
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Schedule, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.text.case import WORDS, text_case
+from fedpriv.attacks.text.mixture import Match, places
+from fedpriv.attacks.text.refine import refine
+from fedpriv.attacks.text.tag import Tag
+from fedpriv.attacks.text.victims import observe_text, sentences, small_bert
 from tests.attacks.text_client import TEXT, adapted, message, noised, scores, trained, without
 from tests.marks import quick_first
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from attacks.core.observation import Observation
-from attacks.core.text_reconstruction import TextReconstruction, counts_of
-from attacks.core.text_registry import text_attack, text_attacks
-from attacks.text.controls import MESSAGES, TOKENS, negative_control, positive_control, text_controls
-from attacks.text.tokens import TokenSet
-from attacks.text.victims import PAD, SMALL, sentences
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
+from fedpriv.attacks.core.text_registry import text_attack, text_attacks
+from fedpriv.attacks.text.controls import MESSAGES, TOKENS, negative_control, positive_control, text_controls
+from fedpriv.attacks.text.tokens import TokenSet
+from fedpriv.attacks.text.victims import PAD, SMALL, sentences
 from tests.marks import slow_but
 
 
@@ -57,7 +57,7 @@ def test_a_leak_and_a_broken_attack_are_caught() -> None:
 
 
 def test_attacks_on_text_are_not_attacks_on_images() -> None:
-    from attacks.core.registry import image_attacks
+    from fedpriv.attacks.core.registry import image_attacks
 
     assert {"span", "tag", "tokens"} <= set(text_attacks()) and not set(text_attacks()) & set(image_attacks())
     with pytest.raises(KeyError, match="did you mean 'tokens'"):

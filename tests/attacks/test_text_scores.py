@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.core.text_reconstruction import TextReconstruction, counts_of
-from attacks.scoring.text_scores import random_text, rouge_l, score_text
-from attacks.text.victims import PAD
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
+from fedpriv.attacks.scoring.text_scores import random_text, rouge_l, score_text
+from fedpriv.attacks.text.victims import PAD
 from tests.attacks.text_client import TEXT
 
 WORDS = 20

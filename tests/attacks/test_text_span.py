@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.rank import rank
-from attacks.scoring.text_scores import TextScores, score_text
-from attacks.text.descent import whole_sentences
-from attacks.text.gradient_span import first_span, later_span, off_span
-from attacks.text.rank import lengths, longest, total_tokens
-from attacks.text.span import SpanAttack
-from attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.rank import rank
+from fedpriv.attacks.scoring.text_scores import TextScores, score_text
+from fedpriv.attacks.text.descent import whole_sentences
+from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
+from fedpriv.attacks.text.rank import lengths, longest, total_tokens
+from fedpriv.attacks.text.span import SpanAttack
+from fedpriv.attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
 from tests.marks import quick_first
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.malicious.token_imprint import TokenImprint
-from attacks.text.span import SpanAttack
-from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.malicious.token_imprint import TokenImprint
+from fedpriv.attacks.text.span import SpanAttack
+from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 from fedpriv.client.suspicion import check_for_marks
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace

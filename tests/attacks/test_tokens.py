@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.core.observation import Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import counts_of
-from attacks.text.rank import total_tokens
-from attacks.text.rows import used_rows
-from attacks.text.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
-from attacks.text.victims import FIRST, LAST, PAD, SMALL, observe_text
+from fedpriv.attacks.core.observation import Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import counts_of
+from fedpriv.attacks.text.rank import total_tokens
+from fedpriv.attacks.text.rows import used_rows
+from fedpriv.attacks.text.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
+from fedpriv.attacks.text.victims import FIRST, LAST, PAD, SMALL, observe_text
 from tests.attacks.client import mlp, observe
 from tests.attacks.text_client import TEXT, message, noised, scores, trained, whole, without
 

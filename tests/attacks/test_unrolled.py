@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Schedule
-from attacks.core.reconstruction import Inapplicable
-from attacks.gradients.local_run import local_run
-from attacks.image.unrolled import UnrolledOptions, unroll
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
 from tests.attacks.client import CLASSES, change, linear_net, mlp, observe, pictures
 from tests.marks import quick_first
 

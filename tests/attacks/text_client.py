@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.core.text_registry import TextAttack
-from attacks.scoring.text_scores import TextScores, score_text
-from attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.text_registry import TextAttack
+from fedpriv.attacks.scoring.text_scores import TextScores, score_text
+from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 
 TEXT = facts()
 

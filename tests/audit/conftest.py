@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attacks.core.options import defaults_of
-from attacks.core.registry import image_attacks
-from attacks.lab.controls import Control
-from attacks.lab.setting import declared
+from fedpriv.attacks.core.options import defaults_of
+from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.setting import declared
 from tests.simulation.conftest import quick_plots
 
 __all__ = ["hardly_any_steps", "quick_plots"]
@@ -23,6 +23,6 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "usual", usual, raising=False)
             monkeypatch.setattr(kind, "at_once", 1000, raising=False)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
-    for module in ("attacks.lab.attempts", "fedpriv.audit.images.attempts"):
+    for module in ("fedpriv.attacks.lab.attempts", "fedpriv.audit.images.attempts"):
         monkeypatch.setattr(f"{module}.run_controls", lambda attacker, *asked: passed)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.lab.images import default_images
-from attacks.lab.nets import lenet
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import lenet
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.pairs import of_images

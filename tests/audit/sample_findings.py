@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import answer, changes
 
 PICTURES = ("mp-r1-c0.png", "mp-single.png", "mp-centers.png", "mp-dp-r1-c0.png")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.altered import UNALTERED
-from attacks.core.observation import Observation, Schedule, SplitNet
-from attacks.gradients.analytic import single_sample
-from attacks.image.dlg import Idlg
-from attacks.lab.images import default_images
-from attacks.lab.nets import observe, perceptron, reference_victim
-from attacks.scoring.scores import RECOVERED, mse
+from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.gradients.analytic import single_sample
+from fedpriv.attacks.image.dlg import Idlg
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
+from fedpriv.attacks.scoring.scores import RECOVERED, mse
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.defenses import build_transforms
 from fedpriv.seeding import generator

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Reconstruction
-from attacks.lab.attempts import Attacker, mount
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.lab.attempts import Attacker, mount
 from fedpriv.audit import duration, finished, report
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.progress import END, Progress
@@ -100,8 +100,8 @@ def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monk
 
 
 def test_a_result_of_other_messages_is_not_read(tmp_path: Path, mounted: list[str]) -> None:
-    from attacks.lab.attempts import attackers, observations
-    from attacks.lab.images import default_images
+    from fedpriv.attacks.lab.attempts import attackers, observations
+    from fedpriv.attacks.lab.images import default_images
 
     images, labels = default_images(2, 0)
     (attacker,) = attackers("head-free", 0, {"steps": 1, "restarts": 0})

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.core.observation import ThreatModel
-from attacks.core.registry import image_attack
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.victim import cut

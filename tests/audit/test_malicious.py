@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from attacks.core.observation import ThreatModel
-from attacks.malicious.imprint import Imprint
-from attacks.scoring.scores import match_batches, mse
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.malicious.imprint import Imprint
+from fedpriv.attacks.scoring.scores import match_batches, mse
 from fedpriv.audit.evidence.malicious import replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
@@ -86,7 +86,7 @@ def test_an_attack_that_cannot_be_mounted(tmp_path: Path) -> None:
 
 
 def test_the_command_reports_the_attack_and_the_refusal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: ())
     result = attack("imprint", "--threat", "malicious", "--run", run, "--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.inference import membership_controls
-from attacks.inference.membership import Array, Mask, halves
-from attacks.lab.controls import Control
+from fedpriv.attacks.inference import membership_controls
+from fedpriv.attacks.inference.membership import Array, Mask, halves
+from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import candidates

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core.reconstruction import Inapplicable
-from attacks.scoring.operating_points import area
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import ThreatModel
-from attacks.gradients.multistep import as_gradient
-from attacks.lab.attempts import attackers, attempt
-from attacks.lab.controls import Control
-from attacks.scoring.scores import mse
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.lab.attempts import attackers, attempt
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.scoring.scores import mse
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.figures import guesses
@@ -136,7 +136,9 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
 
 
 def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),))
+    monkeypatch.setattr(
+        "fedpriv.attacks.lab.attempts.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),)
+    )
 
     def attack(name: str, lacking: str | None) -> Any:
         evidence = runs(name)

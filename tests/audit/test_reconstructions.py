@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.core.observation import ThreatModel
-from attacks.core.reconstruction import Reconstruction
-from attacks.core.registry import image_attacks
-from attacks.lab.attempts import Attacker, Attempt
-from attacks.lab.controls import Control
-from attacks.lab.setting import declared
-from attacks.scoring.scores import score, wilson
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.setting import declared
+from fedpriv.attacks.scoring.scores import score, wilson
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import attempts, reconstructions
 from fedpriv.audit.images.attempts import SETTLED

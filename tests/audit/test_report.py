@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from attacks.lab.controls import Control
+from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.label_leaks import labels_of
 from fedpriv.cli import main
@@ -122,8 +122,8 @@ def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path:
     def only_analytic_passes(attacker: Any, *asked: Any) -> tuple[Control, ...]:
         return (Control(name, attacker.attack.name == "analytic", sentence, 0.1),)
 
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", only_analytic_passes)
-    monkeypatch.setattr("attacks.image.dlg.Dlg.run", lambda *asked: pytest.fail("it was run"))
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", only_analytic_passes)
+    monkeypatch.setattr("fedpriv.attacks.image.dlg.Dlg.run", lambda *asked: pytest.fail("it was run"))
     few = ("--membership-shadows", 0, "--label-shadows", 0)
     result = fedpriv("audit", runs("fedavg"), *QUICK, *few, "--output", tmp_path / "report", "--json")
     assert result.exit_code == 0, result.output

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from attacks.inference.shadow import Message
+from fedpriv.attacks.inference.shadow import Message
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.single_images import single_images

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.core.observation import ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import image_attack
-from attacks.lab.attempts import Attacker
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.core.observation import ThreatModel
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of

@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from attacks.core.observation import ThreatModel
-from attacks.gradients.multistep import as_gradient
-from attacks.lab.controls import Control
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.text.samples import requests
 from fedpriv.cli import main
@@ -46,7 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 2)
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_why_centres_of_texts_are_not_inverted(runs: Runs) -> None:
 def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each half gives away, side by side."""
     passed = (Control("positive", True, "recovered 3 of 3", 0.1),)
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: passed)
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
     assert "row distance" in {one["attack"] for one in run["membership"]} and run["membership_not_tried"] == {}

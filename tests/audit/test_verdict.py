@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.verdict import best_attempt, verdict
 

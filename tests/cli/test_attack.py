@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import Result
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Reconstruction
-from attacks.image.dlg import Dlg
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.image.dlg import Dlg
 
 Fedpriv = Callable[..., Result]
 FIGURES = {
@@ -38,7 +38,7 @@ FEW = ("--n", 2, "--set", "steps=1", "--set", "adam_steps=2", "--set", "restarts
 @pytest.fixture
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     """For attacks that are cut short and would fail them."""
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: ())
 
 
 def last_line(result: Result) -> Any:
@@ -80,7 +80,7 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
 
 @pytest.mark.usefixtures("no_controls")
 def test_the_feature_distance_is_shown_where_it_is_measured(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.scoring.scores.feature_distance", lambda made, true: torch.full((len(true),), 0.125))
+    monkeypatch.setattr("fedpriv.attacks.scoring.scores.feature_distance", lambda made, true: torch.full((len(true),), 0.125))
     result = fedpriv("attack", "dlg", "--n", 2, "--set", "steps=1", "--set", "restarts=0")
     assert "EfficientNet-Lite0" in result.stdout and "0.125" in result.stdout
 
@@ -108,7 +108,7 @@ class Leaking:
 
 @pytest.mark.slow
 def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacks.lab.images import default_images
+    from fedpriv.attacks.lab.images import default_images
 
     leaking = Leaking(Dlg.run, default_images(4)[0])
     monkeypatch.setattr(Dlg, "run", lambda *arguments: leaking(*arguments))
@@ -207,7 +207,7 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
 def test_what_cannot_be_right_is_refused(
     empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, arguments: list[object], words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("refused too late"))
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("refused too late"))
     refused(fedpriv("attack", *arguments), *words)
     assert list(empty_folder.iterdir()) == []
 
@@ -220,7 +220,7 @@ def test_masks_of_a_secure_aggregation(fedpriv: Fedpriv) -> None:
 
 
 def test_masks_without_a_secret_fail_the_control(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacks.inference.masked_round import flower_mask
+    from fedpriv.attacks.inference.masked_round import flower_mask
 
     monkeypatch.setattr("fedpriv.secure.masks.mask", flower_mask)
     result = fedpriv("attack", "secagg-masks", "--set", "bits=12")

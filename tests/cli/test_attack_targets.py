@@ -21,7 +21,7 @@ HIDDEN = (*SHORT, *(word for one in ("adam_steps=2", "adam=2", "lbfgs=1", "itera
 
 @pytest.fixture(autouse=True)
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.lab.attempts.run_controls", lambda *asked: ())
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: ())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from attacks.lab.controls import Control
+from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.text.samples import requests
 from tests.marks import slow_but
 from tests.simulation.small import play
@@ -33,7 +33,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.text.controls.text_controls", lambda attack, seed: [])
+    monkeypatch.setattr("fedpriv.attacks.text.controls.text_controls", lambda attack, seed: [])
 
 
 def found(result: Result) -> Any:
@@ -155,7 +155,7 @@ def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
 
 def test_a_control_that_fails_lets_nothing_be_said(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = [Control("positive", False, "tokens named 50% of the tokens", 0.1)]
-    monkeypatch.setattr("attacks.text.controls.text_controls", lambda attack, seed: failed)
+    monkeypatch.setattr("fedpriv.attacks.text.controls.text_controls", lambda attack, seed: failed)
     result = fedpriv("attack", "tokens", "--n", 1)
     assert result.exit_code == 1 and "a control failed, so there can be no result" in result.stderr
     assert "random words" not in result.stdout

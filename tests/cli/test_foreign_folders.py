@@ -207,7 +207,7 @@ def test_a_payload_of_another_form_is_refused_before_any_control(
     damage, code, said = PAYLOADS[kind]
     without_checksums(folder)
     damage(folder)
-    for control in ("fedpriv.audit.report._text_controls", "attacks.lab.attempts.run_controls"):
+    for control in ("fedpriv.audit.report._text_controls", "fedpriv.attacks.lab.attempts.run_controls"):
         monkeypatch.setattr(control, lambda *_, **__: pytest.fail("a control was played"))
     assert_refused(fedpriv(*COMMANDS[command], folder), said, code=code)
     assert not (folder / "audit").exists()

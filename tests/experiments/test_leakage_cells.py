@@ -161,8 +161,8 @@ def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: D
 
 
 def test_a_batch_is_scored_in_any_order(dealt: Dealt, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attacks.core.reconstruction import Reconstruction
-    from attacks.image.head_free import HeadFree
+    from fedpriv.attacks.core.reconstruction import Reconstruction
+    from fedpriv.attacks.image.head_free import HeadFree
 
     def swapped(self: HeadFree, seen: Any, seed: int = 0) -> Reconstruction:
         made = dealt.images[[1, 0, 3, 2]]

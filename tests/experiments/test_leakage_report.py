@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from made_cells import write_cell, write_cells
 from made_results import write_result, write_yaml
 
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.cli import main
 from fedpriv.experiments import report
 from fedpriv.experiments.leakage import CellResult, read_leakage

@@ -160,7 +160,7 @@ def test_nothing_is_attacked_in_a_damaged_folder(
         broken.write_text(broken.read_text().replace("lr: 0.05", "lr: 0.04"))
     else:
         damage(broken, "flipped")
-    for control in ("fedpriv.audit.report._text_controls", "attacks.lab.attempts.run_controls"):
+    for control in ("fedpriv.audit.report._text_controls", "fedpriv.attacks.lab.attempts.run_controls"):
         monkeypatch.setattr(control, lambda *_, **__: pytest.fail("a control was played"))
     result = fedpriv(*{"attack": ("attack", "analytic", "--run"), "audit": ("audit",)}[command], folder)
     assert result.exit_code in (1, 2), result.output

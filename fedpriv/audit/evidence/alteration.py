@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attacks.core.altered import Altered
+from fedpriv.attacks.core.altered import Altered
 from fedpriv.wire import Sealed, Transform
 from fedpriv.wire.coding import INDICES, SCALE, base_name, coded, is_model
 

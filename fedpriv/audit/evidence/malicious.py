@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from attacks.core.observation import ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.registry import MaliciousAttack
-from attacks.core.text_registry import MaliciousTextAttack
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import MaliciousAttack
+from fedpriv.attacks.core.text_registry import MaliciousTextAttack
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.client.client import receive

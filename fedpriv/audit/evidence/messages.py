@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from attacks.core.altered import UNALTERED, Altered
-from attacks.core.observation import Observation, Schedule, ThreatModel
-from attacks.gradients.multistep import noise_gain
+from fedpriv.attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.victim import Victim, cut

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage

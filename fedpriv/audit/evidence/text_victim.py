@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
+from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attacks.core.observation import SplitNet, blank
+from fedpriv.attacks.core.observation import SplitNet, blank
 from fedpriv.models.net import Net
 
 
@@ -17,8 +17,8 @@ class Victim:
     """A net split where sharing ends.
 
     Attributes:
-        net: ``body`` and ``top`` (:class:`attacks.core.observation.SplitNet`), with NaN for every parameter
-            (:func:`attacks.core.observation.blank`).
+        net: ``body`` and ``top`` (:class:`fedpriv.attacks.core.observation.SplitNet`), with NaN for every parameter
+            (:func:`fedpriv.attacks.core.observation.blank`).
         names: of every parameter and buffer on the path to the logits, the net's name -> the split's
             (``encoder.conv1.weight`` -> ``body.encoder_conv1.weight``).
     """

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
-from attacks.lab.setting import declared
-from attacks.scoring.scores import wilson
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
+from fedpriv.attacks.lab.setting import declared
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, mounting, spent
 from fedpriv.errors import UsageError
@@ -81,7 +81,7 @@ def _found_all(one: Attempt) -> bool:
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:
-    """Run controls side by side; their results are kept (:mod:`attacks.lab.kept`), and read before each attack."""
+    """Run controls side by side; their results are kept (:mod:`fedpriv.attacks.lab.kept`), and read before each attack."""
     calls: list[Callable[[], object]] = []
     for attacker in attackers:
         try:

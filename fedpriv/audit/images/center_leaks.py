@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.image.centers import Embed, embedding, invert_centers, read_label_set
-from attacks.scoring.scores import RECOVERED, mse, wilson
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.centers import Embed, embedding, invert_centers, read_label_set
+from fedpriv.attacks.scoring.scores import RECOVERED, mse, wilson
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.images.target import public_images

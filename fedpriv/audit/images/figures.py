@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attacks.lab.attempts import Attempt
-from attacks.scoring.baselines import baselines
-from attacks.scoring.scores import RECOVERED, Rate, mse, wilson
+from fedpriv.attacks.lab.attempts import Attempt
+from fedpriv.attacks.scoring.baselines import baselines
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, mse, wilson
 from fedpriv.audit.images.target import Target
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, SplitNet
-from attacks.gradients.analytic import leaky_layers
-from attacks.gradients.linear import fed_by_one
-from attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.core.observation import Observation, SplitNet
+from fedpriv.attacks.gradients.analytic import leaky_layers
+from fedpriv.attacks.gradients.linear import fed_by_one
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
 from fedpriv.models.fusion import WIDTH, Fusion

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core.observation import ThreatModel
-from attacks.lab.attempts import Attacker, Attempt, suited
-from attacks.lab.setting import declared
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.lab.attempts import Attacker, Attempt, suited
+from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.formats import named

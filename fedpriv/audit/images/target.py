@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from attacks.core.observation import Observation, Public, ThreatModel
-from attacks.lab.attempts import observations
-from attacks.lab.images import default_images
+from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
+from fedpriv.attacks.lab.attempts import observations
+from fedpriv.attacks.lab.images import default_images
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.fitting import unfit

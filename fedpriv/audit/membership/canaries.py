@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from attacks.inference.canaries import canary_bounds
+from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.files import load_tensors
 from fedpriv.server.run_folder import RunFolder
 

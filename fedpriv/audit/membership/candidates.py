@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.inference.membership import Mask
+from fedpriv.attacks.inference.membership import Mask
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.errors import FedprivError
 from fedpriv.samples import Inputs, each, tensors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
-from attacks.inference.membership import Array, Mask
+from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
+from fedpriv.attacks.inference.membership import Array, Mask
 from fedpriv.privacy.accountant import dearest, history_of
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.terms import plans

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from attacks.core.reconstruction import Inapplicable
-from attacks.inference.membership import Array, Mask, Use, halves, in_every_use
-from attacks.inference.membership_controls import SURE, Kind, positive_controls
-from attacks.lab.controls import Control
-from attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.inference.membership import Array, Mask, Use, halves, in_every_use
+from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
+from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
@@ -72,8 +72,8 @@ class Membership:
             chance once in a thousand times. FedMIA is left out where its own fails. The loss threshold has none: in later rounds
             the server's model was trained on the client's samples in its earlier turns, which affects comparisons of candidates,
             but not those with shadows.
-        positive: positive controls (:mod:`attacks.inference.membership_controls`), with as many shadows; they are on a whole
-            model even where the last layers are hidden.
+        positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
+            whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
         likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
         shadows: shadow turns per client; ``diverged`` of all of them were left out.

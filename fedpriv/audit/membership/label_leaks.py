@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.image.centers import read_label_set
-from attacks.inference.labels import batch_labels, count_accuracy, surely_present, to_counts
-from attacks.inference.shadow import Message, fit_shadows, score_shadows
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.centers import read_label_set
+from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, surely_present, to_counts
+from fedpriv.attacks.inference.shadow import Message, fit_shadows, score_shadows
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like

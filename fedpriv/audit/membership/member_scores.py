@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.inference.membership import Array, Use, confidence
-from attacks.inference.membership_controls import Kind
-from attacks.inference.row_distance import RowDistance
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.inference.membership import Array, Use, confidence
+from fedpriv.attacks.inference.membership_controls import Kind
+from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
@@ -86,7 +86,7 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
     """Minus the distance of the candidates to the rows of the first shared linear layer with a bias.
 
     Raises:
-        Inapplicable: see :meth:`attacks.inference.row_distance.RowDistance.of`.
+        Inapplicable: see :meth:`fedpriv.attacks.inference.row_distance.RowDistance.of`.
     """
 
     def seen(uploaded: Uploaded) -> Array:

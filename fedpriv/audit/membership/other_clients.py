@@ -1,9 +1,10 @@
 """FedMIA: a client's messages of all kept rounds, compared with those of the other clients of the same rounds.
 
 The other clients are the null: what a message shows of a sample that its sender did not train on. That needs no shadow turns, but
-rests on what :func:`attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in each round, the
-server's own turn on samples of the client's classes takes the place of the client's message, and must find no member. It starts
-from the model that the round's clients received, which learned of the members in the client's earlier turns; so did the null's.
+rests on what :func:`fedpriv.attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in each round,
+the server's own turn on samples of the client's classes takes the place of the client's message, and must find no member. It
+starts from the model that the round's clients received, which learned of the members in the client's earlier turns; so did the
+null's.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attacks.core.reconstruction import Inapplicable
-from attacks.inference.membership import Array, fedmia
-from attacks.inference.membership_controls import Kind
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.inference.membership import Array, fedmia
+from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates

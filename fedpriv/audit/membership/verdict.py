@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.scoring.scores import RECOVERED
+from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.audit.formats import message_of
 from fedpriv.audit.text.verdict import best_reading
 

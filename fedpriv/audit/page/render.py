@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.page import charts, words

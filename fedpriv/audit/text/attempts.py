@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.core.observation import Observation, ThreatModel
-from attacks.core.reconstruction import Inapplicable
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.core.text_registry import TextAttack
-from attacks.inference.labels import batch_labels
-from attacks.scoring.scores import Rate, wilson
-from attacks.scoring.text_scores import TextScores, match_sentences, score_text
-from attacks.text.rank import longest, total_tokens
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.core.text_registry import TextAttack
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
+from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attacks.core.text_reconstruction import TextReconstruction
-from attacks.scoring.scores import Rate
-from attacks.scoring.text_scores import TextScores, random_text, score_text
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.target import TextTarget

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from attacks.core.text_registry import text_attack
+from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.formats import named

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation, TextFacts, ThreatModel
+from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.evidence.text_victim import specials, text_victim

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core.observation import Observation
-from attacks.core.reconstruction import Inapplicable, Reconstruction
-from attacks.core.registry import ImageAttack, image_attack, image_attacks
-from attacks.inference.labels import bias_label, idlg_label
-from attacks.lab.attempts import Attacker, attempt
-from attacks.scoring.baselines import grey
-from attacks.scoring.scores import Scores, mse
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
+from fedpriv.attacks.inference.labels import bias_label, idlg_label
+from fedpriv.attacks.lab.attempts import Attacker, attempt
+from fedpriv.attacks.scoring.baselines import grey
+from fedpriv.attacks.scoring.scores import Scores, mse
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult

@@ -6,10 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.observation import ThreatModel
 
 LABEL_RULES = ("idlg-label", "bias-label")
-"""Attackers that only infer the label (:mod:`attacks.inference.labels`); those of the registry reconstruct images."""
+"""Attackers that only infer the label (:mod:`fedpriv.attacks.inference.labels`); those of the registry reconstruct images."""
 
 
 class _Section(BaseModel):

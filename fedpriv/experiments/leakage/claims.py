@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attacks.scoring.scores import Rate
+from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, mean_interval
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import LeakClaim

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from attacks.scoring.scores import Rate
+from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import mean_interval, metric
 from fedpriv.experiments.leakage.claims import Answer, Cells, answer, best_attack

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attacks.scoring.scores import RECOVERED
+from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.plots import BLUE, ORANGE, save
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
+from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
 from fedpriv.experiments.leakage.cell import VictimSpec
 from fedpriv.experiments.leakage.claims import Answer
 from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow

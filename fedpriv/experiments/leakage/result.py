@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from attacks.scoring.scores import RECOVERED, Rate, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, wilson
 from fedpriv.config import parse
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.core.altered import Altered
-from attacks.core.observation import Kind, Observation, Schedule, SplitNet, blank
-from attacks.lab.nets import lenet, uniform_
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Kind, Observation, Schedule, SplitNet, blank
+from fedpriv.attacks.lab.nets import lenet, uniform_
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms

@@ -1,0 +1,42 @@
+"""``attacks`` and ``fedpriv.attacks`` are the same modules, and a user's own package of that name hides neither fedpriv nor itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*args: str, cwd: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FEDPRIV_TRACKING": "none"}
+    done = subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_both_names_are_the_same_modules(tmp_path: Path) -> None:
+    code = """
+import attacks.core.by_name
+from attacks.core import registry
+from attacks import invert
+import fedpriv.attacks, fedpriv.attacks.core.registry, fedpriv.attacks.api.inversion
+assert attacks is fedpriv.attacks and registry is fedpriv.attacks.core.registry
+assert invert is fedpriv.attacks.api.inversion.invert
+assert registry.__name__ == registry.__spec__.name == "fedpriv.attacks.core.registry"
+try:
+    import attacks.nothing
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert python("-W", "error::ImportWarning", "-c", code, cwd=tmp_path) == "No module named 'attacks.nothing'\n"
+
+
+def test_beside_a_folder_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "attacks").mkdir()
+    (tmp_path / "attacks" / "__init__.py").write_text("mine = 3\n")
+    assert "dlg" in python("-m", "fedpriv", "attacks", cwd=tmp_path)
+    code = "import fedpriv.attacks, attacks; print(attacks.mine, fedpriv.attacks.invert.__module__)"
+    assert python("-c", code, cwd=tmp_path) == "3 fedpriv.attacks.api.inversion\n"
