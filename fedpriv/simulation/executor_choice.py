@@ -19,6 +19,8 @@ from fedpriv.samples import Inputs
 
 WIDEST = 64
 """Largest number of channels, of the convolution with most of the work, at which stacked nets are not slower than single ones."""
+LARGEST_DENSE = 300_000
+"""Largest number of parameters of a net without convolutions at which a group is faster on a CPU (``benchmarks/groups.py``)."""
 FEWEST_ABREAST = 1.5
 """Smallest mean number of clients that train at a time, for which a group is faster."""
 TESTED_RAY = "2.60"
@@ -89,7 +91,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
     elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
         return _sequential(asked, reason)
     else:
-        why = "the net's convolutions are narrow, and several together use the CPU better"
+        why = "the net is small, and several together use the CPU better"
         if config.device != "cpu":
             why = "so small a net alone does not use the device fully"
     assert isinstance(samples, Tensor)
@@ -161,9 +163,9 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) 
         for module, output in _layers(net, samples)
         if isinstance(module, nn.Conv2d)
     ]
-    if not work:
-        return "a net without convolutions gains nothing"
-    if (channels := max(work)[1]) > WIDEST:
+    if not work and (parameters := sum(one.numel() for one in net.parameters())) > LARGEST_DENSE:
+        return f"a net of {parameters:,} parameters without convolutions gains nothing"
+    if work and (channels := max(work)[1]) > WIDEST:
         return f"convolutions of {channels} channels use the CPU fully"
     largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
     ordered = sorted(sizes, reverse=True)

@@ -339,9 +339,10 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net's convolutions are narrow"),
+        ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net is small, and several"),
         ({"model.name": "joined"}, "sequential: the net cannot be stacked for several clients (encoder: call function"),
-        ({"model.name": "mlp2"}, "sequential: a net without convolutions gains nothing"),
+        ({"model.name": "mlp2"}, "vectorized, groups of up to 2 clients: the net is small, and several"),
+        ({"model.name": "mlp_lineage", "data.image_size": 28}, "parameters without convolutions gains nothing"),
         ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
         ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
         ({"train.participation": 0.125}, "sequential: one client a round"),
