@@ -2,9 +2,34 @@
 
 from collections import OrderedDict
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpriv.models.registry import Shape, register_model
+
+
+class _Block(nn.Module):
+    """The basic block of He et al. (2016): where the width changes, the sides are halved."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        stride = 1 if width_in == width else 2
+        self.conv1 = _convolution(width_in, width, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if width_in != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, width_in, H, W)`` -> ``(B, width, H, W)``, or half the sides."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def _convolution(width_in: int, width: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
 
 
 @register_model(
@@ -16,14 +41,11 @@ from fedpriv.models.registry import Shape, register_model
 )
 def resnet9_narrow(input_shape: Shape) -> tuple[nn.Module, int]:
     """(B, C, H, W) -> (B, 64): stem of 8 channels, one basic block each of 8, 16, 32 and 64."""
-    from lightly.models.resnet import ResNetGenerator  # type: ignore[import-untyped, unused-ignore]
-
-    net = ResNetGenerator("resnet-9", width=1 / 8)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=_convolution(3, 8), bn1=nn.BatchNorm2d(8), relu=nn.ReLU())
+    for number, (width_in, width) in enumerate(((8, 8), (8, 16), (16, 32), (32, 64)), start=1):
+        layers[f"layer{number}"] = nn.Sequential(_Block(width_in, width))
+    layers |= OrderedDict(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    nn.Linear(64, 10)  # lightly's head, which also draws: a seed goes on giving the weights that it gave
     if input_shape[0] != 3:
-        net.conv1 = nn.Conv2d(input_shape[0], net.conv1.out_channels, 3, padding=1, bias=False)
-    # Reassembled, as lightly's forward always pools over 4 x 4 pixels.
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=net.conv1, bn1=net.bn1, relu=nn.ReLU(), layer1=net.layer1, layer2=net.layer2, layer3=net.layer3, layer4=net.layer4,
-        avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
-    )  # fmt: skip
+        layers["conv1"] = _convolution(input_shape[0], 8)
     return nn.Sequential(layers), 64

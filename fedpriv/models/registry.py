@@ -103,8 +103,8 @@ def build_model(
         predictor: a number of hidden units adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the
             head, as in BYOL and SimSiam; True: k hidden units.
         projector: ``two_layers``: Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); ``linear``: Linear(d, k) (L-DAWA's code);
-            ``simclr``: two layers with d hidden units, ``barlow_twins``: three with k hidden units, both with BatchNorm as in
-            lightly.
+            ``simclr``: two layers with d hidden units, each with BatchNorm; ``barlow_twins``: three with k hidden units, the
+            hidden ones with BatchNorm.
 
     Raises:
         UnknownName: there is no such net.
@@ -157,10 +157,15 @@ def _projector(kind: Projector, d: int, k: int) -> nn.Module:
         return _two_layers(d, d, k)
     if kind == "linear":
         return nn.Sequential(OrderedDict[str, nn.Module](fc=nn.Linear(d, k)))
-    from lightly.models.modules import heads  # type: ignore[import-untyped, unused-ignore]
+    if kind == "simclr":
+        layers = nn.Sequential(*_normalised(d, d), nn.ReLU(), *_normalised(d, k))
+    else:
+        layers = nn.Sequential(*_normalised(d, k), nn.ReLU(), *_normalised(k, k), nn.ReLU(), nn.Linear(k, k))
+    return nn.Sequential(OrderedDict[str, nn.Module](layers=layers))
 
-    made: nn.Module = heads.SimCLRProjectionHead(d, d, k) if kind == "simclr" else heads.BarlowTwinsProjectionHead(d, k, k)
-    return made
+
+def _normalised(width_in: int, width_out: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(width_in, width_out, bias=False), nn.BatchNorm1d(width_out)
 
 
 def _two_layers(width_in: int, hidden: int, width_out: int) -> nn.Sequential:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedpriv.interfaces import Context, Step, params
 from fedpriv.objectives import Objective, register
@@ -15,17 +16,28 @@ EPSILON = 1e-5
 """Added to the variance, as in BatchNorm, since the standard deviation of a constant batch has no gradient."""
 
 
-def cross_correlation_loss(first: Tensor, second: Tensor, weight: float, epsilon: float = EPSILON) -> Tensor:
+def unbiased(z: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """Standardise ``(B, D)`` over the batch by the unbiased standard deviation, as L-DAWA's code does, with ``epsilon`` 0."""
+    return (z - z.mean(0)) / (z.var(0) + epsilon).sqrt()
+
+
+def batch_norm(z: Tensor) -> Tensor:
+    """Standardise ``(B, D)`` over the batch by the biased standard deviation, as BatchNorm and Zbontar et al. do."""
+    return F.batch_norm(z, running_mean=None, running_var=None, training=True)
+
+
+def cross_correlation_loss(
+    first: Tensor, second: Tensor, weight: float, standardised: Callable[[Tensor], Tensor] = unbiased
+) -> Tensor:
     """``sum_i (C_ii - 1)^2 + weight sum_{i != j} C_ij^2`` with ``C = Z1^T Z2 / B``; a scalar.
 
-    Z are the projections, standardised over the batch with the unbiased standard deviation, as in L-DAWA's code; so ``C_ii`` is
-    at most (B - 1) / B.
+    Z are the standardised projections. With the unbiased deviation ``C_ii`` is at most (B - 1) / B.
 
     Args:
         first, second: ``(B, D)`` projections of the two views, B at least 2.
-        epsilon: added to the variance; 0 in L-DAWA's code.
+        standardised: :func:`unbiased` or :func:`batch_norm`.
     """
-    views = [(z - z.mean(0)) / (z.var(0) + epsilon).sqrt() for z in (first, second)]
+    views = [standardised(z) for z in (first, second)]
     correlation = views[0].T @ views[1] / len(first)
     on_diagonal = torch.diagonal(correlation)
     off_diagonal = correlation - torch.diag(on_diagonal)
@@ -60,11 +72,11 @@ class BarlowTwins(Objective):
 
     def __init__(self, params: BarlowTwinsParams, context: Context) -> None:
         super().__init__(params, context)
-        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(cross_correlation_loss, weight=params.off_diagonal)
-        if params.standardise == "batch_norm":
-            from lightly.loss import BarlowTwinsLoss  # type: ignore[import-untyped, unused-ignore]
-
-            self._loss = BarlowTwinsLoss(params.off_diagonal)
+        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(
+            cross_correlation_loss,
+            weight=params.off_diagonal,
+            standardised=batch_norm if params.standardise == "batch_norm" else unbiased,
+        )
 
     def loss(self, step: Step) -> Tensor:
         first, second = (view.projection for view in step.views)

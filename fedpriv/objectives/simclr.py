@@ -26,13 +26,13 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool =
             term is the constant e^(1/t), which keeps the loss above log 2 even where views agree.
     """
     size = len(first)
-    embeddings = F.normalize(torch.cat([first, second]), dim=1)
-    anchors = embeddings if symmetric else embeddings[:size]
-    scores = anchors @ embeddings.T / temperature
-    own = torch.arange(len(anchors), device=scores.device)
+    a, b = F.normalize(first, dim=1), F.normalize(second, dim=1)
+    aa, ab, ba, bb = (torch.einsum("ik,jk->ij", x, y) / temperature for x in (a, b) for y in (a, b))
     if not include_self:
-        scores = scores.masked_fill(own[:, None] == torch.arange(2 * size, device=scores.device), float("-inf"))
-    return F.cross_entropy(scores, (own + size) % (2 * size))
+        others = ~torch.eye(size, dtype=torch.bool, device=first.device)
+        aa, bb = (scores[others].view(size, size - 1) for scores in (aa, bb))
+    scores = [torch.cat([ab, aa], dim=1), torch.cat([ba, bb], dim=1)][: 2 if symmetric else 1]
+    return F.cross_entropy(torch.cat(scores), torch.arange(size, device=first.device).repeat(len(scores)))
 
 
 @params
@@ -67,10 +67,6 @@ class SimClr(Objective):
         self._loss: Callable[[Tensor, Tensor], Tensor] = partial(
             nt_xent, temperature=params.temperature, symmetric=params.symmetric, include_self=params.include_self
         )
-        if params.symmetric and not params.include_self:
-            from lightly.loss import NTXentLoss  # type: ignore[import-untyped, unused-ignore]
-
-            self._loss = NTXentLoss(params.temperature)
 
     def loss(self, step: Step) -> Tensor:
         first, second = (view.projection for view in step.views)

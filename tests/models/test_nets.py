@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
+from fedpriv.models.narrow_resnet import resnet9_narrow
 from tests.marks import slow_but
 
 BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}
@@ -304,7 +305,7 @@ def test_projectors_of_self_supervision() -> None:
         ("simclr", SimCLRProjectionHead(256, 256, 16)),
         ("barlow_twins", BarlowTwinsProjectionHead(256, 16, 16)),
     ):
-        theirs.load_state_dict(made[kind].state_dict())
+        theirs.load_state_dict(made[kind].state_dict())  # by the same names
         assert torch.equal(theirs.train()(h), made[kind].train()(h))
     assert [type(layer).__name__ for layer in build_model("mlp2", (4,), 2, 16).projector] == ["Linear", "ReLU", "Linear"]
 
@@ -312,10 +313,15 @@ def test_projectors_of_self_supervision() -> None:
 def test_the_narrow_resnet_is_lightlys() -> None:
     from lightly.models.resnet import ResNetGenerator
 
-    net = build_model("resnet9_narrow", (3, 32, 32), 10).encoder.eval()
-    theirs = ResNetGenerator("resnet-9", width=1 / 8).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = resnet9_narrow((3, 32, 32))[0].eval()
+        after = torch.rand(3)
+        torch.manual_seed(0)
+        theirs = ResNetGenerator("resnet-9", width=1 / 8).eval()
+        assert torch.equal(after, torch.rand(3))  # they draw as many numbers
     theirs.linear = torch.nn.Identity()
-    theirs.load_state_dict(net.state_dict())
+    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in theirs.state_dict().items())
     x = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert net(x).shape == (3, 64)
     torch.testing.assert_close(net(x), theirs(x))  # they pool in another order

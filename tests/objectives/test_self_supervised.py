@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.barlow_twins import cross_correlation_loss
+from fedpriv.objectives.barlow_twins import batch_norm, cross_correlation_loss, unbiased
 from fedpriv.objectives.simclr import nt_xent
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
@@ -53,9 +54,9 @@ def test_nt_xent_by_the_book_is_lightlys() -> None:
 
     a, b = (view.requires_grad_() for view in views(9, 5))
     ours, theirs = nt_xent(a, b, 0.07), NTXentLoss(0.07)(a, b)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    assert torch.equal(ours, theirs)
     for one, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("weight", [0.0, 5e-3, 1.0])
@@ -63,19 +64,26 @@ def test_nt_xent_by_the_book_is_lightlys() -> None:
 def test_barlow_is_its_definition(weight: float, epsilon: float) -> None:
     a, b = views(7, 3)
     expected = oracle.barlow(a.tolist(), b.tolist(), weight, epsilon)
-    assert float(cross_correlation_loss(a, b, weight, epsilon)) == pytest.approx(expected, rel=1e-12)
+    assert float(cross_correlation_loss(a, b, weight, partial(unbiased, epsilon=epsilon))) == pytest.approx(expected, rel=1e-12)
 
 
-def test_barlow_and_lightly_differ_by_the_unbiased_deviation_alone() -> None:
-    """lightly's correlations are n / (n - 1) times ours; at this scale neither epsilon counts."""
+@pytest.mark.parametrize("weight", [0.0, 5e-3, 1.0])
+def test_barlow_by_the_book_is_lightlys(weight: float) -> None:
     from lightly.loss import BarlowTwinsLoss
 
+    a, b = (view.requires_grad_() for view in views(9, 5))
+    ours, theirs = cross_correlation_loss(a, b, weight, batch_norm), BarlowTwinsLoss(weight)(a, b)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)  # they sum in another order
+    for one, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_two_standardisations_differ_by_the_deviation_alone() -> None:
+    """The biased deviation gives n / (n - 1) times the correlations; at this scale neither epsilon counts."""
     a, b = (1e4 * view for view in views(40, 3))
-    assert float(BarlowTwinsLoss(5e-3)(a, b)) != pytest.approx(float(cross_correlation_loss(a, b, 5e-3)), rel=1e-3)
-    z = [(view - view.mean(0)) / view.std(0) for view in (a, b)]
-    c = z[0].T @ z[1] / 39
-    expected = (torch.diagonal(c) - 1).square().sum() + 5e-3 * (c - torch.diag(torch.diagonal(c))).square().sum()
-    torch.testing.assert_close(BarlowTwinsLoss(5e-3)(a, b), expected, rtol=1e-9, atol=0)
+    ours, theirs = (float(cross_correlation_loss(a, b, 5e-3, standardised)) for standardised in (unbiased, batch_norm))
+    assert ours != pytest.approx(theirs, rel=1e-3)
+    torch.testing.assert_close(batch_norm(a), unbiased(a) * math.sqrt(40 / 39), rtol=1e-9, atol=0)
 
 
 def test_barlow_survives_a_dimension_that_is_constant() -> None:

@@ -1,0 +1,97 @@
+"""``pip install`` of a clone: a complete wheel, which works outside the clone, beside a folder ``attacks`` of the user's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINKED = "fedpriv/attacks"
+
+
+def run(*command: object, cwd: Path) -> str:
+    """What a command prints, without this session's paths; :class:`AssertionError` with its errors where it fails."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDPRIV_", "MLFLOW_"))}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with pip alone, which finds the dependencies in this session's site-packages.
+
+    It does not find an editable fedpriv there: of a folder that a ``.pth`` file adds, no ``.pth`` file is read.
+    """
+    env = tmp_path_factory.mktemp("wheel") / "env"
+    run(sys.executable, "-m", "venv", env, cwd=env.parent)
+    own = run(env / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=env.parent)
+    Path(own.strip(), "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return env
+
+
+@pytest.fixture(scope="module")
+def wheel(env: Path) -> Path:
+    run(env / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", env.parent, ROOT, cwd=env.parent)
+    (wheel,) = env.parent.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(env: Path, wheel: Path) -> Path:
+    """The folder of the environment's commands."""
+    run(env / "bin/pip", "install", "--quiet", "--no-deps", wheel, cwd=env.parent)
+    return env / "bin"
+
+
+@pytest.mark.slow
+def test_the_wheel_has_each_file_once_and_nothing_else(wheel: Path) -> None:
+    found = sorted(name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name)
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("fedpriv", "attacks")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    expected = [LINKED + name.removeprefix("attacks") if name.startswith("attacks/") else name for name in files]
+    assert found == sorted([*expected, "attacks/__init__.py", "attacks/py.typed"])
+    assert {"fedpriv/py.typed", f"{LINKED}/py.typed", f"{LINKED}/core/registry.py"} <= set(found)
+    assert {Path(name).suffix for name in found} >= {".py", ".typed", ".j2", ".css", ".txt"}
+
+
+@pytest.mark.slow
+def test_its_metadata_is_complete(wheel: Path) -> None:
+    (record,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
+    found = importlib.metadata.PathDistribution(record)  # type: ignore[arg-type]
+    here = importlib.metadata.distribution("fedpriv")
+    assert (found.name, found.version) == ("fedpriv", here.version)
+    assert {"Summary", "Keywords", "Classifier", "Requires-Python", "License-Expression"} <= set(found.metadata)
+    assert found.metadata.get_payload() == (ROOT / "README.md").read_text()
+    assert found.metadata["Description-Content-Type"] == "text/markdown"
+    assert (record / "licenses" / found.metadata["License-File"]).read_text() == (ROOT / "LICENSE").read_text()
+    assert [(entry.name, entry.group, entry.value) for entry in found.entry_points] == [
+        ("fedpriv", "console_scripts", "fedpriv.cli:main")
+    ]
+    assert found.requires and all("<" in requirement and ">=" in requirement for requirement in found.requires)
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_and_attacks_outside_the_clone(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "attacks").mkdir()
+    (tmp_path / "attacks" / "__init__.py").write_text("mine = 3\n")
+    version = importlib.metadata.version("fedpriv")
+    assert run(installed / "fedpriv", "--version", cwd=tmp_path) == f"fedpriv, version {version}\n"
+    code = "import attacks, fedpriv.cli as ours, fedpriv.attacks.api as api; print(attacks.mine, ours.__file__, api.__file__)"
+    mine, *modules = run(installed / "python", "-c", code, cwd=tmp_path).split()
+    assert mine == "3" and all(Path(module).is_relative_to(installed.parent) for module in modules)
+    run(installed / "fedpriv", "train", "--rounds", 2, "--tracking-uri", "none", cwd=tmp_path)
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 1
+    run(installed / "fedpriv", "attack", "analytic", "--n", 1, "--output", "found.png", cwd=tmp_path)
+    assert (tmp_path / "found.png").is_file()
