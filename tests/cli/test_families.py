@@ -58,7 +58,7 @@ def test_of_a_class(error: FedprivError, family: str | None) -> None:
         ("train --lr 0", "config"),
         ("train --dataset cifar10 --data-dir nowhere", "data"),
         ("resume nothing", "run-folder"),
-        ("train --dp sample --noise 1 --method scaffold", "privacy"),
+        ("train --dp sample --noise 1 --method local", "privacy"),
         ("ui --runs-dir nowhere", "usage"),
         ("ui --tracking-uri ftp://host", "tracking"),
     ],
