@@ -142,16 +142,20 @@ class LearnedInversion:
         Args:
             scaled: the norm carries no information.
         """
+        wide, truth = self.width, images.flatten(1).to(inputs)
+        # Of fewer images than pixels it could learn no others than their sums, so these are what it has to find.
+        sums = components(truth, len(truth)) if len(truth) < truth.shape[1] else None
+        if sums is not None:
+            truth = truth @ sums
         scale = (inputs.square().mean() + deviation.square().mean()).sqrt().clamp_min(1e-30)
 
         def read(rows: Tensor) -> Tensor:
             return F.normalize(rows, dim=1) * rows.shape[1] ** 0.5 if scaled else rows / scale
 
-        wide, truth = self.width, images.flatten(1).to(inputs)
         net = nn.Sequential(
             nn.Linear(inputs.shape[1], wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, truth.shape[1])
         )  # fmt: skip
-        optimiser = torch.optim.Adam(net.parameters(), self.lr)
+        optimiser = torch.optim.Adam(net.parameters(), self.lr, fused=True)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
         losses = []
         for _ in range(self.steps):
@@ -164,7 +168,8 @@ class LearnedInversion:
             falling.step()
             losses.append(loss.detach())
         with torch.no_grad():
-            return net(read(seen)).view(-1, *images.shape[1:]), torch.stack(losses)
+            found = net(read(seen))
+            return (found if sums is None else found @ sums.T).view(-1, *images.shape[1:]), torch.stack(losses)
 
 
 def alike(observations: Sequence[Observation]) -> list[list[int]]:

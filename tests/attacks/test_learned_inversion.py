@@ -208,3 +208,13 @@ def test_the_labs_public_digits_are_not_those_attacked() -> None:
 def test_audits_try_it_as_its_control_says() -> None:
     (one,) = (one for one in suited(0) if one.name == "learned-inversion")
     assert one.threat == KNOWS and one.attack == LearnedInversion()
+
+
+def test_with_fewer_images_than_pixels_it_finds_sums_of_them() -> None:
+    one = setting(images=3)
+    public = Public(*(part[:20] for part in digits(1, 8)))
+    seen = [replace(each, public=public) for each in messages(one)[2]]
+    made = LearnedInversion(steps=200, width=32, components=16).run(seen).raw.flatten(1)
+    known = public.images.flatten(1).T.double()
+    rest = made.T.double() - known @ torch.linalg.lstsq(known, made.T.double()).solution
+    assert float(rest.norm()) < 1e-3 * float(made.norm()) and known.shape == (64, 20)
