@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 MODEL = "weights/server.pt2"
 _PARTS = {
-    "classifier": "The server's final model: class logits",
-    "encoder": "The encoder of the server's final model: features. The head never leaves the clients, or was not trained",
+    "classifier": "the server's final model, which gives class logits",
+    "encoder": "the encoder of the server's final model, which gives features; the head never leaves the clients, or was not "
+    "trained",
 }
 
 
@@ -34,7 +35,7 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
     known = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
     if any(one.status == LoggedModelStatus.READY for one in known):  # the acknowledgement was lost
         return
-    about = f"{_PARTS[said['part']]}. {_inputs(said)} {facts['method']} on {Path(facts['dataset']).name}."
+    about = f"{facts['method']} on {Path(facts['dataset']).name}: {_PARTS[said['part']]}. {_inputs(said)}"
     logged = client.create_logged_model(experiment, "model", run_id, model_type=said["part"], tags={"mlflow.note.content": about})
     metadata = {"part": said["part"], "description": about, "classes": said["classes"]}
     model = Model(run_id=run_id, model_id=logged.model_id, signature=_signature(said), metadata=metadata)
@@ -53,7 +54,7 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
 
 def _inputs(said: Mapping[str, Any]) -> str:
     shapes = ", ".join(f"{name} (N, {', '.join(map(str, one['shape']))}) {one['dtype']}" for name, one in said["inputs"].items())
-    normal = f", images on the [0, 1] scale less mean {said['mean']}, divided by {said['std']}" if "mean" in said else ""
+    normal = f", images on the [0, 1] scale less {said['mean']}, divided by {said['std']}" if "mean" in said else ""
     return f"Inputs as in training: {shapes}{normal}."
 
 
