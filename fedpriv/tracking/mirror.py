@@ -264,7 +264,7 @@ class _Copy:
             batch = fresh[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
             self.params += len(batch)
-        name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
+        name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:12]
         self._send_dataset(DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name}))))
         self._done(params_sent=True)
 

@@ -70,6 +70,8 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
     usual = dict(flatten(RunConfig().model_dump(mode="json")))
     found = {"defence": defence(config)}
     for key, value in flatten(config):
+        if key == "data.partition.seed" and value == config.get("seed"):  # as it is by default: one column too many
+            continue
         apart = any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE)
         if not apart and (key in ALWAYS or key.startswith("method.") or value != usual.get(key)):
             found[key] = param_value(value)
