@@ -368,6 +368,10 @@ class TrackingConfig(_Section):
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
     )
     experiment: str = Field("fedpriv", description="MLflow experiment name")
+    system_metrics: bool = Field(False, description="record the load of CPU, memory, disk, network and GPU in MLflow, every 10 s")
+    log_model: bool = Field(
+        False, description="export the server's final model and log it in MLflow, as a PyTorch model; takes some seconds"
+    )
 
     @field_validator("uri")
     @classmethod

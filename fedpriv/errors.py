@@ -33,6 +33,10 @@ class ClientDiverged(FedprivError):
         )
 
 
+class UploadRefused(FedprivError):
+    """The server refuses what a client sent, and the config wants the run to stop then."""
+
+
 class SuspiciousDownload(FedprivError):
     """A client refuses what the server sent: it shows marks of an attack on its data."""
 

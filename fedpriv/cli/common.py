@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedpriv.cli.families import family_of
 from fedpriv.cli.terminal import FilePath, say, shown_error, terminal
 from fedpriv.errors import FedprivError, UsageError
 
@@ -43,9 +44,10 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             except FedprivError as error:
                 if debug:
                     say(traceback.format_exc(), err=True)
-                say(f"fedpriv: {shown_error(error)}", err=True)
+                family = family_of(error)
+                say(f"fedpriv: {shown_error(error)}" + (f"  [{family}]" if family else ""), err=True)
                 if as_json:
-                    click.echo(json.dumps({"error": shown_error(error)}))
+                    click.echo(json.dumps({"error": shown_error(error), "family": family}))
                 sys.exit(error.exit_code)
             except KeyboardInterrupt:
                 say("fedpriv: interrupted", err=True)

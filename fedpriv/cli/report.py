@@ -32,14 +32,18 @@ class Bold(NamedTuple):
     after: str = ""
 
 
+LONG = 2.0
+"""Seconds of a round after which its clients get a bar."""
+
+
 class Reporter:
-    """Progress on standard error (a live bar on a terminal, a line a round elsewhere), the summary on ``out``."""
+    """Progress on standard error (live bars on a terminal, a line a round elsewhere), the summary on ``out``."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
         self.err: Console = terminal(err=True)
         columns = (
-            TextColumn("round"),
+            TextColumn("{task.fields[what]:<7}", markup=False),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),
@@ -50,6 +54,8 @@ class Reporter:
         self._rounds = 0
         self._durations: list[float] = []
         self._score = "no accuracy yet"
+        self._began = 0.0
+        """Of the round, on the progress bar's clock."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -75,11 +81,21 @@ class Reporter:
             ),
             soft_wrap=True,
         )
-        self._rounds = config.train.rounds
         if not federation.method.objective.labels:
             self._score = "no accuracy (self-supervised)"
-        done = folder.records()[-1]["round"] if folder.records() else 0
-        self._task = self._bar.add_task(self._score, total=self._rounds, completed=done)
+        self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
+
+    def begin(self, rounds: int, done: int) -> None:
+        """Show the bars of a run of so many rounds, of which some are done."""
+        self._rounds = rounds
+        self._task = self._bar.add_task(self._score, total=rounds, completed=done, what="round")
+        self._clients = self._bar.add_task("", total=None, visible=False, what="clients")
+        self._began = self._bar.get_time()
+
+    def on_answer(self, number: int, of: int) -> None:
+        """Show how many of a round's clients have answered, where the round takes long."""
+        shown = self._bar.get_time() - self._began > LONG
+        self._bar.update(self._clients, completed=number, total=of, visible=shown and number < of)
 
     def on_round(self, record: dict[str, Any]) -> None:
         metrics = record["metrics"]
@@ -96,6 +112,8 @@ class Reporter:
         parts.append(f"up {decimal(metrics['total_bytes_up'])}, down {decimal(metrics['total_bytes_down'])}")
         text = "  ".join(parts)
         self._bar.update(self._task, completed=record["round"], description=text)
+        self._bar.reset(self._clients, visible=False)
+        self._began = self._bar.get_time()
         if self._bar.disable:
             self._durations.append(metrics["seconds"])
             left = (self._rounds - record["round"]) * mean(self._durations)

@@ -59,7 +59,7 @@ def train(
     from fedpriv.simulation import run
 
     with Reporter(console()) as reporter:
-        outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile)
+        outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile, reporter.on_answer)
     return _conclude(reporter, outcome)
 
 
@@ -95,7 +95,8 @@ def resume(
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
         _settle_store(folder, tracking_uri)
-        outcome = run.resume(folder, reporter.on_start, reporter.on_round, reporter.warn, profile, executor)
+        events = reporter.on_start, reporter.on_round, reporter.warn
+        outcome = run.resume(folder, *events, profile, executor, reporter.on_answer)
     return _conclude(reporter, outcome)
 
 

@@ -153,6 +153,8 @@ def _check_possible(config: RunConfig) -> None:
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
         )
+    if config.tracking.log_model:
+        raise UsageError("tracking.log_model: models are exported in simulations; the weights are artifacts of every run")
     if config.eval.probe != "none":
         raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
     if config.privacy.level == "client":

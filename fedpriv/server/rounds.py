@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, lookup
-from fedpriv.errors import ClientDiverged, FedprivError
+from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
@@ -53,6 +53,7 @@ class Server:
         server: its state.
         canaries: those of the run, if there are any.
         taps: called with (direction, message) for every message that crosses, in either direction.
+        on_answer: called as clients answer, with the number of those of the round that have, and of all of them.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Server:
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
+        self.on_answer: Callable[[int, int], None] | None = None
         self._keeper = PayloadKeeper(folder, self.config)
         self._keep = profile.timed("checkpoint", self._keeper)
         with folder.writing("the checkpoints"):
@@ -226,7 +228,10 @@ class Server:
         arrivals = Arrivals(self.agreement, round, chosen, sent)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
-        for answer in self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last))):
+        answers = self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last)))
+        for number, answer in enumerate(answers, 1):
+            if self.on_answer is not None:
+                self.on_answer(number, len(chosen))
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
             messages.append(("report", answer.report))
             for direction, sealed in messages:
@@ -274,7 +279,7 @@ class Server:
         """Leave an answer out, or stop the run, as ``train.on_refused`` says."""
         message = f"round {round}: what client {client} sent is refused: {reason}"
         if self.config.train.on_refused == "stop":
-            raise FedprivError(f"{message}; train.on_refused=drop goes on without it")
+            raise UploadRefused(f"{message}; train.on_refused=drop goes on without it")
         self.warn(message)
 
     def _crossed(self, direction: Direction, sealed: Sealed) -> None:

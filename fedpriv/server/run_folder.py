@@ -216,7 +216,7 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
-        "tracking": {"name": config.tracking.name, "uri": tracking_uri, "experiment": config.tracking.experiment},
+        "tracking": config.tracking.model_dump() | {"uri": tracking_uri},
     }
 
 

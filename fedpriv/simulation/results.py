@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,15 +20,19 @@ from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.rounds import Server
 
 Confusion = Callable[[], tuple[NDArray[np.int64], Sequence[str]]]
+Export = Callable[[Path], dict[str, Any]]
 
 
-def write_results(server: Server, notes: Sequence[str] = (), confusion: Confusion | None = None) -> dict[str, Any]:
+def write_results(
+    server: Server, notes: Sequence[str] = (), confusion: Confusion | None = None, export: Export | None = None
+) -> dict[str, Any]:
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
     Args:
         notes: what the user should know of the data, a line each.
         confusion: the confusion matrix ``(C, C)`` of the server's model on its own test set, and the classes' names; called where
             the run was scored on one.
+        export: writes the server's final model into a folder, and says what it is.
     """
     agreement, folder, progress = server.agreement, server.folder, server.progress
     config, records, method = agreement.config, folder.records(), agreement.method
@@ -52,6 +57,7 @@ def write_results(server: Server, notes: Sequence[str] = (), confusion: Confusio
             counts, classes = confusion()
             save_json(folder.confusion_file, confusion_report(counts, classes, progress.round))
             draw_confusion(counts, classes, folder.plots / "confusion.png")
+        exported = {} if export is None else export(folder.weights)
         summary = {
             "run_id": folder.facts["run_id"],
             "method": config.called,
@@ -72,6 +78,7 @@ def write_results(server: Server, notes: Sequence[str] = (), confusion: Confusio
             **_signal_to_noise(records),
             **({"privacy": server.statement()} if server.is_private else {}),
             **({"notes": list(notes)} if notes else {}),
+            **({"model": exported} if exported else {}),
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),

@@ -22,6 +22,7 @@ from fedpriv.errors import UsageError
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.executors.build import reach
+from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.results import write_results
@@ -32,6 +33,8 @@ from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
+OnAnswer = Callable[[int, int], None]
+"""Called within a round with the number of its clients that have answered, and of all."""
 Warn = Callable[[str], None]
 T = TypeVar("T")
 Played = Generator[dict[str, Any], None, T]
@@ -49,7 +52,15 @@ class Outcome:
     profile: dict[str, Any] | None = None
 
 
-def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRound, warn: Warn, profiled: bool = False) -> Outcome:
+def start(
+    config: RunConfig,
+    runs_dir: Path,
+    on_start: OnStart,
+    on_round: OnRound,
+    warn: Warn,
+    profiled: bool = False,
+    on_answer: OnAnswer | None = None,
+) -> Outcome:
     """Start a new run and run it to its end (or to Ctrl-C).
 
     Args:
@@ -57,16 +68,23 @@ def start(config: RunConfig, runs_dir: Path, on_start: OnStart, on_round: OnRoun
         runs_dir: where the folder is made, unless the config names it.
         on_start: called once, with what was built and where; ``on_round``: with each round's record; ``warn``: with warnings.
         profiled: write where the rounds' time went (:mod:`fedpriv.spans`).
+        on_answer: called as clients answer.
 
     Raises:
         UsageError: before anything is written, where the config cannot be right.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
-    return _driven(played(config, runs_dir, on_start, warn, profiled, patient=True), on_round)
+    return _driven(played(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer), on_round)
 
 
 def played(
-    config: RunConfig, runs_dir: Path, on_start: OnStart, warn: Warn, profiled: bool = False, patient: bool = False
+    config: RunConfig,
+    runs_dir: Path,
+    on_start: OnStart,
+    warn: Warn,
+    profiled: bool = False,
+    patient: bool = False,
+    on_answer: OnAnswer | None = None,
 ) -> Played[Outcome]:
     """As :func:`start`, a round at a time, whenever the next one is wanted.
 
@@ -78,7 +96,7 @@ def played(
     reach(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
-        return (yield from _run(federation, folder, on_start, warn, profiled, patient))
+        return (yield from _run(federation, folder, on_start, warn, profiled, patient, on_answer))
 
 
 def resume(
@@ -88,6 +106,7 @@ def resume(
     warn: Warn,
     profiled: bool = False,
     executor: Mapping[str, Any] = MappingProxyType({}),
+    on_answer: OnAnswer | None = None,
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
@@ -95,6 +114,7 @@ def resume(
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
         executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as the run
             began.
+        on_answer: as for :func:`start`.
 
     Raises:
         UsageError: no run there, another process is running it, or its config or its data were changed.
@@ -119,7 +139,7 @@ def resume(
         else:  # killed while the folder was being made
             federation = build(config)
             _describe(federation, folder)
-        return _driven(_run(federation, folder, on_start, warn, profiled, patient=True), on_round)
+        return _driven(_run(federation, folder, on_start, warn, profiled, True, on_answer), on_round)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -154,16 +174,24 @@ def _begun(folder: RunFolder) -> bool:
 
 
 def _run(
-    federation: Federation, folder: RunFolder, on_start: OnStart, warn: Warn, profiled: bool, patient: bool
+    federation: Federation,
+    folder: RunFolder,
+    on_start: OnStart,
+    warn: Warn,
+    profiled: bool,
+    patient: bool,
+    on_answer: OnAnswer | None,
 ) -> Played[Outcome]:
     for note in federation.prepared.said:
         warn(note)
     profile = _profile(federation) if profiled else UNTIMED
     simulation = Simulation(federation, folder, warn, profile)
+    simulation.on_answer = on_answer
 
     def results() -> dict[str, Any]:
         with_names = partial(_confusion, simulation)
-        return write_results(simulation, federation.prepared.said, with_names)
+        export = partial(export_model, simulation, warn) if federation.config.tracking.log_model else None
+        return write_results(simulation, federation.prepared.said, with_names, export)
 
     report = None
     try:

@@ -76,6 +76,7 @@ class Background:
                 name = "" if isinstance(error, FedprivError) else f"tracking failed: {type(error).__name__}: "
                 self._complain(tracker, f"{name}{error}")
             if last:
+                tracker.close()
                 return
             self._closing.wait(self._interval)
 

@@ -42,6 +42,18 @@ class Facts(_Form):
     tracking: _Tracking
 
 
+class _Tensor(_Form):
+    shape: list[int]
+    dtype: str
+
+
+class _Model(_Form):
+    part: Literal["classifier", "encoder"]
+    inputs: dict[str, _Tensor]
+    output: list[int]
+    classes: list[str]
+
+
 class Summary(_Form):
     """``summary.json``."""
 
@@ -54,6 +66,7 @@ class Summary(_Form):
     seconds: float
     probe: dict[str, float] = {}
     privacy: dict[str, Any] | None = None
+    model: _Model | None = None
 
 
 class Line(_Form):

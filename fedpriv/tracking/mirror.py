@@ -22,6 +22,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
 from fedpriv.tracking.folder import read_json, read_lines, read_records, read_run
+from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
     STATUS,
     as_points,
@@ -207,7 +208,7 @@ class _Copy:
                     raise TrackingError(
                         f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it again"
                     )
-                self._check_place(run)
+                self._check_place(run.info.artifact_uri)
                 return run
         # If the acknowledgement of an earlier create_run was lost, the run is found by its tag.
         self._done(experiment_id=experiment_id(self.client, self.cursor.uri, self.cursor.experiment))
@@ -215,7 +216,7 @@ class _Copy:
         found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
         if not found:
             return None
-        self._check_place(found[0])
+        self._check_place(found[0].info.artifact_uri)
         self._done(mlflow_run_id=found[0].info.run_id, status_sent=found[0].info.status)
         return found[0]
 
@@ -245,12 +246,11 @@ class _Copy:
             run_name=run_name(facts),
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
-        self._check_place(run)
+        self._check_place(run.info.artifact_uri)
         self._done(mlflow_run_id=run.info.run_id, status_sent="RUNNING")
 
-    def _check_place(self, run: Run) -> None:
+    def _check_place(self, place: str) -> None:
         """A store that is a file may come from elsewhere, like a run folder: it does not say which server gets the artifacts."""
-        place = str(run.info.artifact_uri)
         if sqlite_path(self.cursor.uri) is not None and not place.startswith(("file:", "/")):
             raise TrackingError(f"{self.cursor.uri} would send artifacts to {place.partition('?')[0]}, and not beside itself")
 
@@ -264,7 +264,7 @@ class _Copy:
             batch = fresh[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
             self.params += len(batch)
-        name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:36]
+        name, digest = dataset_name(self.facts), str(self.facts.get("partition_hash") or "unknown")[:12]
         self._send_dataset(DatasetInput(Dataset(name, digest, "fedpriv", json.dumps({"name": name}))))
         self._done(params_sent=True)
 
@@ -322,10 +322,20 @@ class _Copy:
                 self._log(as_points(values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(read_json(path)), int(time.time() * 1000), 0))
-            self.client.log_artifact(self._id, str(path), name.parent.as_posix() if name.parent.parts else None)
+            if name.as_posix() == MODEL:
+                self._send_model(path)
+            else:
+                self.client.log_artifact(self._id, str(path), name.parent.as_posix() if name.parent.parts else None)
             self.artifacts += 1
             self._done(artifacts_sent=sent | {name.as_posix(): stamp})
             sent = self.cursor.artifacts_sent
+
+    def _send_model(self, path: Path) -> None:
+        run, summary = self.client.get_run(self._id), read_json(self.run_dir / "summary.json")
+        if not summary.get("model"):
+            raise UsageError(f"{path} is not what fedpriv writes: summary.json does not say what it is")
+        self._check_place(self.client.get_experiment(run.info.experiment_id).artifact_location)
+        send_model(self.client, run, path, self.facts, summary)
 
     def _send_summary(self, summary: dict[str, Any]) -> None:
         self._log(as_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))

@@ -33,8 +33,13 @@ ALWAYS = (
     "train.batch_size", "train.lr", "seed",
 )  # fmt: skip
 """Keys of the config that are parameters of every run; further ones where they differ from the defaults."""
-_ELSEWHERE = ("run_dir", "tracking", "plugins", "wire.transforms", "wire.secure_aggregation")
-"""Keys that are no parameters: where records go, and what :func:`defence` says."""
+_ELSEWHERE = ("run_dir", "tracking", "plugins", "executor", "wire.transforms", "wire.secure_aggregation")
+"""Keys that are no parameters: where records go, who runs the clients, and what :func:`defence` says."""
+_NOT_COMPARED = (
+    "seed", "rounds", "averaged_rounds", "tested_from", "payloads.files", "protocols.last_rounds_client_mean",
+    "protocols.worst_tenth", "protocols.best_client",
+)  # fmt: skip
+"""Numbers of a summary of which no chart is wanted: bookkeeping, and what has another name there."""
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -65,6 +70,8 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
     usual = dict(flatten(RunConfig().model_dump(mode="json")))
     found = {"defence": defence(config)}
     for key, value in flatten(config):
+        if key == "data.partition.seed" and value == config.get("seed"):  # as it is by default: one column too many
+            continue
         apart = any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE)
         if not apart and (key in ALWAYS or key.startswith("method.") or value != usual.get(key)):
             found[key] = param_value(value)
@@ -88,7 +95,7 @@ def defence(config: Mapping[str, Any]) -> str:
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:
     """MLflow's metrics from ``summary.json``, under ``final/``, for sorting tables of runs."""
-    values = _numbers({key: value for key, value in flatten(summary) if key not in ("seed", "rounds")})
+    values = _numbers({key: value for key, value in flatten(summary) if key not in _NOT_COMPARED})
     _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
     return {f"final/{key}": value for key, value in values.items()}
 

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.errors import UsageError
 from fedpriv.outside.addresses import keep_secrets
-from fedpriv.tracking.access import permitted_store
-from fedpriv.tracking.mirror import sync
+from fedpriv.tracking.access import permitted_store, whole_address
+from fedpriv.tracking.folder import read_run
+from fedpriv.tracking.mirror import SyncReport, sync
 from fedpriv.tracking.store import quiet_mlflow
 from fedpriv.tracking.trackers import Tracker, register
+
+if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 
 @register("mlflow")
 class MlflowTracker(Tracker):
     """MLflow: an SQLite store beside the run folders, or a tracking server."""
 
-    uses: ClassVar[frozenset[str]] = frozenset({"uri", "experiment"})
+    uses: ClassVar[frozenset[str]] = frozenset({"uri", "experiment", "system_metrics", "log_model"})
 
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         super().__init__(run_dir, keep_secrets(uri), experiment)
+        self._monitor: SystemMetricsMonitor | None = None
         # Not in the background thread, as changing the environment while other threads read it is not safe.
         quiet_mlflow()
 
     def copy(self) -> None:
-        sync(self.run_dir, self.uri, self.experiment)
+        report = sync(self.run_dir, self.uri, self.experiment)
+        wanted = read_run(self.run_dir)["tracking"].get("system_metrics")
+        if wanted and self._monitor is None and report.status == "RUNNING":
+            self._monitor = _monitor(report)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.finish()  # type: ignore[no-untyped-call]
 
     @property
     def place(self) -> str:
@@ -43,3 +55,13 @@ class MlflowTracker(Tracker):
         except UsageError:
             return f" --tracking-uri {self.uri}"
         return ""
+
+
+def _monitor(report: SyncReport) -> SystemMetricsMonitor:
+    """MLflow's own thread that samples this machine's load; it is a live measurement, and no record of the folder."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    assert report.uri is not None
+    monitor = SystemMetricsMonitor(report.mlflow_run_id, resume_logging=True, tracking_uri=whole_address(report.uri))  # type: ignore[no-untyped-call]
+    monitor.start()  # type: ignore[no-untyped-call]
+    return monitor

@@ -23,7 +23,8 @@ class Tracker(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     uses: ClassVar[frozenset[str]] = frozenset()
-    """The options of the section ``tracking`` that it uses: ``uri``, ``experiment``. Others are refused."""
+    """The options of the section ``tracking`` that it uses, such as ``uri``; others are refused. Besides ``uri`` and
+    ``experiment``, they are in ``tracking`` of ``run.json``."""
 
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         self.run_dir, self.uri, self.experiment = run_dir, uri, experiment
@@ -40,6 +41,9 @@ class Tracker(ABC):
         Called from one background thread, while the run continues and once after its end. If it raises, the user is warned once,
         and the next call copies what is missing.
         """
+
+    def close(self) -> None:  # noqa: B027 -- most hold nothing
+        """Free what it holds; called from that thread after the last copy."""
 
     @property
     @abstractmethod
@@ -65,8 +69,8 @@ def check_tracking(config: TrackingConfig) -> None:
         UsageError: in one line.
     """
     kind, usual = registry.find(config.name), TrackingConfig()
-    for key in ("uri", "experiment"):
-        if key not in kind.uses and getattr(config, key) not in (getattr(usual, key), "none"):
+    for key in type(config).model_fields:
+        if key not in {"name", *kind.uses} and getattr(config, key) not in (getattr(usual, key), "none"):
             raise UsageError(f"tracking.{key} does nothing with the tracker {config.name!r}")
     if (missing := kind.missing()) is not None:
         raise UsageError(f"the tracker {config.name!r} needs {missing}")

@@ -123,3 +123,32 @@ def test_a_warning_shows_its_brackets(capsys: pytest.CaptureFixture[str]) -> Non
 
     Reporter(Console()).warn("cannot write runs/[red]/a[/x]")
     assert capsys.readouterr().err == "fedpriv: cannot write runs/[red]/a[/x]\n"
+
+
+def test_a_long_round_shows_its_clients_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from fedpriv.cli import report
+
+    monkeypatch.setattr(report, "terminal", lambda err: Console(file=StringIO(), force_terminal=True, width=100))
+    reporter = report.Reporter(Console())
+    seconds = 0.0
+    reporter._bar.get_time = lambda: seconds
+    reporter.begin(rounds=3, done=0)
+
+    def shown() -> list[str]:
+        return [str(task.fields["what"]) for task in reporter._bar.tasks if task.visible]
+
+    reporter.on_answer(1, 8)
+    assert shown() == ["round"]
+    seconds = report.LONG + 1
+    reporter.on_answer(2, 8)
+    assert shown() == ["round", "clients"]
+    clients = reporter._bar.tasks[-1]
+    assert (clients.completed, clients.total) == (2, 8)
+    reporter.on_round({"round": 1, "metrics": {"total_bytes_up": 1, "total_bytes_down": 1, "seconds": 3.0}})
+    assert shown() == ["round"] and reporter._bar.tasks[0].completed == 1
+    reporter.on_answer(3, 8)
+    assert shown() == ["round"], "the next round is timed from its own beginning"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -68,6 +70,29 @@ def test_a_live_run_is_copied_while_it_runs(runs_dir: Path) -> None:
     assert tracker.finish()  # a second time is no harm
     assert warnings == []
     assert sync(folder).points == 0
+
+
+def test_system_metrics_are_sampled_while_the_run_lives(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    folder = make_run(runs_dir, status="running")
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(facts | {"tracking": facts["tracking"] | {"system_metrics": True}}))
+    warnings: list[str] = []
+    uri = default_uri(runs_dir)
+    tracker = background(folder, uri, warnings, 0.01)
+    tracker.notify()
+    client, deadline = MlflowClient(uri), time.monotonic() + 60
+    found: dict[str, float] = {}
+    while "system/cpu_utilization_percentage" not in found and time.monotonic() < deadline:
+        time.sleep(0.2)
+        runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+        found = runs[0].data.metrics if runs else {}
+    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
+    set_status(folder, "finished")
+    assert tracker.finish() and not warnings
+    assert "SystemMetricsMonitor" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_off_means_off(runs_dir: Path) -> None:

@@ -84,6 +84,7 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     assert run.data.metrics["accuracy/best"] == max(last)
     assert run.data.metrics["final/bytes_up"] == 1_600_000
     assert run.data.metrics["final/protocols.personal.accuracy"] == 0.91
+    assert "final/rounds" not in run.data.metrics, "bookkeeping is no chart"
     files = {item.path for item in store.list_artifacts(report.mlflow_run_id)}
     assert files == {
         "clients.json",

@@ -1,0 +1,80 @@
+"""The server's final model: what of the net it is, and that MLflow gives it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.config import RunConfig, parse
+from fedpriv.files import load_tensors
+from fedpriv.simulation import run
+from fedpriv.simulation.final_model import part_at_server
+from fedpriv.simulation.setup import build
+from fedpriv.tracking import sync
+
+
+def config(method: str, *transforms: dict[str, Any], **tracking: Any) -> RunConfig:
+    values = {"method": {"name": method}, "data": {"clients": 2}, "train": {"rounds": 1}, "wire": {"transforms": transforms}}
+    return parse(RunConfig, values | {"tracking": tracking}, "the test")
+
+
+@pytest.mark.parametrize(
+    ("method", "transforms", "part"),
+    [
+        ("fedavg", [], "classifier"),
+        ("fedavg-ft", [], "classifier"),
+        ("fedper", [], "encoder"),
+        ("fedavg", [{"name": "mask", "last": 1}], "encoder"),
+        ("l-dawa", [], "encoder"),
+        ("local", [], None),
+    ],
+)
+def test_a_server_has_what_its_clients_send(method: str, transforms: list[dict[str, Any]], part: str | None) -> None:
+    assert part_at_server(build(config(method, *transforms)).agreement) == part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_mlflow_gives_the_model_back(method: str, runs_dir: Path) -> None:
+    import mlflow
+    from mlflow import MlflowClient
+
+    warnings: list[str] = []
+    uri = f"sqlite:///{runs_dir / 'mlflow.db'}"
+    made = config(method, uri=uri, log_model=True)
+    outcome = run.start(made, runs_dir, lambda *_: None, lambda _: None, warnings.append)
+    assert outcome.tracked and not warnings
+    client = MlflowClient(uri)
+    (logged,) = client.search_logged_models([client.get_experiment_by_name("fedpriv").experiment_id])
+    of = client.get_run(str(logged.source_run_id))
+    assert [one.model_id for one in of.outputs.model_outputs] == [logged.model_id]
+
+    net = build(made).resident.net.eval()
+    found = net.load_state_dict(load_tensors(outcome.folder.weights / "server.safetensors"), strict=False)
+    assert not found.unexpected_keys and (method == "fedper") == bool(found.missing_keys)
+    mlflow.set_tracking_uri(uri)
+    loaded = mlflow.pytorch.load_model(f"runs:/{of.info.run_id}/model")  # type: ignore[no-untyped-call]
+    for samples in (1, 3):
+        x = torch.rand(samples, 1, 8, 8)
+        assert torch.equal(loaded(x), net(x).logits if method == "fedavg" else net.encode(x))
+    signature = mlflow.models.get_model_info(f"models:/{logged.model_id}").signature
+    assert signature.inputs.inputs[0].shape == (-1, 1, 8, 8) and signature.outputs.inputs[0].shape[1] == loaded(x).shape[1]
+    said = logged.tags["mlflow.note.content"]
+    assert ("head never leaves the clients" in said) == (method == "fedper")
+    assert any("head" in name for name in loaded.state_dict()) == (method == "fedavg")
+
+    (outcome.folder.path / "tracking.json").unlink()  # the acknowledgement was lost
+    sync(outcome.folder.path, uri)
+    assert len(client.search_logged_models([of.info.experiment_id])) == 1
+
+
+@pytest.mark.slow
+def test_a_server_without_an_encoder_logs_none(runs_dir: Path) -> None:
+    warnings: list[str] = []
+    outcome = run.start(config("local", uri="none", log_model=True), runs_dir, lambda *_: None, lambda _: None, warnings.append)
+    assert warnings == ["no model is logged: under local parts of the encoder stay with the clients"]
+    assert outcome.summary is not None and "model" not in outcome.summary
+    assert not (outcome.folder.weights / "server.pt2").exists()
