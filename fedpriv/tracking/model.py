@@ -41,7 +41,7 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
     model = Model(run_id=run_id, model_id=logged.model_id, signature=_signature(said), metadata=metadata)
     model.add_flavor("pytorch", model_data="data", pytorch_version=facts["versions"]["torch"], code=None)
     if len(said["inputs"]) == 1:  # MLflow's general form has one tensor
-        pyfunc.add_to_model(model, loader_module="mlflow.pytorch", data="data", model_config={"device": None})  # type: ignore[no-untyped-call]
+        pyfunc.add_to_model(model, loader_module="mlflow.pytorch", data="data", model_config={"device": None})
     with TemporaryDirectory() as folder:
         (Path(folder) / "data").mkdir()
         shutil.copyfile(file, Path(folder) / "data" / "model.pt2")
