@@ -19,8 +19,7 @@ from tests.marks import slow_but
 from tests.wire.forging import one_line, resealed
 from tests.wire.turns import Played, cases, played
 
-QUICK = ("fedavg", "feddual", "mpfedcon", "objective siamese", "aggregation scaffold", "counts", "moved and steps")
-QUICK += ("waiting layers", "mask of statistics", "prune and quantise", "half")
+QUICK = ("fedavg", "feddual", "mpfedcon", "fedsiam-da", "counts", "mask of statistics", "prune and quantise", "half")
 CASES = slow_but(QUICK, cases())
 
 

@@ -34,8 +34,6 @@ PAIRS = {
     "data.image_only": 0.5,
     "data.text_only": 0.5,
 }
-AGGREGATION_OF = {"scaffold": "scaffold"}
-OBJECTIVE_OF = {"scaffold": "scaffold", "feddyn": "feddyn"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "counts": ("mpfedcon", {"method.center_weighting": "counts", "data.partition.name": "iid"}),
     "gradients": ("feddual", {"method.server_object": "lossgrad_mean"}),
@@ -59,12 +57,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def cases() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name -> method and options: every method that sends, every half, every transform."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name, kind in sorted(methods().items()) if kind.shared}
-    for name in sorted(objectives()):
-        found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": AGGREGATION_OF.get(name, "mean")})
-    for name in sorted(aggregations()):
-        found[f"aggregation {name}"] = ("fedavg", {"objective": OBJECTIVE_OF.get(name, "cross-entropy"), "aggregation": name})
+    """Name -> method and options: every method that sends, every half that none of them has, every transform."""
+    sending = {name: kind for name, kind in sorted(methods().items()) if kind.shared}
+    theirs = {half for kind in sending.values() for half in (kind.objective_class, kind.aggregation_class)}
+    found: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sending}
+    for name, half in sorted(objectives().items()):
+        if half not in theirs:
+            found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": "mean"})
+    for name, half in sorted(aggregations().items()):
+        if half not in theirs:
+            found[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name})
     return found | VARIANTS
 
 
