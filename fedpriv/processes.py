@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ def forked(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
                 assert isinstance(one, Connection)
                 number, process = running.pop(one)
                 try:
-                    results[number] = one.recv()
+                    results[number] = pickle.loads(one.recv_bytes())
                 except EOFError:
                     process.join()
                     raise FedprivError(f"a process ended without a result (exit code {process.exitcode})") from None
@@ -93,4 +94,4 @@ def _answer(there: Connection, call: Callable[[], Any], parent: int) -> None:
     except Exception as error:
         result = _Raised(error)
     sys.stdout.flush()
-    there.send(result)
+    there.send_bytes(pickle.dumps(result))  # there.send would leave tensors in memory that ends with this process

@@ -6,6 +6,7 @@ import os
 from functools import partial
 
 import pytest
+import torch
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
@@ -33,3 +34,8 @@ def test_what_a_call_raises_is_raised_here() -> None:
 def test_a_process_that_ends_has_no_result() -> None:
     with pytest.raises(FedprivError, match="exit code 7"):
         forked([lambda: os._exit(7), os.getpid], 2)
+
+
+def test_tensors_outlive_the_process_that_made_them() -> None:
+    found = forked([partial(torch.full, (1000,), float(number)) for number in range(20)], 4)
+    assert [float(one.mean()) for one in found] == list(range(20))

@@ -4,7 +4,9 @@ The attacker simulates the messages of public images under the observed defence,
 pruning or rounding take away is filled in by what such images look like, where gradient matching has nothing to go by.
 
 Differs from the paper: principal components in place of hashed entries, since they keep more of a message under noise; messages
-of one image alone; a small net and about a thousand images, which take seconds.
+of one image alone; a small net and about a thousand images, which take seconds. Messages that were caused under the same download
+are learned by one net. Where clients differ in what stays with them and is known, such as a pair's text, the public images are
+spread over these.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class LearnedInversion:
 
     control: ClassVar = Setting(kind="digits", images=40, least=0.5, threat=ThreatModel(top="initial", public=True))
     most_steps: ClassVar = 8
+    staged: ClassVar = False
     images: int = ranged(1000, 2)
     components: int = 256
     width: int = 400
@@ -117,15 +120,19 @@ class LearnedInversion:
 
     def _inverted(self, group: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """Images ``(n, C, H, W)`` behind messages with the same download, and the loss at each step of the net's training."""
-        first = group[0]
-        assert first.public is not None
-        images, labels = first.public.images[: self.images], first.public.labels[: self.images]
+        public = group[0].public
+        assert public is not None
+        images, labels = public.images[: self.images], public.labels[: self.images]
+        clients = [group[place[0]] for place in _same(group, [one.weights for one in group])][: min(PILOT, len(images))]
+        spread = [torch.arange(at, len(images), len(clients)) for at in range(len(clients))]
         seen = torch.cat([rows_of({name: tensor[None] for name, tensor in one.shared.items()}) for one in group])
         defence = defence_of(group, seen)
 
         def messages(count: int) -> Iterator[Tensor]:
-            for tensors in simulated(first, Public(images[:count], labels[:count])):
-                yield defence.applied(rows_of(tensors))
+            for client, own in zip(clients, spread, strict=True):
+                some = own[own < count]
+                for tensors in simulated(client, Public(images[some], labels[some])):
+                    yield defence.applied(rows_of(tensors))
 
         index = torch.arange(seen.shape[1])
         if len(index) > ENTRIES:
@@ -134,7 +141,9 @@ class LearnedInversion:
         learned = torch.cat([part[:, index] for part in messages(len(images))])
         basis = components(learned, self.components)
         deviation = (basis.square().T @ defence.variance[index]).sqrt()
-        return self._learned(learned @ basis, deviation, images, seen[:, index] @ basis, defence.norm is not None)
+        return self._learned(
+            learned @ basis, deviation, images[torch.cat(spread)], seen[:, index] @ basis, defence.norm is not None
+        )
 
     def _learned(self, inputs: Tensor, deviation: Tensor, images: Tensor, seen: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
         """Train on components ``(m, d)`` with fresh errors of that deviation ``(d,)``; map those that were ``seen`` to images.
@@ -169,20 +178,25 @@ class LearnedInversion:
 
 def alike(observations: Sequence[Observation]) -> list[list[int]]:
     """Places of observations in groups with the same download, for which one net is trained."""
+    return _same(observations, [{name: one.weights[name] for name in one.shared} for one in observations])
+
+
+def _same(observations: Sequence[Observation], weights: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
+    """Places of observations in groups whose weights are equal, and all of whose weights have the same names."""
+
+    def equal(i: int, j: int) -> bool:
+        if observations[i].weights.keys() != observations[j].weights.keys() or weights[i].keys() != weights[j].keys():
+            return False
+        return all(tensor is weights[j][name] or torch.equal(tensor, weights[j][name]) for name, tensor in weights[i].items())
+
     groups: list[list[int]] = []
-    for i, one in enumerate(observations):
-        group = next((group for group in groups if _same_download(observations[group[0]], one)), None)
+    for i in range(len(observations)):
+        group = next((group for group in groups if equal(group[0], i)), None)
         if group is None:
             groups.append([i])
         else:
             group.append(i)
     return groups
-
-
-def _same_download(one: Observation, other: Observation) -> bool:
-    if one.shared.keys() != other.shared.keys() or one.weights.keys() != other.weights.keys():
-        return False
-    return all(tensor is other.weights[name] or torch.equal(tensor, other.weights[name]) for name, tensor in one.weights.items())
 
 
 def rows_of(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -55,6 +55,10 @@ class Progress:
             self.times[step] = self.times.get(step, 0.0) + seconds
         self.moments |= moments or {}
 
+    def elsewhere(self, seconds: float) -> None:
+        """Add what other processes spent on the step that was begun last."""
+        self.times[self._step] = self.times.get(self._step, 0.0) + seconds
+
     def again(self, part: str) -> None:
         """Begin a part of the audit that may have a process of its own: the steps before are not its own."""
         self.times, self.moments, self._part, self._step, self._since = {}, {}, f"{part} ", "", time.process_time()
@@ -80,6 +84,12 @@ class Progress:
 def spent(say: Say) -> str | None:
     """:meth:`Progress.spent`, where what says the steps is one."""
     return say.spent() if isinstance(say, Progress) else None
+
+
+def elsewhere(say: Say, seconds: float) -> None:
+    """:meth:`Progress.elsewhere`, where what says the steps is one."""
+    if isinstance(say, Progress):
+        say.elsewhere(seconds)
 
 
 def mounting(say: Say) -> Mount:

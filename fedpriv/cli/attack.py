@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, png
+from fedpriv.cli.common import command, console, loading, png
 from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.listing import Rows, check_name, listed
 from fedpriv.cli.terminal import FilePath
 from fedpriv.errors import UsageError
 
@@ -93,6 +94,8 @@ def attack(
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
              fedpriv attack secagg-masks
     """
+    check_name("attacks", "attack", name)
+    loading()
     from fedpriv.attacks.core.by_name import nearest
     from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
     from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
@@ -211,10 +214,22 @@ def attacks() -> dict[str, Any]:
     \b
     Example: fedpriv attacks --json
     """
-    from dataclasses import fields
-
     from rich import box
     from rich.table import Table
+
+    rows = listed("attacks", compute=_all)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "on", "what it does", "options (default)"):
+        table.add_column(column, overflow="fold")
+    for row in rows["attacks"]:
+        shown = ", ".join(f"{option['name']}={option['default']}" for option in row["options"])
+        table.add_row(row["name"], row["on"], row["about"], shown)
+    console().print(table)
+    return rows
+
+
+def _all() -> Rows:
+    from dataclasses import fields
 
     from fedpriv.attacks.core.registry import image_attacks
     from fedpriv.attacks.core.text_registry import text_attacks
@@ -226,13 +241,6 @@ def attacks() -> dict[str, Any]:
             about = (kind.__doc__ or "").partition("\n")[0]
             options = [{"name": f.name, "default": f.default} for f in fields(kind)]  # type: ignore[arg-type]
             rows.append({"name": name, "on": on, "about": about, "options": options})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "on", "what it does", "options (default)"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        shown = ", ".join(f"{option['name']}={option['default']}" for option in row["options"])  # type: ignore[index]
-        table.add_row(str(row["name"]), str(row["on"]), str(row["about"]), shown)
-    console().print(table)
     return {"attacks": rows}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import STORE, command, console, run_folders, send
+from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def audit(
              fedpriv audit runs/*-fedavg-* --output report
              fedpriv audit RUN --fail-if "recovered>0,membership_auc>0.6"
     """
+    loading()
     from fedpriv.audit.called import audit_folders
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.run_audit import AuditOptions

@@ -121,6 +121,12 @@ def _is_store(path: Path) -> bool:
     return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments"))
 
 
+def loading() -> None:
+    """Say that PyTorch is loaded next, which takes seconds, where it is not there yet."""
+    if "torch" not in sys.modules:
+        say("loading PyTorch", err=True)
+
+
 def console() -> Console:
     """The console for human-readable output: standard output, or standard error with ``--json``."""
     made: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))

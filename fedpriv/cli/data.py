@@ -9,6 +9,7 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
+from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, styled
 
@@ -38,16 +39,12 @@ def list_() -> dict[str, Any]:
     from rich import box
     from rich.table import Table
 
-    from fedpriv.data.dealing import partitions as all_partitions
-    from fedpriv.data.sources import sources
-
-    datasets = [{"name": name, "about": source.about, "model": source.default_model} for name, source in sources().items()]
-    partitions = [{"name": name, "about": dealing.about} for name, dealing in all_partitions().items()]
-    for title, rows in (("data set", datasets), ("partition", partitions)):
+    rows = listed("data list", compute=_all)
+    for title in ("data set", "partition"):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column(title, no_wrap=True)
         table.add_column("what it is")
-        for row in rows:
+        for row in rows[f"{title.replace(' ', '')}s"]:
             table.add_row(row["name"], row["about"])
         console().print(table)
     console().print(
@@ -55,7 +52,17 @@ def list_() -> dict[str, Any]:
         "<class>/text/*.txt), a CSV or parquet file or a folder of them, a folder with one of these for each client "
         "(clients/<client>/...); or hf:owner/name of the Hugging Face hub."
     )
-    return {"datasets": datasets, "partitions": partitions}
+    return rows
+
+
+def _all() -> Rows:
+    from fedpriv.data.dealing import partitions
+    from fedpriv.data.sources import sources
+
+    return {
+        "datasets": [{"name": name, "about": source.about, "model": source.default_model} for name, source in sources().items()],
+        "partitions": [{"name": name, "about": dealing.about} for name, dealing in partitions().items()],
+    }
 
 
 @command(data, "show")

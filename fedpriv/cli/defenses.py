@@ -6,6 +6,7 @@ from typing import Any
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
+from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.terminal import styled
 
 
@@ -22,6 +23,19 @@ def defenses() -> dict[str, Any]:
     from rich import box
     from rich.table import Table
 
+    rows = listed("defenses", compute=_all)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "what it does", "options (default)"):
+        table.add_column(column, overflow="fold")
+    for row in rows["defenses"]:
+        table.add_row(row["name"], row["about"], _options(row["options"]))
+    console().print(table)
+    hint = "With --defense NAME[:OPTION=VALUE,...], or wire.transforms in a config; --json describes the options."
+    console().print(styled((hint, "dim")))
+    return rows
+
+
+def _all() -> Rows:
     from fedpriv.defenses import transforms
 
     rows: list[dict[str, Any]] = []
@@ -29,14 +43,6 @@ def defenses() -> dict[str, Any]:
         options = described_options(transform)
         about = " ".join((transform.__doc__ or name).partition("\n\n")[0].split())
         rows.append({"name": name, "about": about, "options": options})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "what it does", "options (default)"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row["name"], row["about"], _options(row["options"]))
-    console().print(table)
-    hint = "With --defense NAME[:OPTION=VALUE,...], or wire.transforms in a config; --json describes the options."
-    console().print(styled((hint, "dim")))
     return {"defenses": rows}
 
 

@@ -93,8 +93,8 @@ def _version(package: str) -> str | None:
 
 def _folders() -> Iterator[Line]:
     from fedpriv.attacks.lab import kept
-    from fedpriv.data import decoding
     from fedpriv.data.sources import sources
+    from fedpriv.outside.cache import cache_folder
     from fedpriv.tracking import default_uri
 
     data = os.environ.get("FEDPRIV_DATA")
@@ -106,7 +106,7 @@ def _folders() -> Iterator[Line]:
         here = [name for name in sources() if (Path(data) / name).is_dir()]
         yield Line("data folder", f"{data}: {', '.join(here) or 'none of the data sets of `fedpriv data list`'}")
     yield Line("tracking", f"{default_uri(Path('runs'))}  (MLFLOW_TRACKING_URI, --tracking-uri)")
-    for what, folder in (("cache of images", decoding.cache_folder()), ("cache of controls", kept.folder())):
+    for what, folder in (("cache of images", cache_folder()), ("cache of controls", kept.folder())):
         size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
         writable = os.access(next(one for one in (folder, *folder.parents) if one.exists()), os.W_OK)
         yield Line(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, loading
 from fedpriv.cli.terminal import FilePath
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def run(
              fedpriv experiment run experiments/mpfedcon/cifar10.yaml --only fedrep --only mpfedcon --seed 0
              fedpriv experiment run experiments/mpfedcon/leakage.yaml --jobs 2
     """
+    loading()
     from fedpriv.errors import FedprivError, UsageError
     from fedpriv.experiments import describes_cells, read, read_leakage, run_cells
     from fedpriv.experiments import run as run_experiment

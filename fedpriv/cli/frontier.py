@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, loading
 from fedpriv.cli.terminal import FilePath
 
 
@@ -57,6 +57,7 @@ def frontier(
     Example: fedpriv frontier --methods "mpfedcon fedavg" --defenses "mask:last=2 gaussian:variance=1e-7..1e-3" \\
                --target "recovered<=0.05,membership_auc<=0.7"
     """
+    loading()
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.config import assign, parse_assignment, read_yaml

@@ -9,7 +9,9 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
+from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.terminal import styled
+from fedpriv.errors import UnknownName
 
 if TYPE_CHECKING:
     from fedpriv.interfaces import Part
@@ -30,16 +32,7 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
              fedpriv methods feddual
              fedpriv train --objective moon --aggregation simprox
     """
-    from fedpriv.aggregation import aggregations
-    from fedpriv.errors import UnknownName
-    from fedpriv.methods import methods as all_methods
-    from fedpriv.objectives import objectives
-
-    rows = {
-        "methods": [_method(method) for method in all_methods().values()],
-        "objectives": [_half(half) for half in objectives().values()],
-        "aggregations": [_half(half) for half in aggregations().values()],
-    }
+    rows = listed("methods", compute=_all)
     known = {row["name"] for group in rows.values() for row in group}
     for name in names:
         if name not in known:
@@ -50,6 +43,18 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
     hint = "Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION."
     console().print(styled((hint, "dim")))
     return shown
+
+
+def _all() -> Rows:
+    from fedpriv.aggregation import aggregations
+    from fedpriv.methods import methods as all_methods
+    from fedpriv.objectives import objectives
+
+    return {
+        "methods": [_method(method) for method in all_methods().values()],
+        "objectives": [_half(half) for half in objectives().values()],
+        "aggregations": [_half(half) for half in aggregations().values()],
+    }
 
 
 def _method(method: type[Method]) -> dict[str, Any]:
@@ -118,4 +123,4 @@ def _print(kind: str, rows: Sequence[dict[str, Any]], options: bool) -> None:
 
 
 def _value(default: Any) -> str:
-    return ", ".join(map(str, default)) or "()" if isinstance(default, tuple) else str(default)
+    return ", ".join(map(str, default)) or "()" if isinstance(default, list) else str(default)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
+from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.terminal import styled
 
 _OF_TEXTS = (
@@ -39,12 +41,31 @@ def models(projection: int | None) -> dict[str, Any]:
     \b
     Example: fedpriv models --json
     """
-    import torch
     from rich import box
     from rich.table import Table
 
-    from fedpriv.models import ROLES, build_model, describe, list_models
-    from fedpriv.models.registry import shape_text
+    rows = listed("models", projection, compute=partial(_all, projection))
+    shown = [role for role in rows["models"][0]["parameters"] if any(row["parameters"][role] for row in rows["models"])]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="parameters, and MB (10^6 bytes) in float32 with buffers")
+    for column in ("net", "input, classes"):
+        table.add_column(column, no_wrap=True)
+    for column in shown:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows["models"]:
+        cells = [(row["parameters"][role], row["bytes"][role]) for role in shown]
+        texts = [
+            styled(f"{parameters:,}\n", (f"{size / 1e6:.3f} MB", "dim")) if parameters else "-" for parameters, size in cells
+        ]
+        table.add_row(row["name"], f"{'x'.join(map(str, row['input_shape'])) or 'no dimension'}, {row['classes']}", *texts)
+    console().print(table)
+    console().print(_OF_TEXTS)
+    return rows
+
+
+def _all(projection: int | None) -> Rows:
+    import torch
+
+    from fedpriv.models import build_model, describe, list_models
 
     rows: list[dict[str, Any]] = []
     for spec in list_models():
@@ -62,19 +83,4 @@ def models(projection: int | None) -> dict[str, Any]:
                 "bytes": {size.role: size.bytes for size in sizes},
             }
         )
-
-    shown = [role for role in ROLES if any(row["parameters"][role] for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="parameters, and MB (10^6 bytes) in float32 with buffers")
-    for column in ("net", "input, classes"):
-        table.add_column(column, no_wrap=True)
-    for column in shown:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [(row["parameters"][role], row["bytes"][role]) for role in shown]
-        texts = [
-            styled(f"{parameters:,}\n", (f"{size / 1e6:.3f} MB", "dim")) if parameters else "-" for parameters, size in cells
-        ]
-        table.add_row(row["name"], f"{shape_text(row['input_shape'])}, {row['classes']}", *texts)
-    console().print(table)
-    console().print(_OF_TEXTS)
     return {"models": rows}

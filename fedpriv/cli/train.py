@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console
+from fedpriv.cli.common import command, console, loading
+from fedpriv.cli.listing import check_name
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, WorkersParam
 
@@ -51,6 +52,9 @@ def train(
         config = with_options(config)
         click.echo(config.to_yaml(), nl=False)
         return config.model_dump(mode="json")
+    if not config.plugins:
+        check_name("methods", "method", config.method.name)
+    loading()
     from fedpriv.cli.report import Reporter
     from fedpriv.simulation import run
 
@@ -83,6 +87,7 @@ def resume(
     \b
     Example: fedpriv resume runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
+    loading()
     from fedpriv.cli.report import Reporter
     from fedpriv.simulation import run
     from fedpriv.tracking import find_run

@@ -75,9 +75,10 @@ def assemble(
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         from fedpriv.data import decoding
+        from fedpriv.outside.cache import cache_folder
 
         assert columns.image is not None
-        cache = decoding.cache_folder() / f"{name}-{decoding.cache_key(parts, columns.image, mode, side)}.safetensors"
+        cache = cache_folder() / f"{name}-{decoding.cache_key(parts, columns.image, mode, side)}.safetensors"
         cached = decoding.read_cache(cache)
         if cached is None:
             common = mode or decoding.common_mode(parts, columns.image)

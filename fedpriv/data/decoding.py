@@ -115,11 +115,6 @@ def _where(table: Table, value: object, row: int) -> str:
     return value if isinstance(value, str) else f"image {row} of {table.origin}"
 
 
-def cache_folder() -> Path:
-    """The cache of decoded images: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
-
-
 def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None, side: int | None = None) -> str:
     """A hash of what the decoded tensors depend on: each file's path, size and modification time, rows, column, mode, side."""
     digest = hashlib.sha256(repr(("1", column, mode, *([side] if side else []))).encode())

@@ -1,4 +1,4 @@
-"""``attacks`` and ``fedpriv.attacks`` are the same modules, and a user's own package of that name hides neither fedpriv nor itself."""
+"""``attacks`` and ``fedpriv.attacks`` are the same modules; a user's own package of that name hides neither."""
 
 from __future__ import annotations
 

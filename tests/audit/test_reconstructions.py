@@ -85,6 +85,27 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     assert len({len(images) for images in rows.values()}) == 1
 
 
+def bright(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
+    """In place of every attack: recovers bright images."""
+    keep = images.flatten(1).mean(1) > 0.33
+    made = torch.where(keep.view(-1, 1, 1, 1), images, 1 - images.round())
+    n = len(observed)
+    found = Reconstruction(made, torch.full((n,), -1), torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
+    return Attempt(attacker, found, score(made, images), made, controls=PASSED)
+
+
+def test_processes_change_nothing(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("controlled", "attempt"):
+        monkeypatch.setattr(attempts, name, bright)
+    monkeypatch.setattr(attempts, "run_controls", lambda *asked: PASSED)
+    client, said = evidence.messages()[0][1], list[str]()
+    alone, together = (on_single_images(evidence, 1, client, 0, said.append, 24, workers) for workers in (1, 3))
+    assert alone.described(None) == together.described(None)
+    assert any(" and " in one for one in said), "some were mounted side by side"
+    recovered = [one["success"]["0.01"]["successes"] for one in alone.described(None)["attempts"] if one.get("success")]
+    assert any(recovered)
+
+
 def test_none_of_72_leaves_5_percent_open() -> None:
     assert round(SETTLED, 3) == 0.051 == round(wilson(0, 72).high, 3)
 

@@ -14,10 +14,10 @@ from click.testing import Result
 from torch import nn
 from torch.nn import functional as F
 
-from fedpriv.data import decoding
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.outside.cache import cache_folder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
@@ -275,7 +275,7 @@ def test_a_random_encoder_that_is_frozen_is_the_runs_own(tmp_path: Path, file: P
         run = simulation(tmp_path / name, "fedavg", **texts(file, **HEAD), seed=seed, **{"data.partition.seed": 0})
         chunks = list(run.federation.data.chunks("train", 1000)), list(run.federation.data.chunks("test", 1000))
         seen.append([torch.cat(chunk) for chunk in chunks])  # type: ignore[arg-type]
-        for kept in decoding.cache_folder().glob("features-*"):
+        for kept in cache_folder().glob("features-*"):
             kept.unlink()
     assert all(torch.equal(one, two) for one, two in zip(seen[0], seen[1], strict=True))
     assert not torch.equal(seen[0][0], seen[2][0])

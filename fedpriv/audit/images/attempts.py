@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled,
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
-from fedpriv.audit.progress import Say, mounting, spent
+from fedpriv.audit.progress import Say, elsewhere, mounting, spent
 from fedpriv.errors import UsageError
 from fedpriv.processes import forked
 
@@ -25,11 +26,14 @@ SETTLED = wilson(0, SINGLES).high
 """The easiest case is decided once the interval of an attack's success rate lies above or below this share."""
 
 
-def attempt_on(target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True) -> Attempt:
+def attempt_on(
+    target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True, announce: bool = True
+) -> Attempt:
     """Attack, after the controls; without them where it has passed them on the images before."""
     if (cut := spent(say)) is not None:
         return Attempt(attacker, inapplicable=cut)
-    say(f"{target.title}: {attacker.name}")
+    if announce:
+        say(f"{target.title}: {attacker.name}")
     try:
         observed = observe(attacker.threat)
     except UsageError as error:
@@ -47,10 +51,11 @@ def until_decided(
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
     as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Once an attacker has
     recovered all, those after it are not tried: none can find more. Each interval is for the number of images that were tried.
+    Attackers whose cost hardly depends on the number of messages are tried once, on as many as the others at most.
 
     Args:
         most: largest number of images on which attackers that optimise are tried.
-        workers: processes for the controls of attackers that optimise.
+        workers: processes for attackers that optimise, and their controls; the result does not depend on it.
     """
     quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
     others = [attacker for attacker in tried if attacker not in quick]
@@ -58,17 +63,20 @@ def until_decided(
     enough = next((f"{one.name} recovered all {len(target.images)}" for one in quick if _found_all(attempts[one][-1])), None)
     if enough is None and workers > 1:
         _controls_at_once(target, others, seed, say, workers)
-    done = 0
-    for end in _stages(min(first, most), min(len(target.images), most)):
-        part = _part(target, done, end)
-        for attacker in others:
-            so_far = attempts.get(attacker, [])
-            if enough is None and (not done or _may_decide(_together(so_far, target))):
-                attempts[attacker] = [
-                    *so_far, attempt_on(part, attacker, part.observe, seed + done, say, controls=not so_far)
-                ]  # fmt: skip
-                if not done and _found_all(attempts[attacker][-1]):
-                    enough = f"{attacker.name} recovered all of the first {end}"
+    done, most = 0, min(len(target.images), most)
+    for end in _stages(min(first, most), most):
+        part, whole = _part(target, done, end), _part(target, 0, most)
+        goes_on = [one for one in attempts if declared(one.attack).staged and _may_decide(_together(attempts[one], target))]
+        still = [one for one in others if not done or one in goes_on]
+        while still and enough is None:
+            now, still = still[:workers], still[workers:]
+            targets = [part if declared(one.attack).staged else whole for one in now]
+            found = _side_by_side(targets, now, seed + done, say, controls=not done)
+            for attacker, on, made in zip(now, targets, found, strict=True):
+                if enough is None:
+                    attempts[attacker] = [*attempts.get(attacker, []), made]
+                    if not done and _found_all(made):
+                        enough = f"{attacker.name} recovered all of the first {len(on.images)}"
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
@@ -78,6 +86,25 @@ def until_decided(
 
 def _found_all(one: Attempt) -> bool:
     return one.recovered is not None and one.recovered.share == 1
+
+
+def _side_by_side(
+    targets: Sequence[Target], attackers: Sequence[Attacker], seed: int, say: Say, controls: bool
+) -> Sequence[Attempt]:
+    """Attempts of a few attackers, each on its target in a process of its own."""
+    if len(attackers) == 1:
+        return [attempt_on(targets[0], attackers[0], targets[0].observe, seed, say, controls)]
+
+    def mounted(target: Target, attacker: Attacker) -> tuple[Attempt, float]:
+        began = time.process_time()
+        made = attempt_on(target, attacker, target.observe, seed, say, controls, announce=False)
+        return made, time.process_time() - began
+
+    each = list(zip(targets, attackers, strict=True))
+    say(" and ".join(f"{target.title}: {attacker.name}" for target, attacker in each))
+    made = forked([partial(mounted, *one) for one in each], len(each))
+    elsewhere(say, sum(seconds for _, seconds in made))
+    return [attempt for attempt, _ in made]
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:

@@ -45,7 +45,7 @@ def name_of(data: Any) -> Path:
         UsageError: they are none of these.
         FedprivError: the cache cannot be written.
     """
-    from fedpriv.data.decoding import cache_folder
+    from fedpriv.outside.cache import cache_folder
 
     folder = cache_folder() / FOLDER
     try:

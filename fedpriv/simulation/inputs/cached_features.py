@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedpriv.data import decoding
 from fedpriv.data.pools import Pool
 from fedpriv.models.text import TextEncoder, features
+from fedpriv.outside.cache import cache_folder
 
 CHUNK = 128
 """Samples per pass."""
@@ -51,7 +52,7 @@ def computed_once(frozen: nn.Module, inputs: Iterable[bytes], device: torch.devi
     for name, tensor in frozen.state_dict().items():
         digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
         digest.update(tensor.cpu().numpy().tobytes())
-    path = decoding.cache_folder() / f"features-{digest.hexdigest()[:24]}.safetensors"
+    path = cache_folder() / f"features-{digest.hexdigest()[:24]}.safetensors"
     cached = decoding.read_cache(path)
     if cached is None:
         frozen.to(device).eval()

@@ -1,0 +1,83 @@
+"""Listings of what has a name, kept in the user's cache: from the second time on they need no import of PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli.common import loading
+from fedpriv.errors import UnknownName
+from fedpriv.outside.cache import cache_folder
+
+Rows = dict[str, list[dict[str, Any]]]
+_PACKAGE = Path(__file__).parents[1]
+
+
+def listed(command: str, *facts: object, compute: Callable[[], Rows]) -> Rows:
+    """The rows that a listing command shows: from the cache, or computed and put there.
+
+    With plug-ins they are always computed, as these may change without a trace in their file names.
+
+    Args:
+        command: its name; ``facts``: the values of its options.
+
+    Returns:
+        The rows as JSON has them: with lists, not tuples.
+    """
+    path = _path(command, *facts)
+    if path is not None:
+        with suppress(OSError, ValueError):
+            found: Rows = json.loads(path.read_text())
+            return found
+    loading()
+    rows: Rows = json.loads(json.dumps(compute()))
+    if path is not None:
+        with suppress(OSError):  # a full disk, or a home that cannot be written
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as draft:
+                json.dump(rows, draft)
+            Path(draft.name).replace(path)
+    return rows
+
+
+def check_name(command: str, kind: str, name: str | None) -> None:
+    """Refuse a name that the kept listing does not have; without one, the name is checked later, when PyTorch is there.
+
+    Raises:
+        UnknownName: with the nearest name.
+    """
+    path = _path(command)
+    if name is None or path is None:
+        return
+    with suppress(OSError, ValueError):
+        known = [row["name"] for row in json.loads(path.read_text())[f"{kind}s"]]
+        if name not in known:
+            raise UnknownName(kind, name, known)
+
+
+def _path(command: str, *facts: object) -> Path | None:
+    """The file of a listing; ``None`` where there are plug-ins."""
+    plugins = any(group.startswith("fedpriv.") for group in entry_points().groups)
+    if plugins or click.get_current_context().meta.get("fedpriv.plugins"):
+        return None
+    named = hashlib.sha256(repr((command, facts, sys.version, sorted(_sources()))).encode()).hexdigest()
+    return cache_folder() / "listings" / f"{named[:32]}.json"
+
+
+def _sources() -> Iterator[tuple[str, int, int]]:
+    """Path, size and time of the last change of each Python file of this package."""
+    for folder, _, names in os.walk(_PACKAGE, followlinks=True):
+        for name in names:
+            if name.endswith(".py"):
+                status = os.stat(path := os.path.join(folder, name))
+                yield path, status.st_size, status.st_mtime_ns

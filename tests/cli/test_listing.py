@@ -1,0 +1,88 @@
+"""Listings are kept in the user's cache, so that names are shown, and refused, without importing PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedpriv.cli import listing, main
+
+PLUGIN = """
+from dataclasses import dataclass
+from fedpriv.methods import register, Method
+from fedpriv.methods.fedavg import FedAvg
+
+@register("my-own")
+class MyOwn(FedAvg):
+    "A method of a plug-in."
+"""
+CHILD = """
+import sys
+from click.testing import CliRunner
+from fedpriv.cli import main
+for command in (["methods"], ["methods", "moon"], ["attacks"], ["defenses"], ["models"], ["data", "list"]):
+    assert CliRunner().invoke(main, [*command, "--json"], catch_exceptions=False).exit_code == 0
+    assert "torch" not in sys.modules, command
+for command in (["train", "--method", "fedavgg"], ["attack", "dlgg"]):
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2 and "did you mean" in refused.output, refused.output
+    assert "torch" not in sys.modules, command
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedpriv" / "listings"
+
+
+def rows(*command: str) -> dict[str, list[dict[str, object]]]:
+    shown = CliRunner().invoke(main, [*command, "--json"], catch_exceptions=False)
+    answer: dict[str, list[dict[str, object]]] = json.loads(shown.stdout.splitlines()[-1])
+    return answer
+
+
+def test_from_the_second_time_on_without_pytorch() -> None:
+    for command in (["methods"], ["attacks"], ["defenses"], ["models"], ["data", "list"]):
+        assert rows(*command) == rows(*command)
+    done = subprocess.run([sys.executable, "-c", CHILD], env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_options_have_listings_of_their_own(own_cache: Path) -> None:
+    wide, narrow = rows("models"), rows("models", "--projection", "64")
+    assert len(list(own_cache.iterdir())) == 2
+    assert wide["models"][0]["projection"] == 128 and narrow["models"][0]["projection"] == 64
+
+
+def test_changed_code_is_listed_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rows("defenses")
+    sources = [*listing._sources()]
+    monkeypatch.setattr(listing, "_sources", lambda: iter([*sources, ("new.py", 1, 1)]))
+    assert rows("defenses") == before and len(list(own_cache.iterdir())) == 2
+
+
+def test_plugins_are_listed_and_never_kept(own_cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpriv", "methods", "my-own", "--plugin", str(file)], capture_output=True, text=True, timeout=120
+    )
+    assert "A method of a plug-in." in done.stdout and not own_cache.exists()
+
+
+def test_a_damaged_or_unwritable_cache_is_no_failure(own_cache: Path) -> None:
+    before = rows("defenses")
+    (kept,) = own_cache.iterdir()
+    kept.write_text("{")
+    assert rows("defenses") == before
+    kept.unlink()
+    own_cache.rmdir()
+    own_cache.write_text("a file in the folder's place")
+    assert rows("defenses") == before
