@@ -24,6 +24,7 @@ TINY = {
     "data.clients": 4,
     "train.participation": 0.5,
     "train.batch_size": 20,
+    "model.name": "mlp",  # small, as every fault is sealed again
     "executor.name": "sequential",
     "wire.keep_payloads": "none",
 }
@@ -33,6 +34,7 @@ PAIRS = {
     "data.image_size": 16,
     "data.image_only": 0.5,
     "data.text_only": 0.5,
+    "model.name": None,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "counts": ("mpfedcon", {"method.center_weighting": "counts", "data.partition.name": "iid"}),
