@@ -16,7 +16,7 @@ __all__ = ["hardly_any_steps", "quick_plots"]
 @pytest.fixture
 def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
-    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2}
+    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 50}
     for kind in image_attacks().values():
         if declared(kind).usual is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}

@@ -23,21 +23,21 @@ def grid(rows: Mapping[str, Tensor]) -> bytes:
     columns = min(SHOWN, *(len(images) for images in rows.values()))
     made, pixels = io.BytesIO(), mosaic([images[:columns] for images in rows.values()])
     high = pixels.shape[0] / len(rows)
-    figure = Figure(figsize=(1.1 * columns + 1.6, 1.15 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(1.1 * columns, 1.1 * len(rows)))
     with mpl.rc_context({"font.size": 10}):
-        axes = figure.subplots()  # one for all: each would take longer to draw than its image
+        axes = figure.add_axes((0, 0, 1, 1))  # one for all: each would take longer to draw than its image
         axes.imshow(pixels.numpy())
         axes.set_xticks([])
         axes.set_yticks([(row + 0.5) * high for row in range(len(rows))], list(rows))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        figure.savefig(made, dpi=100, format="png")
+        figure.savefig(made, dpi=100, format="png", bbox_inches="tight", pad_inches=0.05)  # the names stand outside
     return made.getvalue()
 
 
 def mosaic(rows: list[Tensor]) -> Tensor:
     """Rows of equally many images ``(n, C, H, W)`` as one, ``(height, width, 3)``, on white."""
-    images = torch.stack([row.cpu().float() for row in rows]).clamp(0, 1)
+    images = torch.stack([row.cpu().float() for row in rows]).nan_to_num(1.0).clamp(0, 1)
     if images.shape[2] != 3:
         images = images[:, :, :1].expand(-1, -1, 3, -1, -1)
     times = max(1, SIDE // max(images.shape[-2:]))
