@@ -71,7 +71,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, monkeyp
     assert not found["not_run"]
     for name in ("frontier.json", "frontier.md", "frontier.png", "report/audit.html", "parent.json"):
         assert (tmp_path / "out" / name).exists()
-    assert len(trained) >= 3
+    assert len(trained) >= 2
     trained.clear()
     again = fedpriv(*asked)
     assert not trained and "shadow turns" not in again.stderr, "all of it is done"
