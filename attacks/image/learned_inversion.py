@@ -4,9 +4,7 @@ The attacker simulates the messages of public images under the observed defence,
 pruning or rounding take away is filled in by what such images look like, where gradient matching has nothing to go by.
 
 Differs from the paper: principal components in place of hashed entries, since they keep more of a message under noise; messages
-of one image alone; a small net and about a thousand images, which take seconds. Messages that were caused under the same download
-are learned by one net. Where clients differ in what stays with them and is known, such as a pair's text, the public images are
-spread over these.
+of one image alone; a small net and about a thousand images, which take seconds.
 """
 
 from __future__ import annotations
@@ -77,7 +75,6 @@ class LearnedInversion:
 
     control: ClassVar = Setting(kind="digits", images=40, least=0.5, threat=ThreatModel(top="initial", public=True))
     most_steps: ClassVar = 8
-    staged: ClassVar = False
     images: int = ranged(1000, 2)
     components: int = 256
     width: int = 400
@@ -120,19 +117,15 @@ class LearnedInversion:
 
     def _inverted(self, group: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """Images ``(n, C, H, W)`` behind messages with the same download, and the loss at each step of the net's training."""
-        public = group[0].public
-        assert public is not None
-        images, labels = public.images[: self.images], public.labels[: self.images]
-        clients = [group[place[0]] for place in _same(group, [one.weights for one in group])][: min(PILOT, len(images))]
-        spread = [torch.arange(at, len(images), len(clients)) for at in range(len(clients))]
+        first = group[0]
+        assert first.public is not None
+        images, labels = first.public.images[: self.images], first.public.labels[: self.images]
         seen = torch.cat([rows_of({name: tensor[None] for name, tensor in one.shared.items()}) for one in group])
         defence = defence_of(group, seen)
 
         def messages(count: int) -> Iterator[Tensor]:
-            for client, own in zip(clients, spread, strict=True):
-                some = own[own < count]
-                for tensors in simulated(client, Public(images[some], labels[some])):
-                    yield defence.applied(rows_of(tensors))
+            for tensors in simulated(first, Public(images[:count], labels[:count])):
+                yield defence.applied(rows_of(tensors))
 
         index = torch.arange(seen.shape[1])
         if len(index) > ENTRIES:
@@ -141,9 +134,7 @@ class LearnedInversion:
         learned = torch.cat([part[:, index] for part in messages(len(images))])
         basis = components(learned, self.components)
         deviation = (basis.square().T @ defence.variance[index]).sqrt()
-        return self._learned(
-            learned @ basis, deviation, images[torch.cat(spread)], seen[:, index] @ basis, defence.norm is not None
-        )
+        return self._learned(learned @ basis, deviation, images, seen[:, index] @ basis, defence.norm is not None)
 
     def _learned(self, inputs: Tensor, deviation: Tensor, images: Tensor, seen: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
         """Train on components ``(m, d)`` with fresh errors of that deviation ``(d,)``; map those that were ``seen`` to images.
@@ -151,16 +142,20 @@ class LearnedInversion:
         Args:
             scaled: the norm carries no information.
         """
+        wide, truth = self.width, images.flatten(1).to(inputs)
+        # Of fewer images than pixels it could learn no others than their sums, so these are what it has to find.
+        sums = components(truth, len(truth)) if len(truth) < truth.shape[1] else None
+        if sums is not None:
+            truth = truth @ sums
         scale = (inputs.square().mean() + deviation.square().mean()).sqrt().clamp_min(1e-30)
 
         def read(rows: Tensor) -> Tensor:
             return F.normalize(rows, dim=1) * rows.shape[1] ** 0.5 if scaled else rows / scale
 
-        wide, truth = self.width, images.flatten(1).to(inputs)
         net = nn.Sequential(
             nn.Linear(inputs.shape[1], wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, truth.shape[1])
         )  # fmt: skip
-        optimiser = torch.optim.Adam(net.parameters(), self.lr)
+        optimiser = torch.optim.Adam(net.parameters(), self.lr, fused=True)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
         losses = []
         for _ in range(self.steps):
@@ -173,30 +168,26 @@ class LearnedInversion:
             falling.step()
             losses.append(loss.detach())
         with torch.no_grad():
-            return net(read(seen)).view(-1, *images.shape[1:]), torch.stack(losses)
+            found = net(read(seen))
+            return (found if sums is None else found @ sums.T).view(-1, *images.shape[1:]), torch.stack(losses)
 
 
 def alike(observations: Sequence[Observation]) -> list[list[int]]:
     """Places of observations in groups with the same download, for which one net is trained."""
-    return _same(observations, [{name: one.weights[name] for name in one.shared} for one in observations])
-
-
-def _same(observations: Sequence[Observation], weights: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
-    """Places of observations in groups whose weights are equal, and all of whose weights have the same names."""
-
-    def equal(i: int, j: int) -> bool:
-        if observations[i].weights.keys() != observations[j].weights.keys() or weights[i].keys() != weights[j].keys():
-            return False
-        return all(tensor is weights[j][name] or torch.equal(tensor, weights[j][name]) for name, tensor in weights[i].items())
-
     groups: list[list[int]] = []
-    for i in range(len(observations)):
-        group = next((group for group in groups if equal(group[0], i)), None)
+    for i, one in enumerate(observations):
+        group = next((group for group in groups if _same_download(observations[group[0]], one)), None)
         if group is None:
             groups.append([i])
         else:
             group.append(i)
     return groups
+
+
+def _same_download(one: Observation, other: Observation) -> bool:
+    if one.shared.keys() != other.shared.keys() or one.weights.keys() != other.weights.keys():
+        return False
+    return all(tensor is other.weights[name] or torch.equal(tensor, other.weights[name]) for name, tensor in one.weights.items())
 
 
 def rows_of(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -126,7 +126,6 @@ class Declared:
         most_steps: the largest number of local steps behind a message on which audits try it; ``None``: any number.
         head: whether it is for messages with the last layer's gradient, for those without, or for either.
         optimises: ``False`` for a closed form, which costs next to nothing for any message.
-        staged: whether audits try it on few messages first; ``False``: its cost hardly depends on their number.
     """
 
     control: ClassVar[Setting | None] = None
@@ -135,7 +134,6 @@ class Declared:
     most_steps: ClassVar[int | None] = None
     head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
     optimises: ClassVar[bool] = True
-    staged: ClassVar[bool] = True
 
     @staticmethod
     def check(observation: Observation) -> None:

@@ -51,7 +51,6 @@ def until_decided(
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
     as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Once an attacker has
     recovered all, those after it are not tried: none can find more. Each interval is for the number of images that were tried.
-    Attackers whose cost hardly depends on the number of messages are tried once, on as many as the others at most.
 
     Args:
         most: largest number of images on which attackers that optimise are tried.
@@ -63,20 +62,17 @@ def until_decided(
     enough = next((f"{one.name} recovered all {len(target.images)}" for one in quick if _found_all(attempts[one][-1])), None)
     if enough is None and workers > 1:
         _controls_at_once(target, others, seed, say, workers)
-    done, most = 0, min(len(target.images), most)
-    for end in _stages(min(first, most), most):
-        part, whole = _part(target, done, end), _part(target, 0, most)
-        goes_on = [one for one in attempts if declared(one.attack).staged and _may_decide(_together(attempts[one], target))]
-        still = [one for one in others if not done or one in goes_on]
+    done = 0
+    for end in _stages(min(first, most), min(len(target.images), most)):
+        part = _part(target, done, end)
+        still = [one for one in others if not done or _may_decide(_together(attempts[one], target))]
         while still and enough is None:
             now, still = still[:workers], still[workers:]
-            targets = [part if declared(one.attack).staged else whole for one in now]
-            found = _side_by_side(targets, now, seed + done, say, controls=not done)
-            for attacker, on, made in zip(now, targets, found, strict=True):
+            for attacker, made in zip(now, _side_by_side(part, now, seed + done, say, controls=not done), strict=True):
                 if enough is None:
                     attempts[attacker] = [*attempts.get(attacker, []), made]
                     if not done and _found_all(made):
-                        enough = f"{attacker.name} recovered all of the first {len(on.images)}"
+                        enough = f"{attacker.name} recovered all of the first {end}"
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
@@ -88,21 +84,18 @@ def _found_all(one: Attempt) -> bool:
     return one.recovered is not None and one.recovered.share == 1
 
 
-def _side_by_side(
-    targets: Sequence[Target], attackers: Sequence[Attacker], seed: int, say: Say, controls: bool
-) -> Sequence[Attempt]:
-    """Attempts of a few attackers, each on its target in a process of its own."""
+def _side_by_side(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, controls: bool) -> Sequence[Attempt]:
+    """Attempts of a few attackers, each in a process of its own."""
     if len(attackers) == 1:
-        return [attempt_on(targets[0], attackers[0], targets[0].observe, seed, say, controls)]
+        return [attempt_on(target, attackers[0], target.observe, seed, say, controls)]
 
-    def mounted(target: Target, attacker: Attacker) -> tuple[Attempt, float]:
+    def mounted(attacker: Attacker) -> tuple[Attempt, float]:
         began = time.process_time()
         made = attempt_on(target, attacker, target.observe, seed, say, controls, announce=False)
         return made, time.process_time() - began
 
-    each = list(zip(targets, attackers, strict=True))
-    say(" and ".join(f"{target.title}: {attacker.name}" for target, attacker in each))
-    made = forked([partial(mounted, *one) for one in each], len(each))
+    say(f"{target.title}: {' and '.join(attacker.name for attacker in attackers)}")
+    made = forked([partial(mounted, attacker) for attacker in attackers], len(attackers))
     elsewhere(say, sum(seconds for _, seconds in made))
     return [attempt for attempt, _ in made]
 
