@@ -91,6 +91,7 @@ def test_the_aggregation_of_contributing(
         assert all(torch.equal(space.view(simulation.server.row, n), space.view(before, n)) for n in rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["docs/python.md"])
 def test_the_examples_of_the_documents(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,6 +100,7 @@ def test_the_examples_of_the_documents(name: str, tmp_path: Path, monkeypatch: p
     assert tried > 10 and not failed
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As shown, with fewer rounds and a smaller audit."""
     monkeypatch.chdir(tmp_path)

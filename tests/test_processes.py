@@ -16,9 +16,9 @@ import yaml
 
 from fedpriv.config import load_config
 from fedpriv.simulation import run
+from tests.simulation.processes import Process, have_children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them on Linux alone")
-FEDPRIV = [sys.executable, "-m", "fedpriv"]
 TINY = {
     "method": "fedavg",
     "data": {"name": "digits", "clients": 4},
@@ -57,11 +57,11 @@ def wait_until(true: object, seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def killed_with(process: subprocess.Popen[bytes]) -> None:
+def killed_with(process: subprocess.Popen[bytes] | Process) -> None:
     """SIGKILL it; what it had started is gone soon after."""
     started = descendants(process.pid)
     assert started
-    process.kill()
+    os.kill(process.pid, signal.SIGKILL)
     process.wait(10)
     wait_until(lambda: not any(map(is_there, started)), 120)
 
@@ -89,22 +89,21 @@ def test_an_experiment_that_was_killed_goes_on(tmp_path: Path) -> None:
     file, runs_dir = tmp_path / "paper" / "tiny.yaml", tmp_path / "runs"
     file.parent.mkdir()
     file.write_text(yaml.safe_dump({"title": "t", "base": TINY, "runs": {"a": {}}, "seeds": [0]}))
-    command = [*FEDPRIV, "experiment", "run", str(file), "--runs-dir", str(runs_dir)]
+    command = ["experiment", "run", file, "--runs-dir", runs_dir]
     folder = runs_dir / "experiments" / "paper" / "tiny" / "a-s0"
 
     def rounds() -> int:
         metrics = folder / "metrics.jsonl"
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = Process(tmp_path, *command)
     wait_until(lambda: rounds() > 3)
     killed_with(process)
     done = rounds()
-    again = subprocess.Popen(command, stdout=subprocess.PIPE)
-    wait_until(lambda: rounds() > done + 3 or again.poll() is not None)
-    assert again.poll() is None
-    again.send_signal(signal.SIGINT)
-    said = again.communicate(timeout=60)[0].decode()
+    again = Process(tmp_path, *command)
+    wait_until(lambda: rounds() > done + 3 or not is_there(again.pid))
+    again.signal(signal.SIGINT)
+    said = again.wait(60).out
     assert "FAILED" not in said and "interrupted" in said
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
@@ -115,7 +114,7 @@ def test_the_processes_of_an_audit_end_with_it(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "ab"]
     run.start(load_config(None, values | {"run_dir": str(folders[0])}), tmp_path, lambda *_: None, lambda _: None, lambda _: None)
     shutil.copytree(folders[0], folders[1])
-    process = subprocess.Popen([*FEDPRIV, "audit", *map(str, folders), "--workers", "2"], stdout=subprocess.DEVNULL)
+    process = Process(tmp_path, "audit", *folders, "--workers", 2, sabotage=have_children)
     wait_until(lambda: len(descendants(process.pid)) >= 3)  # two workers and what passes their progress on
     time.sleep(2)  # until each has said what it wants
     killed_with(process)

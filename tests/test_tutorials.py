@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.ipynb"))
+from tests.simulation.processes import CONTEXT
+
+FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
+IN_A_KERNEL = "own-data-and-net"
+"""The one that runs as a reader's does; the others in processes that have imported everything, which halves their time."""
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tutorial", TUTORIALS, ids=[path.stem for path in TUTORIALS])
-def test_a_tutorial_runs(tutorial: Path, tmp_path: Path) -> None:
+def played(tutorial: Path, folder: Path) -> list[str]:
+    """What a notebook's cells show, run by IPython in this process."""
+    import nbformat
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    os.chdir(folder)
+    sys.path.insert(0, "")  # as a kernel's
+    os.environ["IPYTHONDIR"] = str(folder / ".ipython")
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    said, shown = StringIO(), []
+    with redirect_stdout(said), redirect_stderr(said):
+        for cell in nbformat.read(tutorial, as_version=4).cells:
+            if cell.cell_type != "code":
+                continue
+            done = shell.run_cell(cell.source)
+            shown += [] if done.result is None else [str(done.result)]
+            if not done.success:
+                shown += traceback.format_exception(done.error_in_exec or done.error_before_exec)
+                break
+    return [said.getvalue(), *shown]
+
+
+def assert_fine(shown: list[str]) -> None:
+    assert any(shown) and not [text for text in shown if "fedpriv: " in text or "Traceback" in text]
+
+
+@pytest.mark.parametrize("tutorial", sorted(path.stem for path in FOLDER.glob("*.ipynb") if path.stem != IN_A_KERNEL))
+def test_a_tutorial_runs(tutorial: str, tmp_path: Path) -> None:
+    pytest.importorskip("IPython", reason="needs the group docs: uv run --group docs pytest tests/test_tutorials.py")
+    with ProcessPoolExecutor(1, CONTEXT) as pool:
+        assert_fine(pool.submit(played, FOLDER / f"{tutorial}.ipynb", tmp_path).result())
+
+
+def test_a_tutorial_runs_in_a_kernel(tmp_path: Path) -> None:
     client = pytest.importorskip("nbclient", reason="needs the group docs: uv run --group docs pytest tests/test_tutorials.py")
     import nbformat
 
-    book = nbformat.read(tutorial, as_version=4)
+    book = nbformat.read(FOLDER / f"{IN_A_KERNEL}.ipynb", as_version=4)
     client.NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [str(output) for cell in book.cells for output in cell.get("outputs", ())]
-    assert shown and not [text for text in shown if "fedpriv: " in text or "Traceback" in text]
+    assert_fine([str(output) for cell in book.cells for output in cell.get("outputs", ())])

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,14 +102,24 @@ def open_synthetic(train: int = 1200, test: int = 200, size: int = 32, seed: int
     splits = SyntheticSplit("train", train, size, seed), SyntheticSplit("test", test, size, seed)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
-        sized = [replace(split, size=side or size) for split in splits]  # the same scenes, rendered at that size
-        first, second = (torch.from_numpy(np.stack(list(split.images())).transpose(0, 3, 1, 2).copy()) for split in sized)
+        first, second = (_images(replace(split, size=side or size)) for split in splits)  # the same scenes, rendered at that size
         return first, second
 
     def texts() -> tuple[Texts, Texts]:
-        return tuple(splits[0].texts()), tuple(splits[1].texts())
+        return _texts(splits[0]), _texts(splits[1])
 
     return Opened(splits[0].labels, splits[1].labels, CLASSES, images, texts)
+
+
+@lru_cache(2)
+def _images(split: SyntheticSplit) -> Tensor:
+    """``(n, 3, size, size)``; drawn once a process, not to be written to."""
+    return torch.from_numpy(np.stack(list(split.images())).transpose(0, 3, 1, 2).copy())
+
+
+@lru_cache(2)
+def _texts(split: SyntheticSplit) -> Texts:
+    return tuple(split.texts())
 
 
 def write_pairs(folder: Path, train: int = 1200, test: int = 200, size: int = 32, seed: int = 0) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import fedpriv
+from tests.simulation.conftest import quick_plots
+
+__all__ = ["here", "quick_plots", "run"]
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",

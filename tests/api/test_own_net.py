@@ -11,19 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import fedpriv
+from fedpriv.cli import main
 from fedpriv.config import load_config
 from fedpriv.deploy.serving import _check_possible
 from fedpriv.deploy.site import _config
 from fedpriv.errors import FedprivError
+from fedpriv.models import own
 from fedpriv.models.net import Net
 from fedpriv.models.own import name_of, own_net
 from fedpriv.wire.message import Refused
 from tests.api import own_nets
 from tests.api.conftest import SMALL
 from tests.api.test_auditing import QUICK
+from tests.marks import slow_but
 
 SHAPE, OWN = (1, 8, 8), "tests.api.own_nets:"
 
@@ -64,7 +68,7 @@ def test_its_roles(name: str, roles: dict[str, str] | None, parts: dict[str, set
     assert (net.feature_dim, net.projection_dim) == (net.encode(images).shape[1], net(images).projection.shape[1])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+@pytest.mark.parametrize("method", slow_but(["fedavg"], ["fedavg", "mpfedcon"]))
 def test_a_run_with_it(method: str, here: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing to remark
@@ -91,6 +95,7 @@ def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> Non
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     (here / "my_nets.py").write_text(Path(own_nets.__file__).read_text())
     command = [sys.executable, "-c", "from fedpriv.cli import main; main()", "train", "--model", "my_nets:mlp", "--rounds", "1"]
@@ -100,7 +105,7 @@ def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     assert fedpriv.load("run").config.model.name == "my_nets:mlp"
 
 
-def test_one_that_cannot_be_imported(here: Path) -> None:
+def test_one_that_cannot_be_imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(own_nets.InRoles):
         pass
 
@@ -108,9 +113,9 @@ def test_one_that_cannot_be_imported(here: Path) -> None:
         run = fedpriv.train(method="fedavg", model=Local, run_dir="run", **SMALL)
     assert "cannot be imported" in run.summary["notes"][0]  # type: ignore[index]
     assert fedpriv.audit(run, **QUICK).answer
-    code = "from fedpriv.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "audit", "run"], capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "Local" in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setattr(own, "_here", {})  # as in another process
+    done = CliRunner().invoke(main, ["audit", "run"])
+    assert done.exit_code == 2 and "Local" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_two_of_one_name_are_told_apart() -> None:

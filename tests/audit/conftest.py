@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
 from tests.simulation.conftest import quick_plots
@@ -16,7 +19,7 @@ __all__ = ["hardly_any_steps", "quick_plots"]
 @pytest.fixture
 def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
-    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2}
+    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 50}
     for kind in image_attacks().values():
         if declared(kind).usual is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
@@ -26,3 +29,5 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("fedpriv.attacks.lab.attempts", "fedpriv.audit.images.attempts"):
         monkeypatch.setattr(f"{module}.run_controls", lambda attacker, *asked: passed)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)
+    few_steps = partial(invert_centers, options=CenterOptions(steps=2, restarts=0))
+    monkeypatch.setattr("fedpriv.audit.images.center_leaks.invert_centers", few_steps)

@@ -66,12 +66,10 @@ def defended(
         pytest.param([{"name": "clip", "norm": 0.01}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "clip", "norm": 0.01}], 0.1, marks=pytest.mark.slow),
         pytest.param([{"name": "gaussian", "variance": 1e-4}], 0.0, marks=pytest.mark.slow),
-        pytest.param([{"name": "laplace", "variance": 1e-4}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "prune", "fraction": 0.2}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "quantise", "bits": 4}], 0.0, marks=pytest.mark.slow),
         pytest.param([{"name": "cast", "dtype": "float16"}], 0.003, marks=pytest.mark.slow),
         pytest.param([{"name": "clip", "norm": 0.5}, {"name": "gaussian", "variance": 3e-7}], 0.0, marks=pytest.mark.slow),
-        pytest.param([{"name": "prune", "fraction": 0.3}, {"name": "quantise", "bits": 6}], 0.0, marks=pytest.mark.slow),
     ],
     ids=lambda value: "+".join(one["name"] for one in value) if isinstance(value, list) else f"lr={value}",
 )

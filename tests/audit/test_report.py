@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(name: str) -> Path:
         if name not in made:
             method, own = options[name]
-            play(folder / name, method, **own)
+            play(folder / name, method, **own, **{"data.limit": 600})
             made[name] = folder / name
         return made[name]
 
@@ -193,6 +193,7 @@ def test_a_budget_is_a_time(text: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_clients_that_an_audit_simulates_hold_no_canaries(tmp_path: Path) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.canaries": 20}
+    private |= {"data.limit": 400, "train.rounds": 1, "train.participation": 0.1}
     play(tmp_path / "run", "fedavg", **private)
     result = fedpriv("audit", tmp_path / "run", *QUICK, "--json")
     assert result.exit_code == 0, result.output

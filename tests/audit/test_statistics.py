@@ -145,7 +145,7 @@ def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.usefixtures("hardly_any_steps")
 def test_the_report_says_so(tmp_path: Path) -> None:
-    play(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
+    play(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1, "data.limit": 400})
     quick = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "0", "--workers", "1")
     result = fedpriv("audit", tmp_path / "run", *quick, "--output", tmp_path / "report", "--json")
     assert result.exit_code == 0, result.output

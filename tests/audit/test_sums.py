@@ -104,7 +104,7 @@ def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
 
 @pytest.mark.slow
 def test_an_audit_shows_each_attacker_with_and_without(folder: Path, hardly_any_steps: None) -> None:
-    options = AuditOptions(messages=1, label_shadows=0, membership_shadows=8, singles=1)
+    options = AuditOptions(messages=1, label_shadows=0, membership_shadows=4, singles=1)
     audited = audit([folder], options, "fedpriv audit", 1, lambda text: None)
     (found,) = audited.findings["runs"]
     rows = {(row["measure"], row["attack"]): row for row in found["without_sums"]}

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.conftest import quick_plots
+
+__all__ = ["no_traces", "quick_plots"]
+
 
 @pytest.fixture(autouse=True)
 def no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 # Where there is a GPU, autograd starts threads, and a process that has any cannot fork: there, from a fresh one.
-_CONTEXT: Any = multiprocessing.get_context("forkserver" if torch.cuda.is_available() else "fork")
-_CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
+CONTEXT: Any = multiprocessing.get_context("forkserver" if torch.cuda.is_available() else "fork")
+CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
 
 Sabotage = Callable[[], None]
 """Called in the process before the command; must be picklable: a function of a module, or a ``functools.partial`` of one."""
@@ -49,11 +49,15 @@ class Process:
             os.mkfifo(name)
             self._pipes.append(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
             fcntl.fcntl(self._pipes[-1], fcntl.F_SETPIPE_SZ, 2**20)
-        self._process = _CONTEXT.Process(target=_main, args=([str(a) for a in arguments], names, sabotage), daemon=True)
+        self._process = CONTEXT.Process(target=_main, args=([str(a) for a in arguments], names, sabotage), daemon=True)
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
     def signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def wait(self, seconds: float = 120) -> Ended:
         self._process.join(seconds)
@@ -162,6 +166,11 @@ def limit_file_size(where: str, number: int, room: int) -> None:
 
     owners: dict[str, Any] = {"commit": Checkpoints, "append": RunFolder, "results": run}
     _instead(owners[where], "write_results" if where == "results" else where, number, limited)
+
+
+def have_children() -> None:
+    """Start processes by multiprocessing, which it forbids those that end with the tests."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def become_nobody() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.tracking import TrackingError, default_uri, sync
 from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store
+from tests.simulation.processes import CONTEXT
 
 
 def client(runs_dir: Path) -> Any:
@@ -259,13 +258,11 @@ def test_a_store_that_two_processes_want_at_the_same_moment(tmp_path: Path) -> N
     import mlflow  # noqa: F401 (before: it takes seconds)
 
     path = tmp_path / "mlflow.db"
-    code = "import sys, pathlib, mlflow; from fedpriv.tracking.store import create_store; print(flush=True)"
-    code += "; create_store(pathlib.Path(sys.argv[1]))"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        create_store(path)
-    assert other.returncode == 0
+    other = CONTEXT.Process(target=create_store, args=(path,))
+    other.start()
+    create_store(path)
+    other.join(600)
+    assert other.exitcode == 0
     assert path.exists() and not list(tmp_path.glob(".mlflow-*")), "no drafts are left"
 
 

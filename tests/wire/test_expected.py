@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
@@ -19,8 +18,7 @@ from tests.marks import slow_but
 from tests.wire.forging import one_line, resealed
 from tests.wire.turns import Played, cases, played
 
-QUICK = ("fedavg", "feddual", "mpfedcon", "objective siamese", "aggregation scaffold", "counts", "moved and steps")
-QUICK += ("waiting layers", "mask of statistics", "prune and quantise", "half")
+QUICK = ("fedavg", "feddual", "mpfedcon", "fedsiam-da", "counts", "mask of statistics", "prune and quantise", "half")
 CASES = slow_but(QUICK, cases())
 
 
@@ -185,30 +183,25 @@ def test_entries_that_are_not_there(case: str) -> None:
         assert f"{name} are not rising numbers of 0..{size - 1}" == refusal(resealed(sealed, {name: wrong}), expected)
 
 
-FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=2)
-
-
 @pytest.mark.parametrize("case", CASES)
-@settings(derandomize=True, max_examples=25, deadline=None)
-@given(flips=FLIPS, in_header=st.booleans())
-def test_flipped_bits_are_refused_or_a_message_of_the_same_form(
-    case: str, flips: list[tuple[float, int]], in_header: bool
-) -> None:
+def test_flipped_bits_are_refused_or_a_message_of_the_same_form(case: str) -> None:
     sealed, expected = first(played(case))
-    data = bytearray(sealed.data)
-    size = 8 + int.from_bytes(data[:8], "little") if in_header else len(data)
-    for where, bit in flips:
-        data[int(where * size)] ^= 1 << bit
-    try:
-        taken = unseal(bytes(data))
-        upload = expected.check(taken)
-    except Refused as error:
-        one_line(error)
-        return
-    facts = (sealed.round, sealed.client, sealed.kind, sealed.transforms)
-    assert (taken.round, taken.client, taken.kind, taken.transforms) == facts and taken.schema == sealed.schema
-    assert all(bool(tensor.isfinite().all()) for tensor in upload.tensors().values() if tensor.is_floating_point())
-    assert bytes(data) == sealed.data or not in_header or taken.num_examples != sealed.num_examples
+    draw = random.Random(case)
+    for number in range(25):
+        in_header, data = number % 2 == 0, bytearray(sealed.data)
+        size = 8 + int.from_bytes(data[:8], "little") if in_header else len(data)
+        for _ in range(draw.randint(1, 2)):
+            data[draw.randrange(size)] ^= 1 << draw.randrange(8)
+        try:
+            taken = unseal(bytes(data))
+            upload = expected.check(taken)
+        except Refused as error:
+            one_line(error)
+            continue
+        facts = (sealed.round, sealed.client, sealed.kind, sealed.transforms)
+        assert (taken.round, taken.client, taken.kind, taken.transforms) == facts and taken.schema == sealed.schema
+        assert all(bool(tensor.isfinite().all()) for tensor in upload.tensors().values() if tensor.is_floating_point())
+        assert bytes(data) == sealed.data or not in_header or taken.num_examples != sealed.num_examples
 
 
 # --- without any method -------------------------------------------------------------------------------------------------

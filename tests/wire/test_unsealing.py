@@ -16,7 +16,7 @@ from fedpriv.wire import Payload, Refused, seal, unseal
 from fedpriv.wire.sealing import CODES, LONGEST_HEADER
 from tests.wire.forging import draft, facts_of, joined, one_line, parts, with_fact_text, with_facts
 
-QUICK = settings(derandomize=True, max_examples=150, deadline=None)
+QUICK = settings(derandomize=True, max_examples=80, deadline=None)
 MESSAGE = seal(
     Payload(
         {

@@ -24,6 +24,7 @@ TINY = {
     "data.clients": 4,
     "train.participation": 0.5,
     "train.batch_size": 20,
+    "model.name": "mlp",  # small, as every fault is sealed again
     "executor.name": "sequential",
     "wire.keep_payloads": "none",
 }
@@ -33,9 +34,8 @@ PAIRS = {
     "data.image_size": 16,
     "data.image_only": 0.5,
     "data.text_only": 0.5,
+    "model.name": None,
 }
-AGGREGATION_OF = {"scaffold": "scaffold"}
-OBJECTIVE_OF = {"scaffold": "scaffold", "feddyn": "feddyn"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "counts": ("mpfedcon", {"method.center_weighting": "counts", "data.partition.name": "iid"}),
     "gradients": ("feddual", {"method.server_object": "lossgrad_mean"}),
@@ -59,12 +59,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def cases() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name -> method and options: every method that sends, every half, every transform."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name, kind in sorted(methods().items()) if kind.shared}
-    for name in sorted(objectives()):
-        found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": AGGREGATION_OF.get(name, "mean")})
-    for name in sorted(aggregations()):
-        found[f"aggregation {name}"] = ("fedavg", {"objective": OBJECTIVE_OF.get(name, "cross-entropy"), "aggregation": name})
+    """Name -> method and options: every method that sends, every half that none of them has, every transform."""
+    sending = {name: kind for name, kind in sorted(methods().items()) if kind.shared}
+    theirs = {half for kind in sending.values() for half in (kind.objective_class, kind.aggregation_class)}
+    found: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sending}
+    for name, half in sorted(objectives().items()):
+        if half not in theirs:
+            found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": "mean"})
+    for name, half in sorted(aggregations().items()):
+        if half not in theirs:
+            found[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name})
     return found | VARIANTS
 
 

@@ -10,10 +10,11 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from itertools import groupby
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
@@ -58,16 +59,25 @@ def render_html(audit: Found, pictures: Mapping[str, bytes]) -> str:
             raise FedprivError(f"the findings name the picture {name}, which is not among those given")
         return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()
 
-    environment = _environment(autoescape=True, finalize=_dash)
-    environment.filters["picture"] = picture
-    return environment.get_template("audit.html.j2").render(audit=audit, charts=charts)
+    return _html().render(audit=audit, charts=charts, picture=picture)
 
 
 def render_markdown(audit: Found) -> str:
     """The same findings without pictures and plots."""
+    return _md().render(audit=audit)
+
+
+@cache
+def _html() -> Template:
+    """Compiled once a process: it takes a second."""
+    return _environment(autoescape=True, finalize=_dash).get_template("audit.html.j2")
+
+
+@cache
+def _md() -> Template:
     environment = _environment(autoescape=False, finalize=lambda value: _markdown(_dash(value)))
     environment.filters["verbatim"] = _verbatim
-    return environment.get_template("audit.md.j2").render(audit=audit)
+    return environment.get_template("audit.md.j2")
 
 
 def _environment(**settings: Any) -> Environment:
