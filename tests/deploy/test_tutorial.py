@@ -22,12 +22,27 @@ STAYS = ("fedpriv deploy server", "fedpriv deploy client")
 pytestmark = REAL
 
 
-def commands() -> list[str]:
+def commands(port: int) -> list[str]:
     lines = re.findall(r"^    (.+)$", PAGE.read_text(), re.MULTILINE)
+    return [line.replace("--port 8400", f"--port {port}") for line in lines if not line.startswith("pip ")]
+
+
+@pytest.fixture
+def port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [line.replace("--port 8400", f"--port {port}") for line in lines if not line.startswith("pip ")]
+        return int(probe.getsockname()[1])
+
+
+def wait_for_server(port: int) -> None:
+    """Who reads the page types the next command when the server says that it listens."""
+    until = time.monotonic() + 300
+    while True:
+        try:
+            return socket.create_connection(("localhost", port), 5).close()
+        except OSError:
+            assert time.monotonic() < until, "the server does not listen"
+            time.sleep(0.5)
 
 
 @pytest.fixture
@@ -39,7 +54,7 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(60)
 
 
-def test_the_tutorial(tmp_path: Path, background: list[subprocess.Popen[bytes]]) -> None:
+def test_the_tutorial(tmp_path: Path, background: list[subprocess.Popen[bytes]], port: int) -> None:
     environment = os.environ | {"PYTHONPATH": str(PAGE.parents[2])}
 
     def run(line: str) -> str:
@@ -47,20 +62,15 @@ def test_the_tutorial(tmp_path: Path, background: list[subprocess.Popen[bytes]])
         command = [sys.executable, "-m", *words] if words[0] == "fedpriv" else words
         if line.startswith(STAYS):
             background.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL))
+            wait_for_server(port)
             return ""
-        until = time.monotonic() + 300
-        while True:
-            done = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
-            )
-            if "no server answers" not in done.stderr or time.monotonic() > until:  # who reads the page types slower
-                break
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return done.stdout
 
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
     said: dict[str, str] = {}
-    for line in commands():
+    for line in commands(port):
         if line == "fedpriv deploy status trial":
             until = time.monotonic() + 300
             while (now := run(line)) != shown:
