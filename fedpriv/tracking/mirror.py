@@ -243,7 +243,7 @@ class _Copy:
         run = self.client.create_run(
             self.cursor.experiment_id or "",
             start_time=facts["created_ms"],
-            run_name=run_name(facts),
+            run_name=run_name(facts, read_yaml(self.run_dir / "config.yaml")),
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
         self._check_place(run.info.artifact_uri)

@@ -60,9 +60,11 @@ def client_table(records: Sequence[Record]) -> dict[str, Any] | None:
     return {"columns": ["client", *last], "data": [[i, *(values[i] for values in last.values())] for i in clients]}
 
 
-def run_name(facts: Mapping[str, Any]) -> str:
-    """``mpfedcon · digits · s0``."""
-    return f"{facts['method']} · {dataset_name(facts)} · s{facts['seed']}"
+def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """``mpfedcon · digits · s0``; with its defences, where there are some, as the legends of charts have nothing else."""
+    defended = defence(config)
+    parts = [facts["method"], dataset_name(facts), f"s{facts['seed']}", *([] if defended == "none" else [defended])]
+    return " · ".join(parts)
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:

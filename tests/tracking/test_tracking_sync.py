@@ -57,7 +57,7 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     run = store.get_run(report.mlflow_run_id)
     assert run.info.status == "FINISHED"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_040_000)
-    assert run.info.run_name == "mpfedcon · digits · s0"
+    assert run.info.run_name == "mpfedcon · digits · s0 · clip:norm=1.0"
     assert "fedpriv train --config config.yaml" in run.data.tags["mlflow.note.content"] and run.data.tags["mlflow.user"]
     assert run.data.params["train.lr"] == "0.01"
     assert run.data.params["method.mu"] == "5" and run.data.params["data.clients"] == "12"
