@@ -113,7 +113,7 @@ def sign_rule(case: Case) -> Tensor:
     last = [name for name, _ in case.net.top.named_parameters()][-1]
     seen = case.seen.get(f"top.{last}")
     if seen is None:
-        raise Inapplicable("the label rule reads the last layer, and its gradient is not shared")
+        raise Inapplicable("the label rule reads the last layer, and its gradient is not shared; head-free does without")
     scores = seen if seen.ndim == 2 else seen.flatten(2).sum(2)
     return scores.topk(case.samples, 1, largest=False).indices
 

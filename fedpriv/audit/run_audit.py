@@ -33,6 +33,7 @@ from fedpriv.audit.verdict import verdict
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
+from fedpriv.server.run_folder import RunFolder
 
 ROWS = (
     "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
@@ -83,11 +84,10 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.
     """
-    evidence = evidence_of(run_dir)
-    summary = evidence.folder.summary()
-    if summary is None:
+    summary = RunFolder.open(run_dir).summary()
+    if summary is None:  # asked first: a run that was killed in its first round has kept no payloads yet
         raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
-    return evidence, summary
+    return evidence_of(run_dir), summary
 
 
 def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:

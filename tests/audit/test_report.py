@@ -150,6 +150,9 @@ def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, mon
     (play(tmp_path / "begun", "fedavg", **{"train.rounds": 1}).folder.path / "summary.json").unlink()
     result = fedpriv("audit", tmp_path / "begun", *QUICK)
     assert result.exit_code == 2 and "not finished" in result.stderr and "resume" in result.stderr
+    (tmp_path / "silent" / "summary.json").unlink()
+    result = fedpriv("audit", tmp_path / "silent", *QUICK)
+    assert "not finished" in result.stderr, "as of a run that was killed in its first round, and may keep payloads yet"
     began: list[str] = []
     monkeypatch.setattr("fedpriv.audit.report.audit_run", lambda *asked: began.append("work"))
     result = fedpriv("audit", runs("fedavg"), tmp_path / "begun", *QUICK)

@@ -62,10 +62,17 @@ class Process:
     def wait(self, seconds: float = 120) -> Ended:
         self._process.join(seconds)
         assert not self._process.is_alive(), "the command hangs"
-        said = [os.read(pipe, 2**20).decode() for pipe in self._pipes]
+        said = [_read(pipe) for pipe in self._pipes]
         for pipe in self._pipes:
             os.close(pipe)
         return Ended(self._process.exitcode, *said)
+
+
+def _read(pipe: int) -> str:
+    try:
+        return os.read(pipe, 2**20).decode()
+    except BlockingIOError:  # it said nothing, and a process of its own still has the pipe
+        return ""
 
 
 def _main(arguments: list[str], pipes: list[str], sabotage: Sabotage | None) -> None:
