@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ import click
 
 from fedpriv.cli.common import loading
 from fedpriv.errors import UnknownName
+from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.outside.cache import cache_folder
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -36,17 +36,14 @@ def listed(command: str, *facts: object, compute: Callable[[], Rows]) -> Rows:
     """
     path = _path(command, *facts)
     if path is not None:
-        with suppress(OSError, ValueError):
-            found: Rows = json.loads(path.read_text())
-            return found
+        with suppress(Damaged):  # or not there
+            return load_json(path)
     loading()
     rows: Rows = json.loads(json.dumps(compute()))
     if path is not None:
         with suppress(OSError):  # a full disk, or a home that cannot be written
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as draft:
-                json.dump(rows, draft)
-            Path(draft.name).replace(path)
+            save_json(path, rows)
     return rows
 
 
@@ -59,8 +56,8 @@ def check_name(command: str, kind: str, name: str | None) -> None:
     path = _path(command)
     if name is None or path is None:
         return
-    with suppress(OSError, ValueError):
-        known = [row["name"] for row in json.loads(path.read_text())[f"{kind}s"]]
+    with suppress(Damaged):
+        known = [row["name"] for row in load_json(path)[f"{kind}s"]]
         if name not in known:
             raise UnknownName(kind, name, known)
 

@@ -11,6 +11,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.terminal import styled
+from fedpriv.outside.names import shape_text
 
 _OF_TEXTS = (
     "Texts: model transformer, with any transformers encoder by hub name or folder, minilm or tiny (--encoder); --tune selects "
@@ -56,7 +57,7 @@ def models(projection: int | None) -> dict[str, Any]:
         texts = [
             styled(f"{parameters:,}\n", (f"{size / 1e6:.3f} MB", "dim")) if parameters else "-" for parameters, size in cells
         ]
-        table.add_row(row["name"], f"{'x'.join(map(str, row['input_shape'])) or 'no dimension'}, {row['classes']}", *texts)
+        table.add_row(row["name"], f"{shape_text(row['input_shape'])}, {row['classes']}", *texts)
     console().print(table)
     console().print(_OF_TEXTS)
     return rows

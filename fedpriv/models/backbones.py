@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.models.registry import Shape, model_names, model_spec, shape_text
+from fedpriv.models.registry import Shape, model_names, model_spec
+from fedpriv.outside.names import shape_text
 
 USUAL = "resnet50"
 LITE = "efficientnet_lite0"

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.models.net import Net
-from fedpriv.models.registry import Shape, predictor_on, shape_text
+from fedpriv.models.registry import Shape, predictor_on
+from fedpriv.outside.names import shape_text
 
 Build = Callable[..., nn.Module]
 _here: dict[str, Build] = {}

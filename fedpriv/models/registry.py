@@ -12,6 +12,7 @@ from torch import nn
 
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
+from fedpriv.outside.names import shape_text
 from fedpriv.registry import Registry, instance_of
 
 Shape = tuple[int, ...]
@@ -188,8 +189,3 @@ def _misfit(spec: ModelSpec, input_shape: Shape) -> str:
     others = [other.name for other in list_models() if other.fits(input_shape)]
     instead = f"; these nets fit: {', '.join(others)}" if others else ""
     return f"model {spec.name!r} does not fit inputs of {shape_text(input_shape)}: it needs {need}{instead}"
-
-
-def shape_text(shape: Shape) -> str:
-    """``(3, 32, 32)`` as ``3x32x32``."""
-    return "x".join(map(str, shape)) or "no dimension"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def shortened(text: str, most: int, end: int) -> str:
     """A text of at most ``most`` letters: of a longer one the middle is cut out, and its last ``end`` letters stay."""
@@ -16,3 +18,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``(3, 32, 32)`` as ``3x32x32``."""
+    return "x".join(map(str, shape)) or "no dimension"
