@@ -192,7 +192,8 @@ def test_a_file_counts_with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_whose_plugin_is_gone_says_so_and_takes_it_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PayloadStore, "rounds", lambda store: [1])  # else an audit says no more than that there are none
+    monkeypatch.setattr(PayloadStore, "rounds", lambda store: [1])  # else an audit says no more than that there are none,
+    monkeypatch.setattr(RunFolder, "summary", lambda folder: {})  # or that the run is not finished
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(f"method: moved\nplugins: [{tmp_path / 'moved_plugin.py'}]\n")
