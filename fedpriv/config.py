@@ -241,6 +241,11 @@ class EvalConfig(_Section):
         "global_encoder",
         description="layered methods: test the new global encoder, or the client's own last one, with the client's head",
     )
+    fresh_head: NonNegativeInt = Field(
+        0,
+        description="after the last round, test each client once more, on a copy whose projector and head were trained for so "
+        "many epochs on the present encoder: what their age costs (`accuracy_fresh_head`)",
+    )
     split: Literal["test", "validation"] = Field(
         "test", description="which local split is scored; choose options on `validation`"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from fedpriv.client.turn import Turn
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError
-from fedpriv.interfaces import Private
+from fedpriv.interfaces import Phase, Private
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
@@ -189,21 +189,22 @@ class Client:
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
         """Score the server's model, with its own parts, on its own test samples."""
-        accuracy, diverged = self.score(model, received, self.private(last, received.initial))
+        phases = self.agreement.method.adaptation(received.round)
+        accuracy, diverged = self.score(model, received, self.private(last, received.initial), phases)
         examples = self.data.size(self.agreement.config.eval.split)
         return Answer(self.number, None, Report(received.round, self.number, examples, None, accuracy, diverged=diverged).seal())
 
-    def score(self, model: ClientModel, received: Received, kept: Private) -> tuple[float | None, bool]:
-        """Accuracy in [0, 1] after the method's adaptation (``None``: no test samples), and whether that diverged.
+    def score(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> tuple[float | None, bool]:
+        """Accuracy in [0, 1] after these phases of training (``None``: no test samples), and whether they diverged.
 
-        Where it diverged, the client is tested as it was before.
+        Where they diverged, the client is tested as it was before.
         """
         split = self.agreement.config.eval.split
         if not self.data.size(split):
             return None, False
         state = self.agreement.method.client_state(received.start, kept)
         model.space.pack(state, model.row)
-        diverged = not self._adapt(model, received, kept)
+        diverged = not self._adapt(model, received, kept, phases)
         if diverged:
             model.space.pack(state, model.row)
         hits = [
@@ -223,16 +224,14 @@ class Client:
             return seed
         return derive_secretly(self.secret, seed, received.message.digest if received.message else "")
 
-    def _adapt(self, model: ClientModel, received: Received, kept: Private) -> bool:
-        """Train as the method does before a test; ``False``: it diverged."""
-        method = self.agreement.method
-        phases = method.adaptation(received.round)
+    def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
+        """Train before a test; ``False``: it diverged."""
         if not phases or not self.data.size("train"):
             return True
         turn = self._turn(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
         try:
             for phase in phases:
-                turn.train(phase, method.local_loss)
+                turn.train(phase, self.agreement.method.local_loss)
         except ClientDiverged:
             return False
         return True

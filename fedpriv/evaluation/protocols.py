@@ -122,6 +122,8 @@ PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     "global_test": lambda records, last: _mean(records, last, "global_accuracy"),
     "global_test_final": lambda records, last: _mean(records, 1, "global_accuracy"),
     "global_test_f1": lambda records, last: _mean(records, last, "global_f1_macro"),
+    # after `eval.fresh_head` more epochs of each client's head; the last round alone is tested so
+    "fresh_head": lambda records, last: _mean(records, 1, "accuracy_fresh_head"),
     # fairness across clients, of each client's accuracy averaged over the rounds
     "worst_tenth": lambda records, last: worst_tenth(mean_per_client(records, last)),
     "best_client": lambda records, last: best(mean_per_client(records, last)),

@@ -174,8 +174,8 @@ def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
         return statistics.fmean(early) if early else None
     if name == "upload_bytes":
         return float(summary["bytes_per_upload"])
-    protocol = {"accuracy": "last_rounds_client_mean", "worst_tenth": "worst_tenth", "global_accuracy": "global_test"}[name]
-    value = summary["protocols"][protocol]
+    protocol = {"accuracy": "last_rounds_client_mean", "global_accuracy": "global_test"}.get(name, name)
+    value = summary["protocols"].get(protocol)  # results of earlier versions have no `fresh_head`
     return None if value is None else float(value)
 
 

@@ -35,6 +35,7 @@ class MethodRow:
     sd: float | None
     worst_tenth: float | None
     global_accuracy: float | None
+    fresh_head: float | None
     rounds: int
     averaged_rounds: int
     bytes_up: float
@@ -160,6 +161,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
         worst_tenth=_mean([metric(run, "worst_tenth") for run in runs if accuracy]),
         global_accuracy=_mean([metric(run, "global_accuracy") for run in runs if accuracy]),
+        fresh_head=_mean([metric(run, "fresh_head") for run in runs if accuracy]),
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
         bytes_up=total("bytes_up"),

@@ -37,6 +37,7 @@ _TRACES = """Mean over all rounds and seeds (least to greatest round); tensor by
 _WHAT = {
     "accuracy": "",
     "worst_tenth": " in the worst tenth",
+    "fresh_head": " with fresh heads",
     "global_accuracy": " (global model)",
     "early_accuracy": " in the first quarter of the rounds",
     "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
@@ -171,6 +172,7 @@ def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
     if not rows:
         return []
     best, last = max(row.mean or 0.0 for row in rows), max(row.averaged_rounds for row in rows)
+    fresh = any(row.fresh_head is not None for row in rows)
     cells = [
         (
             row.label + (" ¹" if row.averaged_rounds < last else ""),
@@ -178,6 +180,7 @@ def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
             "–" if row.sd is None else f"{100 * row.sd:.2f}",
             _by_seed({seed: _percent(value) for seed, value in row.accuracy.items()}),
             _percent(row.worst_tenth),
+            *([_percent(row.fresh_head)] if fresh else []),
             _percent(row.global_accuracy),
             _by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
         )
@@ -189,7 +192,10 @@ def _accuracy(rows: Sequence[MethodRow]) -> list[str]:
     ]
     if any(row.averaged_rounds < last for row in rows):
         texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
-    head = "method | accuracy | sd over seeds | each seed | worst tenth | global model, server's test set | clients never trained"
+    if fresh:
+        texts.append("Fresh heads: after the last round, with each client's head trained further on the present encoder.")
+    columns = ["method", "accuracy", "sd over seeds", "each seed", "worst tenth", *(["fresh heads"] if fresh else [])]
+    head = " | ".join([*columns, "global model, server's test set", "clients never trained"])
     return ["### Accuracy", table(head, cells), *texts]
 
 

@@ -20,6 +20,7 @@ BEST_BASELINE = "best_baseline"
 Metric = Literal[
     "accuracy",
     "worst_tenth",
+    "fresh_head",
     "global_accuracy",
     "early_accuracy",
     "test_loss_roughness",

@@ -94,7 +94,7 @@ class LocalTests:
         data, split = fed.data, fed.config.eval.split
         own, kept = fed.client(client, self.store), self._private(client)
         if not self.common:
-            accuracy, diverged = own.score(model, self._received, kept)
+            accuracy, diverged = own.score(model, self._received, kept, self.phases)
             if diverged:
                 self.on_divergence(client, self.round)
             assert accuracy is not None, "it has test samples"

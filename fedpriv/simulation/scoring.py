@@ -15,8 +15,8 @@ from fedpriv.client.model import CHUNK
 from fedpriv.client.store import ClientStore
 from fedpriv.data.federated import Whole
 from fedpriv.evaluation.probe_during_run import Prober
-from fedpriv.evaluation.protocols import client_summary, global_summary
-from fedpriv.methods.base import Phase, ServerState
+from fedpriv.evaluation.protocols import client_summary, global_summary, mean
+from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.samples import Modality, without
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
@@ -57,6 +57,7 @@ class AllClientsScorer:
         The ``global_...`` metrics are of the server's model on the server's test set; a personalised method, whose server
         holds no complete model, has none, nor has a run whose clients are scored on validation data. Of pairs, two more say how
         good it is on the images, and on the texts, of that test set alone. A client is tested on what it has of its samples.
+        ``accuracy_fresh_head``, in the last round, is the mean accuracy after ``eval.fresh_head`` more epochs of each head.
         """
         if not self.method.objective.labels:
             return self._probe(server), None
@@ -87,6 +88,10 @@ class AllClientsScorer:
             accuracies = [self._share_of(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
         else:
             accuracies = self._each(server, last, round, phases)
+        config = self.federation.config
+        if config.eval.fresh_head and round == config.train.rounds:
+            fresh = phase("projector", "predictor", "head", epochs=config.eval.fresh_head)
+            metrics["accuracy_fresh_head"] = mean(self._each(server, last, round, [fresh])) or 0.0
         return {**client_summary(accuracies, self.sizes), **metrics, **self._probe(server)}, accuracies
 
     def confusion(self, server: ServerState) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ def write_result(
     round_bytes: int = 1000,
     round_zero: int = 0,
     worst_tenth: float = 0.0,
+    fresh_head: float | None = None,
     partition: str = "p",
 ) -> Path:
     """The result of a run evaluated at ``points`` (round -> accuracy); its summary is the mean over the last two."""
@@ -84,7 +85,12 @@ def write_result(
             "seconds": 10.0,
             "clients_never_trained": seed,
             "accuracy_per_client": list(per_client) or [accuracy] * 4,
-            "protocols": {"last_rounds_client_mean": accuracy, "worst_tenth": worst_tenth, "global_test": None},
+            "protocols": {
+                "last_rounds_client_mean": accuracy,
+                "worst_tenth": worst_tenth,
+                "global_test": None,
+                **({} if fresh_head is None else {"fresh_head": fresh_head}),
+            },
         },
         curve={
             "round": rounds,

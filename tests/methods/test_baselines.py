@@ -80,7 +80,7 @@ def test_local_has_the_budget_of_fedrep_by_default(simulate: Simulate) -> None:
 
 @pytest.mark.slow
 def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> None:
-    plain, tuned = simulate("fedavg"), simulate("fedavg-ft")
+    plain, tuned = simulate("fedavg", **{"eval.fresh_head": 10}), simulate("fedavg-ft")
     assert torch.equal(plain.server.row, tuned.server.row)
     assert tuned.progress.clients == {}
     accuracy = [[r["metrics"].get("accuracy") for r in s.folder.records()] for s in (plain, tuned)]
@@ -88,6 +88,18 @@ def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> 
     assert accuracy[1][-1] > accuracy[0][-1], "a head tuned to two classes does better on them"
     final = [s.folder.records()[-1]["metrics"]["global_accuracy"] for s in (plain, tuned)]
     assert final[0] == final[1], "the global model itself is untouched"
+    fresh = [record["metrics"].get("accuracy_fresh_head") for record in plain.folder.records()]
+    assert fresh == [None] * (len(fresh) - 1) + [accuracy[1][-1]], "fresh heads of FedAvg are its fine-tuning"
+
+
+def test_fresh_heads_are_trained_on_copies(simulate: Simulate) -> None:
+    plain, tested = simulate("fedrep"), simulate("fedrep", **{"eval.fresh_head": 5})
+    metrics = [simulation.folder.records()[-1]["metrics"] for simulation in (plain, tested)]
+    assert metrics[1].pop("accuracy_fresh_head") > metrics[0]["accuracy"], "heads of the present encoder do better"
+    assert metrics[0]["accuracy"] == metrics[1]["accuracy"] and torch.equal(plain.server.row, tested.server.row)
+    for client in plain.progress.clients:
+        kept = tested.private(client)
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in plain.private(client).items())
 
 
 @pytest.mark.slow
