@@ -373,6 +373,11 @@ class TrackingConfig(_Section):
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
     )
     experiment: str = Field("fedpriv", description="MLflow experiment name")
+    wait: NonNegativeFloat = Field(
+        2.0,
+        description="seconds that the end of a run waits for MLflow; a process that goes on sends the rest, so give it more, "
+        "such as 60, in a container or a batch job, which ends with the run",
+    )
     system_metrics: bool = Field(False, description="record the load of CPU, memory, disk, network and GPU in MLflow, every 10 s")
     log_model: bool = Field(
         False, description="export the server's final model and log it in MLflow, as a PyTorch model; takes some seconds"
