@@ -95,6 +95,11 @@ class DataConfig(_Section):
     image_size: PositiveInt | None = Field(
         None, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
     )
+    pixels: Literal["standardised", "unit", "raw"] = Field(
+        "standardised",
+        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in [0, 255] "
+        "as released codes have them (FedDUAL's)",
+    )
     max_tokens: int | None = Field(
         None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
     )
