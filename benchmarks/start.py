@@ -1,7 +1,9 @@
-"""How long one waits for the first answer: ``--help``, ``methods``, and the first round of the main job, each a fresh process.
+"""How long one waits: for ``--help``, ``methods``, the first round of the main job, and two rounds of it with MLflow.
 
-CPU seconds of the process and its children (user and system), also as a ratio to ``import torch``, and how many modules
-were imported; the median of some starts. The main job is ``fedpriv train`` for one round on the embedded digits.
+Each is a fresh process. Reported are the seconds until it ends, the CPU seconds (user and system) of the process and of those
+that it waits for, both also as a ratio to ``import torch``, and how many modules it imported; the median of some starts. The
+main job is ``fedpriv train`` on the embedded digits: without tracking, with a new MLflow store, and with one that is there. What
+MLflow gets is sent by a process that goes on after the end; its CPU time is not counted, and the next start waits for its end.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +25,18 @@ COUNT = "import sys, atexit; atexit.register(lambda: print('modules', len(sys.mo
 CLI = COUNT + "from fedpriv.cli import main; main({words!r}, standalone_mode=True)"
 
 
-def commands(folder: Path) -> dict[str, str]:
+def commands(folder: Path, repeat: int) -> dict[str, str]:
     """What each process runs."""
-    train = ["train", "--rounds", "1", "--set", "tracking.uri=none", "--runs-dir", str(folder)]
-    words = {"fedpriv --help": ["--help"], "fedpriv methods": ["methods"], "fedpriv train --rounds 1": train}
+    untracked = ["--set", "tracking.uri=none", "--runs-dir", str(folder / "untracked")]
+    two = ["train", "--rounds", "2"]
+    words = {
+        "fedpriv --help": ["--help"],
+        "fedpriv methods": ["methods"],
+        "train --rounds 1": ["train", "--rounds", "1", *untracked],
+        "train --rounds 2": [*two, *untracked],
+        "train --rounds 2, new MLflow store": [*two, "--runs-dir", str(folder / f"new{repeat}")],
+        "train --rounds 2, MLflow store that is there": [*two, "--runs-dir", str(folder / "new0")],
+    }
     imports = {name: COUNT + f"import {name}" for name in ("torch",)}
     return {
         "python": COUNT + "pass",
@@ -34,17 +45,29 @@ def commands(folder: Path) -> dict[str, str]:
     }
 
 
-def measured(code: str) -> tuple[float, int]:
-    """CPU seconds and imported modules of one process."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def measured(code: str) -> tuple[float, float, int]:
+    """Seconds, CPU seconds and imported modules of one process."""
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**environment, "OMP_NUM_THREADS": "1"}
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
     if done.returncode:
         sys.exit(done.stderr)
     modules = [line for line in done.stderr.splitlines() if line.startswith("modules ")]
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, int(modules[-1].split()[1])
+    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, int(modules[-1].split()[1])
+
+
+def wait_for_copies(folder: Path) -> None:
+    """Until every tracked run is in its MLflow store."""
+    deadline = time.monotonic() + 300
+    for run in {file.parent for file in folder.glob("new*/*/run.json")}:
+        copied = run / "tracking.json"
+        while '"FINISHED"' not in (copied.read_text() if copied.exists() else ""):
+            if time.monotonic() > deadline:
+                sys.exit(f"{run} was not sent to MLflow")
+            time.sleep(0.1)
 
 
 def main() -> None:
@@ -53,25 +76,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        codes = commands(Path(folder))
-        found: dict[str, list[tuple[float, int]]] = {name: [] for name in codes}
+        found: dict[str, list[tuple[float, float, int]]] = {}
         for repeat in range(1 + options.repeats):  # the first fills the disk's cache
-            for name, code in codes.items():
+            for name, code in commands(Path(folder), repeat).items():
                 one = measured(code)
+                wait_for_copies(Path(folder))
                 if repeat:
-                    found[name].append(one)
-    seconds = {name: [cpu for cpu, _ in of] for name, of in found.items()}
-    rows = {
-        name: {
-            "cpu_seconds": spread(seconds[name]),
-            "times_importing_torch": spread([a / b for a, b in zip(seconds[name], seconds["import torch"], strict=True)]),
-            "modules": int(median(modules for _, modules in of)),
+                    found.setdefault(name, []).append(one)
+    torch_seconds, torch_cpu, _ = zip(*found["import torch"], strict=True)
+    rows = {}
+    for name, of in found.items():
+        seconds, cpu, modules = zip(*of, strict=True)
+        rows[name] = {
+            "seconds": spread(seconds),
+            "times_importing_torch": spread([a / b for a, b in zip(seconds, torch_seconds, strict=True)]),
+            "cpu_seconds": spread(cpu),
+            "cpu_times_importing_torch": spread([a / b for a, b in zip(cpu, torch_cpu, strict=True)]),
+            "modules": int(median(modules)),
         }
-        for name, of in found.items()
-    }
-    for name, row in rows.items():
-        cpu, times = row["cpu_seconds"], row["times_importing_torch"]
-        print(f"{name}: {cpu['median']:.2f} CPU s, {times['median']:.2f} times `import torch`, {row['modules']} modules")
+        row = {key: value["median"] if isinstance(value, dict) else value for key, value in rows[name].items()}
+        print(
+            f"{name}: {row['seconds']:.2f} s ({row['times_importing_torch']:.2f} times `import torch`), "
+            f"{row['cpu_seconds']:.2f} CPU s ({row['cpu_times_importing_torch']:.2f} times), {row['modules']} modules"
+        )
     results = {"benchmark": "start", **facts(("fedpriv", "torch")), "repeats": options.repeats, "commands": rows}
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:

@@ -95,6 +95,11 @@ class DataConfig(_Section):
     image_size: PositiveInt | None = Field(
         None, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
     )
+    pixels: Literal["standardised", "unit", "raw"] = Field(
+        "standardised",
+        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in [0, 255] "
+        "as released codes have them (FedDUAL's)",
+    )
     max_tokens: int | None = Field(
         None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
     )
@@ -373,6 +378,11 @@ class TrackingConfig(_Section):
         None, description="MLflow tracking URI; null: an SQLite file beside the run folders; 'none': no tracking"
     )
     experiment: str = Field("fedpriv", description="MLflow experiment name")
+    wait: NonNegativeFloat = Field(
+        2.0,
+        description="seconds that the end of a run waits for MLflow; a process that goes on sends the rest, so give it more, "
+        "such as 60, in a container or a batch job, which ends with the run",
+    )
     system_metrics: bool = Field(False, description="record the load of CPU, memory, disk, network and GPU in MLflow, every 10 s")
     log_model: bool = Field(
         False, description="export the server's final model and log it in MLflow, as a PyTorch model; takes some seconds"

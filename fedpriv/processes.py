@@ -8,8 +8,9 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from fedpriv.errors import FedprivError
@@ -38,46 +39,62 @@ def python_command(code: str, *arguments: str) -> list[str]:
 
 
 def forked(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
-    """The results of calls, each made in a process forked from this one; of few processes or calls, made here.
+    """All results of :func:`forked_in_order`."""
+    return list(forked_in_order(calls, at_once))
+
+
+def forked_in_order(calls: Sequence[Callable[[], T]], at_once: int) -> Generator[T]:
+    """The results of calls, one by one, each made in a process forked from this one; of few processes or calls, made here.
+
+    The calls after one whose result is awaited run beside it; those that still run when the iterator is closed are killed.
 
     Args:
         calls: their results are sent by pickle; they themselves are not, as a fork has them.
         at_once: processes at a time.
 
     Raises:
-        FedprivError: a process ended without a result. Whatever a call raises is raised here, that of the first call that did.
+        FedprivError: a process ended without a result. Whatever a call raises is raised here, in place of its result.
     """
     if at_once <= 1 or len(calls) <= 1:
-        return [call() for call in calls]
+        yield from (call() for call in calls)
+        return
     context, results, left = multiprocessing.get_context("fork"), dict[int, Any](), list(enumerate(calls))
     running = dict[Connection, tuple[int, Any]]()
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
-        while left or running:
-            while left and len(running) < at_once:
-                number, call = left.pop(0)
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(there, call, os.getpid()))
-                process.start()
-                there.close()
-                running[here] = number, process
-            for one in wait(list(running)):
-                assert isinstance(one, Connection)
-                number, process = running.pop(one)
-                try:
-                    results[number] = pickle.loads(one.recv_bytes())
-                except EOFError:
-                    process.join()
-                    raise FedprivError(f"a process ended without a result (exit code {process.exitcode})") from None
-                process.join()
+        for awaited in range(len(calls)):
+            while awaited not in results:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                while left and len(running) < at_once:
+                    number, call = left.pop(0)
+                    here, there = context.Pipe(duplex=False)
+                    process = context.Process(target=_answer, args=(there, call, os.getpid()))
+                    process.start()
+                    there.close()
+                    running[here] = number, process
+                for one in wait(list(running)):
+                    assert isinstance(one, Connection)
+                    number, process = running.pop(one)
+                    results[number] = _result(one, process)
+            result = results.pop(awaited)
+            if isinstance(result, _Raised):
+                raise result.error
+            yield result
     finally:
         for _, process in running.values():
             process.kill()
-    for number in sorted(results):
-        if isinstance(results[number], _Raised):
-            raise results[number].error
-    return [results[number] for number in range(len(calls))]
+            process.join()
+
+
+def _result(connection: Connection, process: BaseProcess) -> Any:
+    """What a forked process sent, or an error where it ended without."""
+    try:
+        result = pickle.loads(connection.recv_bytes())
+        process.join()
+    except EOFError:
+        process.join()
+        result = _Raised(FedprivError(f"a process ended without a result (exit code {process.exitcode})"))
+    return result
 
 
 class _Raised:

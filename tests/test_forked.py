@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 
 import pytest
 import torch
 
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.processes import forked
+from fedpriv.processes import forked, forked_in_order
 
 
 def raises(error: Exception) -> None:
@@ -20,6 +21,22 @@ def test_results_come_in_order_from_other_processes() -> None:
     found = forked([lambda number=number: (number, os.getpid()) for number in range(5)], 2)  # type: ignore[misc]
     assert [number for number, _ in found] == list(range(5))
     assert os.getpid() not in {process for _, process in found}
+
+
+def test_those_that_still_run_are_killed_when_no_more_results_are_wanted() -> None:
+    reading, writing = os.pipe()
+
+    def late() -> None:
+        os.write(writing, b"begun ")
+        time.sleep(60)
+        os.write(writing, b"ended")
+
+    results = forked_in_order([os.getpid, late, late], 2)
+    assert next(results) != os.getpid()
+    assert os.read(reading, 6) == b"begun "
+    results.close()
+    os.close(writing)  # all processes that could write are gone, so the pipe is at its end
+    assert os.read(reading, 100) in (b"", b"begun ") and os.read(reading, 100) == b""
 
 
 def test_one_at_a_time_is_here() -> None:

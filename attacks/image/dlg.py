@@ -19,7 +19,7 @@ from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, g
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import Best, Found, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, Best, Found, lbfgs, search
 
 FAILED = 3.0
 """Where the gradient has errors, a start has failed above so many times the distance at the true images."""
@@ -67,6 +67,7 @@ class Dlg:
         enough: unexplained share of the gradient's squared norm at which a start is done.
         failed: a start that ends above this share has failed.
         give_up: (outer step, share): a start above this share at this step is replaced by a new one; not in the last restart.
+        stalled: (outer steps, share): a start ends where its loss fell by less than that share in so many steps.
         normalised: every tensor counts alike (:func:`fedpriv.attacks.gradients.distances.per_layer`), instead of every entry.
     """
 
@@ -79,6 +80,7 @@ class Dlg:
     enough: float = 5e-8
     failed: float = 1e-5
     give_up: tuple[int, float] = ranged((20, 1e-2))
+    stalled: tuple[int, float] = ranged(STALLED)
     history: int = ranged(100, 1, 1000)
     normalised: bool = False
 
@@ -180,7 +182,7 @@ def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = Fals
 
     def solve(objective: Objective, x: Tensor, last: bool) -> Found:
         give_up = (0, 0.0) if last else (options.give_up[0], max(options.give_up[1], noise))
-        return lbfgs(objective, x, how, options.steps, options.enough, give_up, SAFE_SCALE)
+        return lbfgs(objective, x, how, options.steps, options.enough, give_up, options.stalled, SAFE_SCALE)
 
     best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, max(options.failed, noise))
     return reconstruction(case, objective.layout, best, labels)

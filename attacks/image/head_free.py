@@ -21,7 +21,7 @@ from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.image.dlg import FAILED, reconstruction
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import Found, adam, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, Found, adam, lbfgs, search
 
 
 @register("head-free")
@@ -37,7 +37,7 @@ class HeadFree:
     Attributes:
         adam_steps, lr: of the first phase where the signal is unknown.
         steps: outer steps of L-BFGS.
-        failed, enough: as of :class:`fedpriv.attacks.image.dlg.Dlg`.
+        failed, enough, stalled: as of :class:`fedpriv.attacks.image.dlg.Dlg`.
         closed_form: ``False`` makes the signal an unknown in any case, for comparison with the closed forms.
     """
 
@@ -52,6 +52,7 @@ class HeadFree:
     enough: float = 5e-8
     failed: float = 1e-5
     history: int = ranged(100, 1, 1000)
+    stalled: tuple[int, float] = ranged(STALLED)
     closed_form: bool = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
@@ -62,8 +63,8 @@ class HeadFree:
 
         def solve(objective: Objective, x: Tensor, last: bool) -> Found:
             if "signal" not in objective.layout.shapes or "begun" in objective.data:
-                return lbfgs(objective, x, how, self.steps, self.enough, scale=SAFE_SCALE)
-            return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough)
+                return lbfgs(objective, x, how, self.steps, self.enough, stalled=self.stalled, scale=SAFE_SCALE)
+            return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough, self.stalled)
 
         def start(generator: torch.Generator) -> Tensor:
             return torch.randn(objective.layout.size, generator=generator)
@@ -74,11 +75,18 @@ class HeadFree:
 
 
 def adam_then_lbfgs(
-    objective: Objective, x: Tensor, lr: float, adam_steps: int, options: LbfgsOptions, steps: int, enough: float
+    objective: Objective,
+    x: Tensor,
+    lr: float,
+    adam_steps: int,
+    options: LbfgsOptions,
+    steps: int,
+    enough: float,
+    stalled: tuple[int, float] = STALLED,
 ) -> Found:
     """Adam to get near the solution from any start, then L-BFGS for precision; their curves are concatenated."""
     first = adam(objective, x, lr, adam_steps, milestones=(0.5, 0.8), enough=enough)
-    second = lbfgs(objective, first.x, options, steps, enough, scale=SAFE_SCALE)
+    second = lbfgs(objective, first.x, options, steps, enough, stalled=stalled, scale=SAFE_SCALE)
     return Found(second.x, second.loss, torch.cat([first.curve, second.curve]), first.iterations + second.iterations)
 
 

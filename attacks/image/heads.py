@@ -20,7 +20,7 @@ from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
 from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
-from fedpriv.attacks.optimise.search import lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, lbfgs, search
 
 
 @register("known-head")
@@ -63,12 +63,12 @@ class RandomHead:
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
-        how = PUBLISHED if self.published else STRONG_WOLFE
+        how, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
         draw = normal(objective.layout.size)
         best = search(
             objective,
             draw,
-            lambda o, x, last: lbfgs(o, x, how, self.steps, scale=1.0 if self.published else SAFE_SCALE),
+            lambda o, x, last: lbfgs(o, x, how, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE),
             seed,
             self.restarts,
             failed=-1.0,

@@ -22,6 +22,7 @@ from fedpriv.attacks.gradients.linear import known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.local_run import Loss, local_run
 from fedpriv.attacks.gradients.matching import seen_alone
 from fedpriv.attacks.gradients.variables import total_variation
+from fedpriv.attacks.optimise.search import STALLED
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,11 @@ def _one_start(
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-    curve = []
+    curve, (steps, share) = list[float](), STALLED
     for _ in range(options.iterations):
         value = float(optimiser.step(closure))  # type: ignore[no-untyped-call]
         curve.append(value)
-        if not value > options.stop:
+        if not value > options.stop or (len(curve) > steps and value > (1 - share) * curve[-1 - steps]):
             break
     with torch.no_grad():
         final = float(objective())

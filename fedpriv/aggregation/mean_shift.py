@@ -5,9 +5,9 @@ For each dynamic tensor, with the clients' vectors v_k (their changes, or gradie
     b <- mean of the v_k;   repeat:  w_k ~ lambda_k exp(-W(b, v_k) / eps),  b <- sum_k w_k v_k
 
 and the server subtracts b. The paper calls this a Wasserstein barycentre by Sinkhorn-Knopp. It is neither: it is a mean shift
-with a one-dimensional Wasserstein distance between the *bags of entries*, which ignores the positions of entries. Two true
-barycentres are available as alternatives. (A third, of neurons as free points, is the plain mean, as clients start from the same
-net; one over positions would need a cost between positions, which has no meaning.)
+with a one-dimensional Wasserstein distance between the *bags of entries*, which ignores the positions of entries. True
+barycentres are available as alternatives: two of the entries' distributions, by closed forms, and two by POT: of neurons as free
+points, and, as the text says, by Sinkhorn-Knopp over the positions of entries, for which small tensors alone are small enough.
 
 eps has the unit of v. An absolute eps either picks one client (small against the distances) or averages (large);
 ``eps_mode: relative`` makes it a multiple of the median distance.
@@ -34,6 +34,7 @@ from fedpriv.aggregation.barycentre import (
 )
 from fedpriv.aggregation.layers import fitting, layers_of
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
+from fedpriv.aggregation.transport import neuron_barycenter, sinkhorn_barycenter
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, Context, params
 from fedpriv.wire import Form, statistic
@@ -77,10 +78,14 @@ class MeanShiftParams:
     ) = Field(
         "last2_layers", description="the dynamic tensors (paper: the last two layers; code: tensors), or shell patterns of names"
     )
-    barycentre: Literal["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss"] = Field(
+    barycentre: Literal["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss", "wb_neurons", "wb_sinkhorn"] = Field(
         "ms_w1",
-        description="mean shift with W1 (eqs. 12-13), W2, or the mean absolute difference by position; or the true barycentre of "
-        "the entries' distributions, as they are or as normal ones",
+        description="mean shift with W1 (eqs. 12-13), W2, or the mean absolute difference by position; or a true barycentre: of "
+        "the entries' distributions, as they are or as normal ones, of the neurons as free points, or of masses at the entries' "
+        "positions (Sinkhorn-Knopp, as the text says; positive and negative parts apart, at most 4096 entries)",
+    )
+    reg: float = Field(
+        0.01, ge=0.002, description="wb_sinkhorn: weight of the entropy, in units of the cost from the first position to the last"
     )
     normaliser: Literal["softmax", "additive"] = Field(
         "softmax",
@@ -165,6 +170,11 @@ class MeanShift(Aggregation):
             center = quantile_barycenter(vectors, base)
         elif kind == "wb_gauss":
             center = gaussian_barycenter(vectors, base)
+        elif kind == "wb_neurons":
+            rows = self.context.space[name].shape[0]
+            center = neuron_barycenter(vectors.cpu(), base, rows, self.params.iterations).to(vectors.device)
+        elif kind == "wb_sinkhorn":
+            center = sinkhorn_barycenter(vectors.cpu(), base, self.params.reg, self.params.iterations).to(vectors.device)
         else:
             distances = positional(vectors) if kind == "ms_pos" else wasserstein(vectors, int(kind[-1]))
             options = self.params

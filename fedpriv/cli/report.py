@@ -215,7 +215,8 @@ class Reporter:
         folder = outcome.folder
         if (tracker := tracker_of(folder.path, folder.facts["tracking"])) is None:
             return "off"
-        return tracker.place + ("" if outcome.tracked else f" (incomplete: {tracker.later})")
+        rest = {True: "", False: f" (incomplete: {tracker.later})", None: " (the rest is on its way)"}
+        return tracker.place + rest[outcome.tracked]
 
 
 def _left_out(federation: Federation) -> str:

@@ -74,7 +74,9 @@ def load_data(data: DataConfig) -> Dataset:
     images = opened.images and opened.images(data.image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
     vectors = opened.vectors and opened.vectors()
-    mean, std = (source.mean, source.std) if source.mean and source.std else _measure(images[0]) if images else ((), ())
+    if images is None and data.pixels != "standardised":
+        raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
+    mean, std = _scaling(data, source, images[0]) if images else ((), ())
     return Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
@@ -90,6 +92,14 @@ def load_data(data: DataConfig) -> Dataset:
         owners=opened.owners,
         said=tuple(opened.notes),
     )
+
+
+def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by which images ``(N, C, H, W)`` are scaled, per channel on the [0, 1] scale."""
+    if data.pixels != "standardised":
+        channels = images.shape[1]
+        return (0.0,) * channels, (1.0 if data.pixels == "unit" else 1 / 255,) * channels
+    return (source.mean, source.std) if source.mean and source.std else _measure(images)
 
 
 def open_data(data: DataConfig) -> Opened:

@@ -24,6 +24,9 @@ class FineTuneParams:
     """
 
     ft_epochs: int = Field(10, ge=1, description="epochs of fine-tuning (FedRep, supplement)")
+    ft_steps: int | None = Field(
+        None, ge=1, description="so many steps of SGD in place of epochs, as `10 SGD` in MpFedcon sec. 5.1 may be read"
+    )
     ft_scope: Literal["head", "full"] = Field("head", description="what is fine-tuned: projector and head, or the whole net")
     ft_when: Literal["final", "last"] = Field(
         "final", description="after the last round, or in each of the last eval.last rounds"
@@ -47,4 +50,4 @@ class FineTuned(Method):
         if round < self.tested_from:
             return ()
         roles = ROLES if self.params.ft_scope == "full" else ("projector", "predictor", "head")
-        return [phase(*roles, epochs=self.params.ft_epochs)]
+        return [phase(*roles, epochs=self.params.ft_epochs, steps=self.params.ft_steps)]

@@ -29,7 +29,7 @@ from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import Background, check_tracking, default_uri, tracker_of
+from fedpriv.tracking import beside, check_tracking, default_uri, tracker_of
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
@@ -43,11 +43,15 @@ Played = Generator[dict[str, Any], None, T]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was requested."""
+    """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was requested.
+
+    Attributes:
+        tracked: whether all of it is in the tracking store; ``None``: the rest is on its way.
+    """
 
     folder: RunFolder
     summary: dict[str, Any] | None
-    tracked: bool
+    tracked: bool | None
     rounds_done: int
     profile: dict[str, Any] | None = None
 
@@ -203,7 +207,7 @@ def _run(
 
 def conduct(
     server: Server, on_start: Callable[[], None], on_round: OnRound, results: Callable[[], dict[str, Any]]
-) -> tuple[dict[str, Any] | None, bool]:
+) -> tuple[dict[str, Any] | None, bool | None]:
     """Run a server's rounds from their beginning or the last checkpoint, to their end or to Ctrl-C, and note in its folder how it
     stands.
 
@@ -212,7 +216,7 @@ def conduct(
         results: writes those of a finished run, and returns its summary.
 
     Returns:
-        The summary (``None``: interrupted), and whether all of it is in the tracking store.
+        The summary (``None``: interrupted), and :attr:`Outcome.tracked`.
     """
     return _driven(_conducted(server, on_start, results, patient=True), on_round)
 
@@ -234,12 +238,14 @@ def _driven(rounds: Played[T], on_round: OnRound) -> T:
 
 def _conducted(
     server: Server, on_start: Callable[[], None], results: Callable[[], dict[str, Any]], patient: bool
-) -> Played[tuple[dict[str, Any] | None, bool]]:
+) -> Played[tuple[dict[str, Any] | None, bool | None]]:
     folder, profile, warn = server.folder, server.profile, server.warn
     begun = _begun(folder)
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
-    tracker = Background(tracker_of(folder.path, folder.facts["tracking"]), warn, span=partial(profile.beside, "tracking"))
+    tracking = folder.facts["tracking"]
+    patience = tracking.get("wait", server.config.tracking.wait)  # runs of earlier versions say nothing
+    tracker = beside(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
     status, summary = "failed", None
     try:
         with folder.writing("run.json"):

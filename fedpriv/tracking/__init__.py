@@ -6,6 +6,7 @@ The round loop writes the folder and calls :meth:`Background.notify`; tracking o
 
 from fedpriv.server.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address
+from fedpriv.tracking.apart import Apart, beside
 from fedpriv.tracking.background import Background
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
@@ -14,6 +15,7 @@ from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, defa
 from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of
 
 __all__ = [
+    "Apart",
     "Background",
     "ForeignStore",
     "Record",
@@ -22,6 +24,7 @@ __all__ = [
     "Tracker",
     "TrackingError",
     "artifact_dir",
+    "beside",
     "check_tracking",
     "default_uri",
     "find_run",

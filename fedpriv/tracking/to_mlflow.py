@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class MlflowTracker(Tracker):
     """MLflow: an SQLite store beside the run folders, or a tracking server."""
 
-    uses: ClassVar[frozenset[str]] = frozenset({"uri", "experiment", "system_metrics", "log_model"})
+    uses: ClassVar[frozenset[str]] = frozenset({"uri", "experiment", "system_metrics", "log_model", "wait"})
+    apart: ClassVar[bool] = True
 
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         super().__init__(run_dir, keep_secrets(uri), experiment)

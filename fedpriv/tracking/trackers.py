@@ -25,6 +25,8 @@ class Tracker(ABC):
     uses: ClassVar[frozenset[str]] = frozenset()
     """The options of the section ``tracking`` that it uses, such as ``uri``; others are refused. Besides ``uri`` and
     ``experiment``, they are in ``tracking`` of ``run.json``."""
+    apart: ClassVar[bool] = False
+    """Whether it copies in a process of its own, as its packages take seconds to import; else in a thread of the run's."""
 
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         self.run_dir, self.uri, self.experiment = run_dir, uri, experiment
@@ -38,7 +40,7 @@ class Tracker(ABC):
     def copy(self) -> None:
         """Copy what the folder has and the copy lacks.
 
-        Called from one background thread, while the run continues and once after its end. If it raises, the user is warned once,
+        Called from one thread, while the run continues and once after its end. If it raises, the user is warned once,
         and the next call copies what is missing.
         """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedpriv.attacks.gradients.matching import Objective
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.optimise import search as module
-from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
+from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE, LbfgsOptions
 from fedpriv.attacks.optimise.search import Found, lbfgs, search
 
 N, P = 7, 4
@@ -83,3 +83,16 @@ def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
     first, again, other_seed, fewer = seen
     assert len(torch.cat([first, again, other_seed]).unique(dim=0)) == 3 * N
     torch.testing.assert_close(fewer, first[:2])
+
+
+def test_a_start_ends_where_its_loss_has_stopped_falling() -> None:
+    """Losses ``floor + exp(-x)``: each step takes away most of the second part, so only what is above a floor stands still."""
+    data = {"floor": torch.tensor([0.0, 1.0, torch.nan], dtype=torch.float64)}
+    objective = Objective(lambda x, data: data["floor"] + (-x["x"]).exp().sum(), Layout({"x": (1,)}), data)
+    one_move = LbfgsOptions(iterations=1, tolerance_grad=0.0, tolerance_change=0.0)
+    x = torch.zeros(3, 1, dtype=torch.float64)
+    ended = lbfgs(objective, x, one_move, steps=30, stalled=(5, 0.01))
+    through = lbfgs(objective, x, one_move, steps=30)
+    assert through.iterations.tolist() == [30, 30, 1]
+    assert ended.iterations[0] == 30 and 5 < ended.iterations[1] < 20 and ended.iterations[2] == 1
+    assert torch.equal(ended.x[0], through.x[0]) and ended.loss[1] == pytest.approx(1.0, abs=1e-2)

@@ -19,6 +19,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import attempts, reconstructions
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.processes import forked_in_order
 from tests.simulation.small import play
 
 pytestmark = pytest.mark.slow
@@ -98,10 +99,15 @@ def test_processes_change_nothing(evidence: Evidence, monkeypatch: pytest.Monkey
     for name in ("controlled", "attempt"):
         monkeypatch.setattr(attempts, name, bright)
     monkeypatch.setattr(attempts, "run_controls", lambda *asked: PASSED)
-    client, said = evidence.messages()[0][1], list[str]()
-    alone, together = (on_single_images(evidence, 1, client, 0, said.append, 24, workers) for workers in (1, 3))
-    assert alone.described(None) == together.described(None)
-    assert any(" and " in one for one in said), "some were mounted side by side"
+    client, at_once = evidence.messages()[0][1], list[int]()
+
+    def counted(calls: Any, some: int) -> Any:
+        at_once.append(some)
+        return forked_in_order(calls, some)
+
+    monkeypatch.setattr(attempts, "forked_in_order", counted)
+    alone, together = (on_single_images(evidence, 1, client, 0, lambda text: None, 24, workers) for workers in (1, 3))
+    assert alone.described(None) == together.described(None) and set(at_once) == {1, 3}
     recovered = [one["success"]["0.01"]["successes"] for one in alone.described(None)["attempts"] if one.get("success")]
     assert any(recovered)
 

@@ -232,6 +232,6 @@ def test_attacks_are_listed_with_their_options(fedpriv: Fedpriv) -> None:
     assert {"dlg", "idlg", "dlg-published", "inverting-gradients", "head-free", "known-head", "analytic"} <= found.keys()
     assert all(row["about"] for row in found.values())
     options = {option["name"]: option["default"] for option in found["idlg"]["options"]}
-    assert options == vars(Dlg()) | {"give_up": list(Dlg().give_up)}
+    assert options == vars(Dlg()) | {"give_up": list(Dlg().give_up), "stalled": list(Dlg().stalled)}
     shown = fedpriv("attacks")
     assert shown.exit_code == 0 and all(name in shown.stdout for name in found)

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from image_files import encoded, pixels, write_folder, write_parquet
 from sklearn.datasets import load_digits
 
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, load_config
 from fedpriv.data import decoding
+from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_data, load_dataset, load_labels
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.hub import hub_mode
+from fedpriv.simulation.setup import build
 
 LABELS = [0, 1, 2] * 10
 
@@ -41,6 +43,25 @@ def test_digits() -> None:
     assert (share - 0.2).abs().max() < 0.005
     again = load_dataset("digits")
     assert torch.equal(digits.train_images, again.train_images) and torch.equal(digits.test_labels, again.test_labels)
+
+
+def test_what_the_net_gets_of_pixels() -> None:
+    def inputs(name: str) -> tuple[torch.Tensor, Dataset]:
+        federation = build(load_config(None, {"data.name": "digits", "data.limit": 60, "data.clients": 2, "data.pixels": name}))
+        found = federation.data.train(0).inputs
+        assert isinstance(found, torch.Tensor)
+        return found, federation.dataset
+
+    (standardised, dataset), (unit, _), (raw, _) = (inputs(name) for name in ("standardised", "unit", "raw"))
+    torch.testing.assert_close(standardised * dataset.std[0] + dataset.mean[0], unit)
+    torch.testing.assert_close(raw, 255 * unit)
+    assert (float(unit.min()), float(unit.max()), float(raw.max())) == (0.0, 1.0, pytest.approx(255.0))
+
+
+def test_pixels_are_of_images(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n" * 5)
+    with pytest.raises(UsageError, match=r"data\.pixels=raw is for images, and .*a\.csv has none"):
+        load_data(DataConfig(name=str(tmp_path / "a.csv"), pixels="raw"))
 
 
 def test_a_limit_keeps_the_classes_in_proportion_and_the_test_images() -> None:

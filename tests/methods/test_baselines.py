@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedpriv.aggregation.mean import normalised, weighted_mean
+from fedpriv.client.turn import Turn
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
@@ -112,6 +113,21 @@ def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
     for name in space.names:
         same = torch.equal(space.view(resident.row, name), space.view(simulation.server.row, name))
         assert same == (space[name].role == "encoder"), name
+
+
+def test_fine_tuning_for_some_steps(simulate: Simulate) -> None:
+    simulation = simulate("fedavg-ft", play=False, **{"method.ft_steps": 7})
+    turns: list[int] = []
+
+    def trained(turn: Turn, *given: Any) -> None:
+        real(turn, *given)
+        turns.append(turn.steps)
+
+    real, last = Turn.train, simulation.federation.config.train.rounds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Turn, "train", trained)
+        simulation.scorer.score(simulation.server, simulation.progress.clients, last)
+    assert turns == [7] * 10
 
 
 @pytest.mark.slow

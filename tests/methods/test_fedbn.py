@@ -50,6 +50,14 @@ def test_batchnorm_never_crosses_the_wire(played: tuple[Simulation, list[Sealed]
     assert all(others == set(sealed.schema) for sealed in crossed)
 
 
+def test_running_statistics_may_be_averaged(simulate: Simulate) -> None:
+    simulation = simulate("fedbn", play=False, **BATCHNORM, **{"method.statistics": "averaged"})
+    method, space = simulation.federation.method, simulation.federation.resident.space
+    norms = set(space.names) & method.context.norms
+    shared = {name for name in norms if space[name].kind == "buffer"}
+    assert norms & set(method.shared_names) == shared and set(method.private_names) == norms - shared and norms - shared
+
+
 def test_each_client_keeps_its_own_and_is_tested_with_it(played: tuple[Simulation, list[Sealed]]) -> None:
     simulation, _ = played
     method, space = simulation.federation.method, simulation.federation.resident.space

@@ -636,7 +636,7 @@ def test_merge_overwrites_the_dynamic_tensors_alone(simulate: Simulate) -> None:
         assert merged.report[f"mean_shift/{name}/step_ratio"] == pytest.approx(ratio, rel=1e-6)
 
 
-@pytest.mark.parametrize("barycentre", ["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss"])
+@pytest.mark.parametrize("barycentre", ["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss", "wb_neurons"])
 @pytest.mark.parametrize("server_object", ["delta", "weights"])
 def test_every_center_leaves_identical_clients_alone(simulate: Simulate, barycentre: str, server_object: str) -> None:
     given = {"method.barycentre": barycentre, "method.server_object": server_object, "method.dyn_layers": "all"}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedpriv.client.turn import Turn
 from fedpriv.errors import UsageError
+from fedpriv.methods import methods
 from fedpriv.server.sampling import read_schedule
 from fedpriv.simulation.simulation import Simulation
-from tests.simulation.small import computed, play
+from tests.simulation.small import QUICK, computed, play
 
 Simulate = Callable[..., Simulation]
 
@@ -65,3 +68,29 @@ def test_a_schedule_that_is_none(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "schedule.txt").write_text(text)
     with pytest.raises(UsageError, match=said):
         read_schedule(tmp_path / "schedule.txt", clients=10, rounds=2)
+
+
+def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes part, and the order of a client's samples in its first epoch of a round: what pairs runs of equal seed."""
+    batches, orders = Turn._batches, dict[tuple[int, int], list[int]]()
+
+    def noted(turn: Turn, columns: Any, *given: Any) -> Any:
+        if turn._purpose == "train":  # and not fine-tuned for a test
+            orders.setdefault((turn.round, turn.client), columns[0].tolist())
+        return batches(turn, columns, *given)
+
+    monkeypatch.setattr(Turn, "_batches", noted)
+    settings = {"data.limit": 100, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
+    settings |= {"train.selection": "uniform"}  # some papers' methods suggest another
+    found = {}
+    for method in sorted(methods()):
+        simulate(method, **settings, **QUICK.get(method, {}))
+        found[method] = dict(orders)
+        orders.clear()
+    local = found.pop("local")  # its clients take turns in rotation, as it has no rounds
+    assert len(found["fedavg"]) == 6 and len({tuple(order) for order in found["fedavg"].values()}) == 6
+    other = {method: sorted(set(found[method]) ^ set(found["fedavg"])) for method in found if found[method] != found["fedavg"]}
+    assert other == {}
+    assert all(found["fedavg"].get(turn, order) == order for turn, order in local.items())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, elsewhere, mounting, spent
 from fedpriv.errors import UsageError
-from fedpriv.processes import forked
+from fedpriv.processes import forked, forked_in_order
 
 Observe = Callable[[ThreatModel], list[Observation]]
 
@@ -66,13 +67,12 @@ def until_decided(
     for end in _stages(min(first, most), min(len(target.images), most)):
         part = _part(target, done, end)
         still = [one for one in others if not done or _may_decide(_together(attempts[one], target))]
-        while still and enough is None:
-            now, still = still[:workers], still[workers:]
-            for attacker, made in zip(now, _side_by_side(part, now, seed + done, say, controls=not done), strict=True):
-                if enough is None:
-                    attempts[attacker] = [*attempts.get(attacker, []), made]
-                    if not done and _found_all(made):
-                        enough = f"{attacker.name} recovered all of the first {end}"
+        with closing(_in_turn(part, still if enough is None else [], seed + done, say, not done, workers)) as made_by:
+            for attacker, made in made_by:
+                attempts[attacker] = [*attempts.get(attacker, []), made]
+                if not done and _found_all(made):
+                    enough = f"{attacker.name} recovered all of the first {end}"
+                    break
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
@@ -84,20 +84,24 @@ def _found_all(one: Attempt) -> bool:
     return one.recovered is not None and one.recovered.share == 1
 
 
-def _side_by_side(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, controls: bool) -> Sequence[Attempt]:
-    """Attempts of a few attackers, each in a process of its own."""
-    if len(attackers) == 1:
-        return [attempt_on(target, attackers[0], target.observe, seed, say, controls)]
+def _in_turn(
+    target: Target, attackers: Sequence[Attacker], seed: int, say: Say, controls: bool, workers: int
+) -> Generator[tuple[Attacker, Attempt]]:
+    """Each attacker's attempt; with several processes, those of the next attackers run beside."""
 
     def mounted(attacker: Attacker) -> tuple[Attempt, float]:
         began = time.process_time()
         made = attempt_on(target, attacker, target.observe, seed, say, controls, announce=False)
         return made, time.process_time() - began
 
-    say(f"{target.title}: {' and '.join(attacker.name for attacker in attackers)}")
-    made = forked([partial(mounted, attacker) for attacker in attackers], len(attackers))
-    elsewhere(say, sum(seconds for _, seconds in made))
-    return [attempt for attempt, _ in made]
+    with closing(forked_in_order([partial(mounted, attacker) for attacker in attackers], workers)) as results:
+        for attacker in attackers:
+            if spent(say) is None:
+                say(f"{target.title}: {attacker.name}")
+            made, seconds = next(results)
+            if workers > 1 and len(attackers) > 1:
+                elsewhere(say, seconds)
+            yield attacker, made
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:

@@ -1,0 +1,65 @@
+"""Adaptive server optimisers (FedOpt, Reddi et al. 2021, algorithm 2): FedAdam, FedYogi and FedAdagrad.
+
+The mean change of a round, ``D = mean_S x_k - x``, is to the server what a gradient is to an optimiser:
+
+    m <- b1 m + (1 - b1) D
+    v <- v + D^2                           Adagrad
+    v <- v - (1 - b2) D^2 sign(v - D^2)    Yogi
+    v <- b2 v + (1 - b2) D^2               Adam
+    x <- x + lr m / (sqrt(v) + tau),       at first v = tau^2
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Memory, Merged, Uploads, register
+from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
+from fedpriv.interfaces import params
+
+_MOMENTUM, _VARIANCE = "fedopt.momentum", "fedopt.variance"
+
+
+@params
+class FedOptParams(MeanParams):
+    """Options of the server's optimiser."""
+
+    rule: Literal["adam", "yogi", "adagrad"] = Field("adam", description="FedAdam, FedYogi or FedAdagrad")
+    server_lr: float = Field(0.01, gt=0, description="learning rate of the server's step (the paper tunes it, 1e-3 to 10)")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum m (paper: 0.9; 0 for Adagrad)")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of v (paper: 0.99); Adagrad has none")
+    tau: float = Field(1e-3, gt=0, description="adaptivity: the less, the more entries move alike (paper: 1e-3)")
+
+
+@register("fedopt")
+class FedOpt(Mean):
+    """An optimiser at the server, FedAdam, FedYogi or FedAdagrad, for which the mean change is the gradient."""
+
+    paper = "Reddi et al., ICLR 2021"
+    Params = FedOptParams
+    linear = True
+
+    def start(self, row: Tensor) -> dict[str, Tensor]:
+        return {_MOMENTUM: torch.zeros_like(row), _VARIANCE: torch.full_like(row, self.params.tau**2)}
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        options = self.params
+        mean = weighted_mean(uploads.rows, self.weigh(uploads))
+        change = mean - uploads.previous
+        square = change.square()
+        momentum = options.beta1 * uploads.restrict(memory[_MOMENTUM]) + (1 - options.beta1) * change
+        variance = uploads.restrict(memory[_VARIANCE])
+        if options.rule == "adagrad":
+            variance = variance + square
+        elif options.rule == "yogi":
+            variance = variance - (1 - options.beta2) * square * (variance - square).sign()
+        else:
+            variance = options.beta2 * variance + (1 - options.beta2) * square
+        row = uploads.previous + options.server_lr * momentum / (variance.sqrt() + options.tau)
+        kept = {_MOMENTUM: momentum, _VARIANCE: variance}
+        memory = {name: uploads.expand(tensor, memory[name]) for name, tensor in kept.items()}
+        return Merged(with_plain_buffers(row, mean, uploads.space), memory)

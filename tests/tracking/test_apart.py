@@ -1,0 +1,84 @@
+"""Tracking in a process of its own: the run does not wait for it, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_runs import append, line, make_run, set_status
+
+from fedpriv.tracking import Apart, Background, beside, default_uri, sync, tracker_of
+from fedpriv.tracking.to_mlflow import MlflowTracker
+
+
+def apart(folder: Path, uri: str, warnings: list[str], patience: float = 60.0) -> Apart:
+    tracker = tracker_of(folder, {"uri": uri, "experiment": "fedpriv"})
+    assert tracker is not None
+    return Apart(tracker, warnings.append, patience)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=1, status="running")
+    warnings: list[str] = []
+    copying = apart(folder, default_uri(runs_dir), warnings, patience=0.0)
+    copying.notify()
+    append(folder, line(2))
+    set_status(folder, "finished")
+    assert copying.finish() is None and warnings == []
+    wait_until(lambda: (folder / "tracking.json").exists() and '"FINISHED"' in (folder / "tracking.json").read_text())
+    wait_until(copying._ended.is_set)
+    assert copying.finish() is True, "a second time is no harm"
+    assert sync(folder).points == 0
+
+
+def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    (folder / "run.json").write_text("[]")
+    warnings: list[str] = []
+    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying.notify()
+    assert copying.finish() is False
+    assert len(warnings) == 1 and "run.json" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
+
+
+def test_a_killed_process_is_said_to_be_gone(runs_dir: Path) -> None:
+    folder, warnings = make_run(runs_dir), list[str]()
+    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying.notify()
+    assert copying._process is not None
+    os.kill(copying._process.pid, signal.SIGKILL)
+    assert copying.finish() is False
+    assert len(warnings) == 1 and "exit code -9" in warnings[0] and "fedpriv sync" in warnings[0]
+
+
+def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, status="running")
+    (folder / "run.json").write_text(json.dumps([]))  # nothing to copy, so that MLflow is not imported
+    copying = apart(folder, "http://me:sesame-open@127.0.0.1:9", [])
+    copying.notify()
+    process = copying._process
+    assert process is not None and process.stdin is not None
+    assert "sesame" not in str(process.args) and "sesame" not in Path(f"/proc/{process.pid}/environ").read_text()
+    process.stdin.close()  # as the system does when the run is killed
+    assert process.wait(60) == 0
+
+
+def test_only_a_tracker_that_says_so_has_a_process(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = tracker_of(make_run(runs_dir), {"uri": default_uri(runs_dir), "experiment": "fedpriv"})
+    assert isinstance(beside(tracker, print, 2.0), Background)  # tests share one import of MLflow
+    monkeypatch.setattr(MlflowTracker, "apart", True)
+    assert isinstance(beside(tracker, print, 2.0), Apart)
+    assert isinstance(beside(None, print, 2.0), Background)
