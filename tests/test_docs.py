@@ -51,6 +51,16 @@ def test_the_method_of_the_page(methods: dict[str, Any], simulate: Callable[...,
     assert simulation.progress.total_bytes_up > 0
 
 
+def test_which_methods_keep_the_head() -> None:
+    page = (ROOT / "docs/your-own-method.md").read_text()
+    named = re.search(r"The head stays with the client in (.*?); in (.*?), everything does", page, re.DOTALL)
+    assert named
+    partial, whole = (set(re.findall(r"`(.+?)`", part)) for part in named.groups())
+    shares = {name: method.shared for name, method in registry.all().items() if method.__module__.startswith("fedpriv.")}
+    assert partial == {name for name, shared in shares.items() if shared and "head" not in shared}
+    assert whole == {name for name, shared in shares.items() if not shared}
+
+
 def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
     exec(python_of("CONTRIBUTING.md"), {})
     plain, without, with_term = (
@@ -63,14 +73,14 @@ def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[
 
 
 @pytest.mark.parametrize("where", [{"method.name": "fedavg", "mask": 1}, {"method.name": "fedper"}, {"method.name": "fedavg"}])
-def test_the_aggregation_of_contributing(
+def test_server_momentum(
     methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation], where: dict[str, Any]
 ) -> None:
     """Server momentum by the book, also where a part of the net stays with the clients or is masked; against a loop by hand."""
     monkeypatch.setattr(aggregations, "_known", aggregations.all())
-    exec(python_of("CONTRIBUTING.md", 1), {})
+    exec(python_of("docs/your-own-method.md", 1), {})
     mask = {"wire.transforms": [{"name": "mask", "last": 1}]} if where.get("mask") else {}
-    simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "momentum-example", **mask})
+    simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "fedavgm", **mask})
     method, space = simulation.federation.method, simulation.federation.resident.space
     velocity, sent = torch.zeros(space.size), list[Upload]()
     simulation.taps.append(lambda way, sealed: sent.append(Upload(sealed)) if way == "up" else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -126,6 +126,7 @@ def invert(
     controls: bool = False,
     seed: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
+    say: Callable[[str], object] | None = None,
 ) -> Inversion:
     """Reconstruct the images behind a gradient of a cross-entropy, or behind a change of the weights.
 
@@ -146,6 +147,7 @@ def invert(
         mean, std: of the client's normalisation, by channel: the net gets ``(image - mean) / std`` for an image in [0, 1].
         controls: first check, at this budget, that the attack recovers images where it must, and none from noise.
         options: of the attack, such as ``{"restarts": 2}``; ``fedpriv attacks`` lists them.
+        say: called with what is being done, such as ``print``.
 
     Raises:
         Inapplicable: the attack cannot be mounted on this; says why, and which can. Or a control failed.
@@ -167,11 +169,14 @@ def invert(
     seen = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
     if labels is not None:
         seen = replace(seen, labels=labels.cpu())
-    declared(attacker.attack).check(seen)
-    passed = run_controls(attacker, seed, [seen], torch.empty(n, *input_shape)) if controls else ()
-    if failed := [control.sentence for control in passed if not control.passed]:
-        raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
-    return Inversion(attack, mount(attacker, [seen], seed), threat, passed)
+    try:
+        declared(attacker.attack).check(seen)
+        passed = _controls(attacker, seen, seed, say) if controls else ()
+        if say:
+            say(f"{attack}: {n} image(s) of {'x'.join(map(str, input_shape))}")
+        return Inversion(attack, mount(attacker, [seen], seed), threat, passed)
+    except Inapplicable as refusal:
+        raise Inapplicable(net.in_own_names(str(refusal))) from None
 
 
 def observed(
@@ -249,6 +254,20 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:
     if strange := options.keys() - defaults_of(known[name]).keys():
         raise TypeError(f"{name} has no option {min(strange)!r}; {nearest(min(strange), defaults_of(known[name]))}")
     (found,) = attackers(name, 0, dict(options))
+    return found
+
+
+def _controls(attacker: Attacker, seen: Observation, seed: int, say: Callable[[str], object] | None) -> tuple[Control, ...]:
+    """The controls of an attack for such a message, all of which it passed.
+
+    Raises:
+        Inapplicable: it failed one.
+    """
+    if say:
+        say(f"controls of {attacker.name}")
+    found = run_controls(attacker, seed, [seen], torch.empty(seen.num_examples or 1, *seen.input_shape))
+    if failed := [control.sentence for control in found if not control.passed]:
+        raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,15 @@ class OwnNet:
     names: Mapping[str, str]
     head: str
     classes: int
+
+    def in_own_names(self, text: str) -> str:
+        """A text about the split, such as a refusal, with the net's own names of layers and tensors."""
+        own = {theirs: name for name, theirs in self.names.items()}
+        own |= {f"body.{name}": name for name, _ in self.split.body.named_modules() if name}
+        own |= {f"top.{name}": f"{self.head}.{name}" for name, _ in self.split.top.named_modules() if name}
+        text = text.replace("'top'", repr(self.head))
+        known = "|".join(re.escape(name) for name in sorted(own, key=len, reverse=True))
+        return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda found: own[found[0]], text)
 
 
 def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -> OwnNet:

@@ -113,12 +113,9 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     if owners is not None:
         how = "a folder each" if config.data.partition.name == GIVEN else f"the values of column {config.data.partition.column}"
         out.print(f"clients come with the data: {how}", soft_wrap=True)
-    for note in opened.notes:
-        out.print(styled(note), soft_wrap=True)
-    empty = int((sizes == 0).sum())
-    out.print(
-        f"training samples per client: {_spread(sizes)}; {sizes.sum():,} of {len(opened.train_labels):,}, {empty} clients without"
-    )
+    given = f"{sizes.sum():,} of {len(opened.train_labels):,} are dealt"
+    given += f", {empty} clients have none" if (empty := int((sizes == 0).sum())) else ""
+    out.print(f"training samples per client: {_spread(sizes)}; {given}", soft_wrap=True)
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"
     if owners is not None and owners.test is not None and partition.test_weights is None:
         how = "the client's own"
@@ -129,6 +126,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     out.print(_table(counts, tests, classes, names, out.width))
     if len(counts) > _CLIENTS_SHOWN:
         out.print(f"... and {len(counts) - _CLIENTS_SHOWN} more clients (--output draws them all, --json lists them)")
+    for note in opened.notes:
+        out.print(styled(note), soft_wrap=True)
     if output:
         draw_partition(counts, classes, f"{config.data.name}, {name}: {partition.clients} clients", output)
         out.print(f"drawn: {output}")

@@ -32,7 +32,7 @@ _TEMPLATES = Path(__file__).parent / "plugin_templates"
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("folder", metavar="[DIR]", required=False, type=FilePath())
 def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
-    """Write a package with a small plug-in of a kind, its entry point and a test.
+    """Write a package with a small plug-in of a kind, its entry point, a test and a README.
 
     The plug-in has the name of the folder DIR; the default is my-KIND.
 
@@ -55,7 +55,7 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
         raise UsageError(f"{folder} exists already; name a new folder")
     group, words = KINDS[kind]
     values = {"name": name, "module": module, "kind": kind, "group": group, "command": f"{words} {name}"}
-    written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test"}
+    written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test", "README.md": "readme"}
     for file, template in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(values).encode())

@@ -85,7 +85,7 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class WorkersParam(click.ParamType[Any]):
+class WorkersParam(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """A number of processes, or ``ray``."""
 
     name = "integer or ray"

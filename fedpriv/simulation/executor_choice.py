@@ -83,7 +83,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
             if asked.name == "vectorized":
                 form, reason = _vmapped(net, str(error))
             else:
-                reason = f"the net cannot be stacked for several clients ({error})"
+                reason = f"this net trains one client at a time, more slowly, with the same results ({error})"
     if asked.name == "vectorized":
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")

@@ -108,8 +108,16 @@ def test_without_the_last_layer_another_attack_is_needed(net: Own) -> None:
     assert invert(net, gradient, input_shape=SHAPE, attack="analytic").scores(IMAGES[:1]).mse.item() < 1e-4
 
 
+def test_a_refusal_has_the_names_of_the_net(net: Own) -> None:
+    for own, layer in ((net, "hidden"), (nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)), "1")):
+        with pytest.raises(Inapplicable, match=f"no ReLU follows '{layer}',"):
+            invert(own, gradient_of(own), input_shape=SHAPE, attack="spear")
+
+
 def test_controls_on_request(net: Own) -> None:
-    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic", controls=True)
+    said = list[str]()
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic", controls=True, say=said.append)
+    assert said == ["controls of analytic", "analytic: 1 image(s) of 3x8x8"]
     assert {control.name for control in result.controls} == {"positive", "negative"}
     assert not invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic").controls
 

@@ -340,11 +340,17 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
     ("options", "why"),
     [
         ({"model.name": "pooled"}, "vectorized, groups of up to 2 clients: the net is small, and several"),
-        ({"model.name": "joined"}, "sequential: the net cannot be stacked for several clients (encoder: call function"),
+        (
+            {"model.name": "joined"},
+            "sequential: this net trains one client at a time, more slowly, with the same results (encoder: call function",
+        ),
         ({"model.name": "mlp2"}, "vectorized, groups of up to 2 clients: the net is small, and several"),
         ({"model.name": "mlp_lineage", "data.image_size": 28}, "parameters without convolutions gains nothing"),
         ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
-        ({"model.name": "pixels"}, "sequential: the net cannot be stacked for several clients (encoder.1: dropout on images"),
+        (
+            {"model.name": "pixels"},
+            "sequential: this net trains one client at a time, more slowly, with the same results (encoder.1: dropout on images",
+        ),
         ({"train.participation": 0.125}, "sequential: one client a round"),
         ({"privacy.level": "sample", "privacy.noise": 1.0}, "sequential: per-sample gradients"),
         ({"executor.name": "sequential"}, "sequential: as requested"),
