@@ -97,8 +97,8 @@ class DataConfig(_Section):
     )
     pixels: Literal["standardised", "unit", "raw"] = Field(
         "standardised",
-        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in [0, 255] "
-        "as released codes have them (FedDUAL's)",
+        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in "
+        "[0, 255] as released codes have them (FedDUAL's)",
     )
     max_tokens: int | None = Field(
         None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
