@@ -141,7 +141,7 @@ PAIRS = [
 """Those that play a round or are refused, and as many of the others."""
 
 
-ONE_ROUND = {**TINY, "train.rounds": 1, "train.momentum": 0.0}
+ONE_ROUND = {**TINY, "model.name": "mlp", "train.batch_size": 20, "train.rounds": 1, "train.momentum": 0.0}
 
 
 @cache
