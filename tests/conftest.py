@@ -49,11 +49,13 @@ def no_waiting() -> Iterator[None]:
 
 SMALL = {
     "data.name": "digits",
+    "data.limit": 500,
     "data.clients": 10,
+    "model.name": "mlp",
     "train.rounds": 3,
     "train.participation": 0.3,
     "train.local_epochs": 1,
-    "train.batch_size": 50,
+    "train.batch_size": 20,
     "train.lr": 0.05,
     "executor.name": "sequential",
     "tracking.uri": "none",

@@ -114,7 +114,7 @@ def test_the_examples_of_the_documents(name: str, tmp_path: Path, monkeypatch: p
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As shown, with fewer rounds and a smaller audit."""
     monkeypatch.chdir(tmp_path)
-    small = {"rounds": 2, "local_epochs": 1, "clients": 5, "tracking_uri": "none"}
+    small = {"rounds": 2, "local_epochs": 1, "clients": 5, "tracking_uri": "none", "data": {"limit": 200}}
     train, audit = fedpriv.train, fedpriv.audit
     quick = {"messages": 1, "label_shadows": 0, "membership_shadows": 0, "singles": 1, "budget": 0.01}
     monkeypatch.setattr(fedpriv, "train", lambda **keys: train(**keys | small))

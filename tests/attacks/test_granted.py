@@ -15,7 +15,7 @@ from fedpriv.attacks.lab.controls import Setting
 from fedpriv.attacks.lab.images import default_images
 from tests.marks import slow_but
 
-QUICK = {"steps": 2, "adam_steps": 4, "adam": 4, "lbfgs": 1, "iterations": 2, "restarts": 0}
+QUICK = {"steps": 1, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "restarts": 0}
 SIDE = 8
 SETTINGS = {
     "whole": Setting(side=SIDE),

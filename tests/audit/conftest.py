@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 
 import pytest
 
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.registry import image_attacks
 from fedpriv.attacks.image.centers import CenterOptions, invert_centers
+from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
 from tests.simulation.conftest import quick_plots
 
-__all__ = ["hardly_any_steps", "quick_plots"]
+__all__ = ["controls_once", "hardly_any_steps", "quick_plots"]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def controls_once() -> Iterator[None]:
+    """The positive controls of membership inference depend on the number of shadows and the seed alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpriv.audit.membership.inference.positive_controls", cache(positive_controls))
+        yield
 
 
 @pytest.fixture

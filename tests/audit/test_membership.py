@@ -94,6 +94,8 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
         return np.zeros(len(labels))
 
     monkeypatch.setattr(membership_controls, "confidence", broken)
+    inference = "fedpriv.audit.membership.inference.positive_controls"
+    monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
     found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
     assert set(found.attacks) == rows == set(found.together) == set(found.controls)
@@ -102,7 +104,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
     assert found.likelihoods == (f"{LIRA}, {ROWS}",)
     failed = {key: Control("positive", False, "none told", 0.0) for key in membership_controls.positive_controls(4)}
-    monkeypatch.setattr("fedpriv.audit.membership.inference.positive_controls", lambda shadows, seed: failed)
+    monkeypatch.setattr(inference, lambda shadows, seed: failed)
     with pytest.raises(FedprivError, match=r"no membership attack could be tried \(its control failed: none told\)"):
         membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
 

@@ -44,6 +44,8 @@ Runs = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 2)
+    hardly_any = {"tag": {"steps": 2, "starts": 1, "sweeps": 1}, "span": {"steps": 2, "starts": 1, "budget": 200}}
+    monkeypatch.setattr("fedpriv.audit.text.recovery.BUDGET", hardly_any)
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))

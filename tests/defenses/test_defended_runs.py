@@ -27,6 +27,7 @@ ALL = [
     {"name": "quantise", "bits": 6},
 ]
 LEARNS = {
+    "data.limit": 800,
     "data.clients": 3,
     "model.name": "mlp2",
     "train.rounds": 6,

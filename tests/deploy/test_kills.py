@@ -14,9 +14,10 @@ from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import ALL_KEPT, agree
 from tests.deploy.unreliable import KINDS, Unreliable, drawn, play_through
 from tests.marks import slow_but
-from tests.simulation.small import config, play
+from tests.simulation.conftest import Reference
+from tests.simulation.small import config
 
-ROUNDS, CLIENTS = 5, 4
+ROUNDS, CLIENTS = 3, 4
 SETTINGS: dict[str, Any] = {
     "data.clients": CLIENTS,
     "data.limit": 200,
@@ -34,30 +35,29 @@ METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
 """One for each seed; KILLS of them make 50."""
 
 
-def same(tmp_path: Path, method: str, plan: dict[int, str]) -> tuple[Unreliable, list[str]]:
+def same(tmp_path: Path, whole: Path, method: str, plan: dict[int, str]) -> Unreliable:
     """Play a run by a plan, and compare it with one without faults."""
-    play(tmp_path / "whole", method, **SETTINGS)
-    post, warnings = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
-    agree(tmp_path / "run", tmp_path / "whole")
+    post, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
+    agree(tmp_path / "run", whole)
     records = RunFolder.open(tmp_path / "run").records()
     assert [record["round"] for record in records] == list(range(ROUNDS + 1))
     assert not any("missing" in record or "refused" in record for record in records)
-    return post, warnings
+    return post
 
 
 @pytest.mark.parametrize(("seed", "method"), slow_but([0], list(enumerate(METHODS))))
-def test_kills_by_chance(tmp_path: Path, seed: int, method: str) -> None:
+def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method: str) -> None:
     plan = {at + CLIENTS: kind for at, kind in drawn(seed, KILLS, len(FRAMES)).items()}
-    post, _ = same(tmp_path, method, plan)
+    post = same(tmp_path, reference(method, **SETTINGS), method, plan)
     roles = Counter(role for kind in post.happened for role, kinds in KINDS.items() if kind in kinds)
     assert len(roles) == 3 and roles.total() == KILLS
 
 
 @pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
-def test_each_fault_in_each_place(tmp_path: Path, kind: str) -> None:
+def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: str) -> None:
     """In the first turn, in the last, and in turns one after another."""
     plan = dict.fromkeys((TURNS[0], TURNS[1], TURNS[CLIENTS + 2], TURNS[-1]), kind)
-    post, _ = same(tmp_path, "mpfedcon", plan)
+    post = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
     assert post.happened == [kind] * len(plan)
 
 

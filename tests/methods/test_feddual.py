@@ -38,6 +38,8 @@ from tests.oracles import feddual as oracle
 
 Simulate = Callable[..., Simulation]
 UNIFORM = {"method.weights": "uniform"}
+LEARNS = {"data.limit": None, "model.name": "mlp_lineage", "train.batch_size": 50, "train.local_epochs": 3}
+"""With which a client's accuracy rises from epoch to epoch."""
 ADAM = {"train.optimizer": "adam", "train.lr": 1e-3, "train.weight_decay": 0.0}
 
 
@@ -149,7 +151,7 @@ def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any 
 
 
 def test_beta_begins_at_a_half_and_follows_the_clients_accuracy(simulate: Simulate) -> None:
-    simulation = simulate("feddual", play=False, **{"train.local_epochs": 3})
+    simulation = simulate("feddual", play=False, **LEARNS)
     measured: list[float] = []
     accuracy = Turn.accuracy
     try:
@@ -165,9 +167,8 @@ def test_beta_begins_at_a_half_and_follows_the_clients_accuracy(simulate: Simula
 
 
 def test_the_other_ways_to_measure_beta(simulate: Simulate) -> None:
-    three = {"train.local_epochs": 3}
     plain, reverse, running, half = (
-        betas(simulate("feddual", play=False, **three, **options))[0]
+        betas(simulate("feddual", play=False, **LEARNS, **options))[0]
         for options in (
             {},
             {"method.beta_sign": -1},
@@ -251,7 +252,7 @@ def test_the_scope_of_the_softmax(simulate: Simulate, scope: str) -> None:
 
 
 def test_beta_and_the_size_of_the_kl_are_in_the_record(simulate: Simulate) -> None:
-    metrics = simulate("feddual", **{"train.rounds": 1, "train.local_epochs": 2}).folder.records()[-1]["metrics"]
+    metrics = simulate("feddual", **LEARNS, **{"train.rounds": 1}).folder.records()[-1]["metrics"]
     assert 0.5 < metrics["adaptive_kl/beta"] < 0.74 and 0 < metrics["adaptive_kl/kl"] < 1
 
 

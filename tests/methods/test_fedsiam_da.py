@@ -28,10 +28,10 @@ SHORT: dict[str, Any] = {
     "model.name": "mlp2",
     "model.projection": 16,
     "model.predictor": 8,
-    "data.limit": 300,
+    "data.limit": 160,
     "data.clients": 4,
     "train.participation": 0.5,
-    "train.batch_size": 32,
+    "train.batch_size": 16,
     "train.local_epochs": 2,
     "train.lr": 0.02,  # beyond, a rectifier that switches in one precision and not in the other parts the two
     "train.momentum": 0.5,
@@ -223,7 +223,7 @@ def test_gradients_go_where_they_should(simulate: Simulate) -> None:
 
     fed.method.begin(turn)
     turn.train(phase(epochs=1), fed.method.local_loss, Spied())
-    assert len(seen) == -(-turn.num_examples // 32)
+    assert len(seen) == -(-turn.num_examples // SHORT["train.batch_size"])
 
 
 def test_the_anchor_draws_nothing_of_the_local_models(simulate: Simulate) -> None:
@@ -262,7 +262,7 @@ def test_the_look_at_the_anchor_leaves_its_statistics(simulate: Simulate) -> Non
 
 def test_a_batch_of_one_is_left_out(simulate: Simulate) -> None:
     simulation = simulate("fedsiam-da", play=False, **SHORT)
-    assert trained(simulation, a_turn(simulation, {}, samples=33)).steps == 1
+    assert trained(simulation, a_turn(simulation, {}, samples=17)).steps == 1
     lonely = trained(simulation, a_turn(simulation, {}, samples=1))
     assert lonely.steps == 0 and torch.equal(lonely.row, lonely.start)
     assert torch.equal(simulation.federation.method.keep(lonely)[PREVIOUS], lonely.start)

@@ -371,7 +371,7 @@ def test_the_next_round_is_the_same_after_a_restore(simulate: Simulate) -> None:
 # the options of section 5 do what they say
 
 
-THREE_ROUNDS = {"train.rounds": 3, "train.participation": 0.6, "data.limit": 500}
+THREE_ROUNDS = {"train.rounds": 3, "train.participation": 0.6, "model.name": "mlp_lineage", "train.batch_size": 50}
 
 
 @pytest.fixture(scope="module")

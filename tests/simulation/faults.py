@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
+import pytest
 import safetensors.torch
 import torch
 
@@ -42,6 +44,26 @@ ON_DISK = ("open", "write", "sync", "rename", "remove", "folder")
 
 class Killed(BaseException):
     """What no code handles."""
+
+
+@contextmanager
+def killed_at(path: str, after: bool) -> Iterator[None]:
+    """A block that is killed where a file appears whose name matches: before it is there, or right after.
+
+    A process that ends costs more than most runs; :func:`tests.simulation.processes.die_at` ends one.
+    """
+    real = os.replace
+
+    def deadly(source: Any, target: Any) -> None:
+        here = re.search(path, str(target))
+        if here and not after:
+            raise Killed
+        real(source, target)
+        if here:
+            raise Killed
+
+    with patch.object(os, "replace", deadly), pytest.raises(Killed):
+        yield
 
 
 class Ended(NamedTuple):

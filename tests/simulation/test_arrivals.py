@@ -297,7 +297,7 @@ DOWNLOADS: list[tuple[str, Callable[[Payload], Payload], str]] = [
     ("a report", lambda draft: replace(draft, kind="report", num_examples=3), "of kind report"),
     ("a private tensor", lambda draft: more(draft, "head.weight", torch.zeros(10, 16)), "head.weight is nothing that the server"),
     ("an unknown tensor", lambda draft: more(draft, "encoder.x", torch.zeros(1)), "encoder.x is nothing that the server sends"),
-    ("transposed", lambda draft: more(draft, NAME, draft.tensors[NAME].T), "has shape [64, 512], not [512, 64]"),
+    ("transposed", lambda draft: more(draft, NAME, draft.tensors[NAME].T), "has shape [64, 128], not [128, 64]"),
     ("of half precision", lambda draft: more(draft, NAME, draft.tensors[NAME].half()), "is of torch.float16, not torch.float32"),
     ("NaN", lambda draft: more(draft, NAME, draft.tensors[NAME] * math.nan), f"{'encoder.fc1.weight'} is not finite"),
     ("NaN in a centre", lambda draft: more(draft, CENTERS, draft.tensors[CENTERS] * math.nan), "statistic.centers is not finite"),

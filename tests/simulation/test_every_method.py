@@ -23,8 +23,9 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.coding import Upload
 from tests.marks import FEW, slow_but
+from tests.simulation.faults import killed_at
 from tests.simulation.processes import Process, die_at
-from tests.simulation.small import computed, facts, flags
+from tests.simulation.small import computed, facts, flags, play, resume
 from tests.simulation.small import simulation as prepare
 
 METHODS = slow_but(FEW, sorted(methods()))
@@ -32,17 +33,33 @@ THREE_ROUNDS = {"train.rounds": 3, "eval.last": 2, "data.limit": 400}
 TINY = {"data.clients": 4, "data.limit": 200, "train.participation": 1.0, "model.projection": 8}
 
 
-@pytest.mark.parametrize("method", METHODS)
+MOMENTS = ("round-000001", "server-000002")
+"""Files after which a run is killed: between two rounds, and within the end of one."""
+
+
+@pytest.mark.parametrize("method", FEW)
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     folder = tmp_path / "run"
     command = ["train", *flags(method, **THREE_ROUNDS), "--run-dir", folder]
-    moments = [("round-000001", True), ("server-000002", True)]  # between two rounds, and within the end of one
-    for path, after in moments:
-        ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, after, path)).wait()
+    for path in MOMENTS:
+        ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, True, path)).wait()
         assert ended.code < 0, ended.err
         command = ["resume", folder]
     ended = Process(tmp_path, *command).wait()
     assert ended.code == 0 and facts(folder)["status"] == "finished", ended.err
+    assert computed(folder) == computed(reference(method, **THREE_ROUNDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(methods().keys() - set(FEW)))
+def test_what_any_method_keeps_is_resumed(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
+    """As above; in this process, as only the files differ from method to method."""
+    folder = tmp_path / "run"
+    for number, path in enumerate(MOMENTS):
+        with killed_at(path, after=True):
+            resume(folder) if number else play(folder, method, **THREE_ROUNDS)
+    resume(folder)
+    assert facts(folder)["status"] == "finished"
     assert computed(folder) == computed(reference(method, **THREE_ROUNDS))
 
 
@@ -124,7 +141,7 @@ PAIRS = [
 """Those that play a round or are refused, and as many of the others."""
 
 
-ONE_ROUND = {**TINY, "train.rounds": 1, "train.momentum": 0.0}
+ONE_ROUND = {**TINY, "model.name": "mlp", "train.batch_size": 20, "train.rounds": 1, "train.momentum": 0.0}
 
 
 @cache

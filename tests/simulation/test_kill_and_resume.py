@@ -61,10 +61,10 @@ def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..
     Config, partition, run.json, broadcast, server, round; then run.json, payloads and clients, server, round.
     """
     sabotages = (partial(die_at, "replace", number, after) for number in count(1))
-    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 6})
+    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 4})
     assert deaths >= 10
     assert len(list(folder.glob("payloads/*/*.safetensors"))) == 1 + 3 * (1 + 2 * 3)
-    assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
+    assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 4}))
 
 
 @pytest.mark.slow

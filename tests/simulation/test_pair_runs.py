@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import slow_but
-from tests.simulation.processes import Process, die_at
-from tests.simulation.small import computed, facts, flags, play, simulation
+from tests.simulation.faults import killed_at
+from tests.simulation.small import computed, facts, play, resume, simulation
 from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
 
 PRIVATE = {"privacy.level": "sample", "privacy.noise": 1.0}
@@ -58,13 +57,12 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: P
     overrides = pairs(folder, **{"train.rounds": 3}, **(WITH_BATCHNORM if method == "fedbn" else {}))
     play(tmp_path / "whole", method, **overrides)
     run = tmp_path / "run"
-    command = ["train", *flags(method, **overrides), "--run-dir", run]
-    for path in ("round-000001", "server-000002"):
-        ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, True, path)).wait()
-        assert ended.code < 0, ended.err
-        command = ["resume", run]
-    ended = Process(tmp_path, *command).wait()
-    assert ended.code == 0 and facts(run)["status"] == "finished", ended.err
+    with killed_at("round-000001", after=True):
+        play(run, method, **overrides)
+    with killed_at("server-000002", after=True):
+        resume(run)
+    resume(run)
+    assert facts(run)["status"] == "finished"
     assert computed(run) == computed(tmp_path / "whole")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.marks import FEW, quick_first, slow_but
-from tests.simulation.processes import Process, die_at
+from tests.simulation.faults import killed_at
 from tests.simulation.small import computed, facts, flags, play, resume, simulation
 from tests.simulation.texts_and_pairs import METHODS, texts, write_texts
 
@@ -57,13 +56,12 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, file: Pat
     overrides = texts(file, **tune, **{"train.rounds": 3})
     play(tmp_path / "whole", method, **overrides)
     folder = tmp_path / "run"
-    command = ["train", *flags(method, **overrides), "--run-dir", folder]
-    for path in ("round-000001", "server-000002"):
-        ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, True, path)).wait()
-        assert ended.code < 0, ended.err
-        command = ["resume", folder]
-    ended = Process(tmp_path, *command).wait()
-    assert ended.code == 0 and facts(folder)["status"] == "finished", ended.err
+    with killed_at("round-000001", after=True):
+        play(folder, method, **overrides)
+    with killed_at("server-000002", after=True):
+        resume(folder)
+    resume(folder)
+    assert facts(folder)["status"] == "finished"
     assert computed(folder) == computed(tmp_path / "whole")
 
 

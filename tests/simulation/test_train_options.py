@@ -55,7 +55,7 @@ def by_hand(simulation: Simulation, turn: Turn, make: Callable[[Any], torch.opti
         schedule = get_constant_schedule_with_warmup(optimiser, warmup)
         draw = generator(fed.config.seed, turn.round, turn.client, "train", number, "shuffle")
         for _ in range(epochs):
-            for part in torch.split(torch.randperm(turn.num_examples, generator=draw), 32):
+            for part in torch.split(torch.randperm(turn.num_examples, generator=draw), 12):
                 optimiser.zero_grad()
                 F.cross_entropy(net(turn.inputs[part]).logits, turn.labels[part]).backward()  # type: ignore[index]
                 optimiser.step()
@@ -91,9 +91,9 @@ def adamw(groups: Any) -> torch.optim.Optimizer:
 def test_steps_are_torchs_and_the_warm_up_is_transformers(
     simulate: Simulate, options: dict[str, Any], make: Any, warmup: int
 ) -> None:
-    simulation = simulate("fedavg", play=False, **{"train.batch_size": 32, "train.warmup_steps": warmup, **options})
+    simulation = simulate("fedavg", play=False, **{"train.batch_size": 12, "train.warmup_steps": warmup, **options})
     turn = turn_of(simulation)
-    assert turn.num_examples > 4 * 32, "the phases are longer than the warm-up"
+    assert turn.num_examples > 4 * 12, "the phases are longer than the warm-up"
     expected = by_hand(simulation, turn, make, warmup)
     torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=1e-5)
 

@@ -33,7 +33,7 @@ from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
-    "data.limit": 600,
+    "data.limit": 320,
     "data.clients": 8,
     "data.partition.name": "dirichlet",  # ragged: clients differ in steps and in their last batches
     "data.partition.alpha": 0.3,
