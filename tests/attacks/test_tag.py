@@ -53,8 +53,8 @@ def test_without_the_embeddings_the_length_comes_from_the_rank() -> None:
 
 @pytest.mark.slow
 def test_labels_are_sought_where_the_head_is_hidden_but_known() -> None:
-    observation, ids, labels = message([5])
-    found = scores(Tag(), without(observation, "top."), ids, labels)
+    observation, ids, labels = message([4])
+    found = scores(Tag(starts=2), without(observation, "top."), ids, labels)
     assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
 
 
@@ -69,7 +69,7 @@ def test_adapters_are_enough() -> None:
 @pytest.mark.slow
 def test_an_unknown_length_is_tried() -> None:
     ids, labels = sentences([5], 0), torch.tensor([2])
-    observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(7,))
+    observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(6,))
     made = Tag(probe=20, steps=60).run([observation])
     assert made.ids is not None and made.ids.shape == (1, 5) and "matched best" in made.notes[0]
 
@@ -86,7 +86,7 @@ def test_what_a_message_went_through_is_known(defence: str) -> None:
         kept = {name: tensor.abs() >= least for name, tensor in observation.shared.items()}
         sent = {name: tensor * kept[name] for name, tensor in observation.shared.items()}
         altered = Altered(kept=kept)
-    few = Tag(steps=100, starts=2)
+    few = Tag(steps=50, starts=1, sweeps=5)
     found = scores(few, replace(observation, shared=sent, altered=altered), ids, labels)
     assert found.exact.share == 1
     plain = scores(few, replace(observation, shared=sent), ids, labels)

@@ -23,6 +23,7 @@ ONE_ROUND = {
     "train.rounds": 1,
     "wire.keep_payloads": "all",
     "data.limit": 300,
+    "model.name": "mlp_lineage",
     "train.lr": 0.01,
     "train.batch_size": 10,
     "eval.last": 1,

@@ -30,7 +30,7 @@ PASSED = (Control("positive", True, "it can", 0.1), Control("negative", True, "i
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     folder = tmp_path_factory.mktemp("runs") / "fedavg"
-    play(folder, "fedavg", **{"train.rounds": 1})
+    play(folder, "fedavg", **{"train.rounds": 1, "data.clients": 5})
     return Evidence(folder)
 
 

@@ -18,11 +18,12 @@ from fedpriv.simulation import run
 Fedpriv = Callable[..., Result]
 SMALL: dict[str, Any] = {
     "method.name": "fedavg",
+    "data.limit": 700,
     "data.clients": 10,
     "train.rounds": 2,
     "train.participation": 0.3,
     "train.local_epochs": 1,
-    "train.batch_size": 64,
+    "train.batch_size": 32,
     "model.projection": 16,
     "tracking.uri": "none",
 }

@@ -20,7 +20,8 @@ from tests.deploy.apart import play_apart, sites
 from tests.simulation.small import config
 
 SETTINGS: dict[str, Any] = {
-    "data.clients": 2, "data.limit": 100, "train.rounds": 2, "train.participation": 1.0, "wire.check_downloads": False,
+    "data.clients": 2, "data.limit": 100, "model.name": "mlp_lineage", "train.rounds": 2, "train.participation": 1.0,
+    "wire.check_downloads": False,
 }  # fmt: skip
 
 

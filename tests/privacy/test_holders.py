@@ -69,13 +69,13 @@ def test_the_ledger_composes_over_the_holders_of_every_sample(name: str, options
 @pytest.mark.slow
 def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     """Epsilon, the noise for it and the check before the run are those of the sample that its holders spend most on."""
-    shared = {"data.partition.name": "class_dir_min1", "data.clients": 4, "train.rounds": 2, "train.participation": 1.0}
+    shared = {"data.partition.name": "class_dir_min1", "data.clients": 3, "train.rounds": 2, "train.participation": 1.0}
     asked = {"privacy.level": "sample", "privacy.target_epsilon": 6.0}
     simulation, uploads = run_with_taps(tmp_path / "run", "fedavg", **asked, **shared)
     said, data = simulation.statement(), simulation.federation.data
     turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     histories = {
-        client: (said["noise"], min(1.0, 50 / data.size(client)), turns[client] * -(-data.size(client) // 50)) for client in turns
+        client: (said["noise"], min(1.0, 20 / data.size(client)), turns[client] * -(-data.size(client) // 20)) for client in turns
     }
     sets = {tuple(clients) for clients in holders_by_sample(data.partition).values()}
     assert max(map(len, sets)) > 2

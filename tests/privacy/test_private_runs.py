@@ -47,14 +47,14 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
     """fedrep has two phases a turn: both look at the data, so both count, on the accounts of the participants."""
-    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE, **{"data.limit": 700})
+    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
     simulation, uploads = seen
     turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     said = simulation.statement()
     for client in range(10):
         n = simulation.federation.data.size(client)
-        steps = turns.get(client, 0) * 2 * math.ceil(n / 50)
-        expected = oracle((1.1, min(1.0, 50 / n), steps)) if steps else 0.0
+        steps = turns.get(client, 0) * 2 * math.ceil(n / 20)
+        expected = oracle((1.1, min(1.0, 20 / n), steps)) if steps else 0.0
         assert said["epsilon_per_client"][client] == pytest.approx(expected)
     assert said["epsilon"] == max(said["epsilon_per_client"]) > 0
 
@@ -91,7 +91,7 @@ def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, priv
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "private"),
-    slow_but(["fedavg"], [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample", "data.limit": 500})]),
+    slow_but(["fedavg"], [("fedavg", {"privacy.level": "client"}), ("fedper", {"privacy.level": "sample"})]),
     ids=["client", "sample"],
 )
 def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
         ("fedavg", {**CLIENT, "privacy.noise": 0}, "privacy.noise"),
         ("fedavg", {**CLIENT, "privacy.clip": -1}, "privacy.clip"),
         ("fedavg", {**CLIENT, "privacy.target_epsilon": 0.5}, "leave the noise out"),
-        ("fedavg", {**SAMPLE, "privacy.delta": 1e-3}, "1438 training samples.*below 0.000695"),
+        ("fedavg", {**SAMPLE, "privacy.delta": 1e-3, "data.limit": None}, "1438 training samples.*below 0.000695"),
         ("fedavg", {"privacy.level": "server", "privacy.noise": 1}, "privacy.level"),
     ],
 )

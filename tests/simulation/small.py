@@ -15,12 +15,14 @@ from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 
 SMALL: dict[str, Any] = {
+    "data.limit": 500,
     "data.clients": 10,
+    "model.name": "mlp",
     "model.projection": 16,
     "train.rounds": 3,
     "train.participation": 0.3,
     "train.local_epochs": 1,
-    "train.batch_size": 50,
+    "train.batch_size": 20,
     "train.lr": 0.05,
     "executor.name": "sequential",
     "tracking.uri": "none",
@@ -34,8 +36,9 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def settings(method: str, **overrides: Any) -> dict[str, Any]:
-    """Dotted keys of a small run; ``overrides`` too."""
-    return {**SMALL, "method.name": method, **QUICK.get(method, {}), **overrides}
+    """Dotted keys of a small run; ``overrides`` too. Other data than digits have their usual net, and all of it."""
+    own = {"model.name": None, "data.limit": None} if "data.name" in overrides else {}
+    return {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
 
 
 def config(method: str, **overrides: Any) -> RunConfig:

@@ -170,6 +170,7 @@ def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> 
     overrides = {
         "model.name": "resnet9_narrow",
         "data.partition.name": "iid",
+        "data.limit": None,
         "train.batch_size": 143,
         "train.participation": 0.1,
     }

@@ -25,15 +25,16 @@ from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds
 
 SMALL = {
     "data.name": "digits",
-    "data.limit": 400,
+    "data.limit": 200,
     "data.clients": 10,
     "data.partition.name": "dirichlet",
     "data.partition.alpha": 0.3,
+    "model.name": "mlp",
     "model.projection": 8,
     "train.participation": 0.6,
     "train.rounds": 3,
     "train.local_epochs": 1,
-    "train.batch_size": 20,
+    "train.batch_size": 10,
     "tracking.uri": "none",
 }
 

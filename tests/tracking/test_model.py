@@ -17,7 +17,12 @@ from fedpriv.tracking import sync
 
 
 def config(method: str, *transforms: dict[str, Any], **tracking: Any) -> RunConfig:
-    values = {"method": {"name": method}, "data": {"clients": 2}, "train": {"rounds": 1}, "wire": {"transforms": transforms}}
+    values = {
+        "method": {"name": method},
+        "data": {"clients": 2, "limit": 200},
+        "train": {"rounds": 1},
+        "wire": {"transforms": transforms},
+    }
     return parse(RunConfig, values | {"tracking": tracking}, "the test")
 
 
