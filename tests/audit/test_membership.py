@@ -26,6 +26,7 @@ from tests.simulation.small import play
 
 pytestmark = pytest.mark.slow
 OVERFIT = {
+    "data.limit": None,
     "data.clients": 60,
     "data.partition.name": "iid",
     "train.rounds": 1,

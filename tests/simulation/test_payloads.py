@@ -160,7 +160,7 @@ def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[.
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["payloads"] == {"bytes": sum(sizes), "files": 8} and len(sizes) == 8
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("sealed payloads kept")]
-    assert f"{sum(sizes) / 1e6:.1f} MB in 8 files" in line
+    assert f"{sum(sizes) / 1e3:.1f} kB in 8 files" in line
 
 
 def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:
