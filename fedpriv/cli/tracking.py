@@ -33,7 +33,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     \b
     Example: fedpriv ui --port 5001
     """
-    from fedpriv.tracking import artifact_dir, default_uri, named_store, sqlite_path, whole_address
+    from fedpriv.tracking import artifact_dir, create_store, default_uri, named_store, sqlite_path, tracked_in, whole_address
 
     if not runs_dir.is_dir() and tracking_uri is None:
         raise UsageError(f"there is no runs folder {runs_dir}; --runs-dir names another, `fedpriv train` makes one")
@@ -42,6 +42,9 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
         raise UsageError(f"{uri} is a tracking server already: open it in a browser")
     arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
+        if not store.is_file() and any(tracked_in(file.parent) for file in runs_dir.glob("*/run.json")):
+            click.echo(f"making the MLflow store {store}, as no run is in it yet")
+            create_store(store)  # or wait until another process has made it
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
         arguments += ["--artifacts-destination", str(artifact_dir(store))]

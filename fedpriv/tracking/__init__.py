@@ -11,7 +11,15 @@ from fedpriv.tracking.background import Background
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.parents import parent_run
-from fedpriv.tracking.store import ServerAway, TrackingError, artifact_dir, default_uri, sqlite_path
+from fedpriv.tracking.store import (
+    ServerAway,
+    TrackingError,
+    artifact_dir,
+    create_store,
+    default_uri,
+    sqlite_path,
+    tracked_in,
+)
 from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of
 
 __all__ = [
@@ -26,6 +34,7 @@ __all__ = [
     "artifact_dir",
     "beside",
     "check_tracking",
+    "create_store",
     "default_uri",
     "find_run",
     "flatten",
@@ -37,6 +46,7 @@ __all__ = [
     "sqlite_path",
     "sync",
     "target_uri",
+    "tracked_in",
     "tracker_of",
     "whole_address",
 ]

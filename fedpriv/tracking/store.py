@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedpriv.errors import FedprivError
 from fedpriv.outside.addresses import keep_secrets, said_safely
 from fedpriv.processes import python_command
+from fedpriv.tracking.folder import read_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,6 +41,13 @@ def sqlite_path(uri: str) -> Path | None:
     if not uri.startswith("sqlite:///"):
         return None
     return Path(uri.removeprefix("sqlite:///").split("?")[0]).absolute()
+
+
+def tracked_in(run_dir: Path) -> str | None:
+    """The MLflow store that a run folder says; ``None``: none, or another tracker."""
+    tracking = read_run(run_dir).get("tracking") or {}
+    uri = tracking.get("uri")
+    return uri if tracking.get("name", "mlflow") == "mlflow" and uri != "none" else None
 
 
 def artifact_dir(store: Path) -> Path:

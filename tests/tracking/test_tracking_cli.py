@@ -164,6 +164,25 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
     assert str(runs_dir / "mlartifacts") in started[0]
 
 
+def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run does not wait for its first store."""
+    store, made, started = runs_dir / "mlflow.db", list[Path](), list[str]()
+    store.unlink()
+    refused = call("ui", "--runs-dir", runs_dir)
+    assert refused.exit_code == 2 and "no MLflow store" in refused.stderr
+    make_run(runs_dir, uri="none")
+    assert call("ui", "--runs-dir", runs_dir).exit_code == 2
+    make_run(runs_dir, name="tracked", uri=f"sqlite:///{store}")
+    monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), made.append(path)))
+    monkeypatch.setattr(os, "execve", lambda *given: started.append(given[0]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    result = call("ui", "--runs-dir", runs_dir, "--port", port)
+    assert result.exit_code == 0 and made == [store] and len(started) == 1
+    assert f"making the MLflow store {store}" in result.stdout
+
+
 @pytest.mark.parametrize("command", ["ui", "sync", "compare"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: fedpriv {command}" in call(command, "--help").output
