@@ -16,9 +16,9 @@ MEMORY = 512 * 2**20
 """Limit on the bytes of the histories and gradients of a batch."""
 TOGETHER = 32
 """Largest batch of problems; on CPU larger ones are not faster."""
-STALLED = (10, 0.01)
+STALLED = (10, 0.05)
 """(outer steps, share): an L-BFGS start whose loss fell by less than that share in so many steps is at its end. Starts that
-recover an image halve their loss in that time; those on noise, or in a wrong minimum, stay within a thousandth."""
+recover an image lose a fifth of it and more in that time; those on noise, or in a wrong minimum, next to nothing."""
 
 
 @dataclass
