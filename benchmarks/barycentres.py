@@ -29,7 +29,6 @@ def changes(folder: Path) -> tuple[Any, int]:
     import torch
 
     import fedpriv
-    from fedpriv.server.payloads import PayloadStore
 
     run = fedpriv.train(
         method="fedavg",
@@ -41,11 +40,10 @@ def changes(folder: Path) -> tuple[Any, int]:
         run_dir=folder / "run",
         **{"tracking.uri": "none"},
     )
-    store = PayloadStore(run.path / "payloads")
-    down = store.download(1)
+    down = run.download(1)
     assert down is not None
     start = down.tensors()["head.weight"]
-    moved = [start - store.upload(1, client).tensors()["head.weight"] for client in store.clients(1)]
+    moved = [start - run.payload(round, client).tensors()["head.weight"] for round, client in run.payloads]
     return torch.stack(moved).flatten(1), len(start)
 
 

@@ -42,7 +42,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
         raise UsageError(f"{uri} is a tracking server already: open it in a browser")
     arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
-        if not store.is_file() and any(tracked_in(file.parent) for file in runs_dir.glob("*/run.json")):
+        if not store.is_file() and any(tracked_in(file.parent) == store for file in runs_dir.glob("*/run.json")):
             click.echo(f"making the MLflow store {store}, as no run is in it yet")
             create_store(store)  # or wait until another process has made it
         if not store.is_file():

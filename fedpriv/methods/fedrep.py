@@ -9,6 +9,7 @@ from pydantic import Field
 from fedpriv.methods import register
 from fedpriv.methods.base import Phase, params, phase
 from fedpriv.methods.fedper import FedPer, FedPerParams
+from fedpriv.models.net import AFTER_ENCODER
 
 
 @params
@@ -26,5 +27,5 @@ class FedRep(FedPer):
     Params = FedRepParams
 
     def phases(self, round: int) -> Sequence[Phase]:
-        head = phase("projector", "predictor", "head", epochs=self.params.head_epochs)
+        head = phase(*AFTER_ENCODER, epochs=self.params.head_epochs)
         return [head, phase("encoder", epochs=self.train.local_epochs)]

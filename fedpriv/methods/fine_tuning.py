@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedpriv.methods.base import Method, Phase, params, phase
-from fedpriv.models.net import ROLES
+from fedpriv.models.net import AFTER_ENCODER, ROLES
 
 
 @params
@@ -49,5 +49,5 @@ class FineTuned(Method):
     def adaptation(self, round: int) -> Sequence[Phase]:
         if round < self.tested_from:
             return ()
-        roles = ROLES if self.params.ft_scope == "full" else ("projector", "predictor", "head")
+        roles = ROLES if self.params.ft_scope == "full" else AFTER_ENCODER
         return [phase(*roles, epochs=self.params.ft_epochs, steps=self.params.ft_steps)]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedpriv.samples import Inputs
 
 ROLES = ("encoder", "projector", "predictor", "head")
+AFTER_ENCODER = ROLES[1:]
 
 
 @dataclass

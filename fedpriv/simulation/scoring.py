@@ -17,6 +17,7 @@ from fedpriv.data.federated import Whole
 from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.evaluation.protocols import client_summary, global_summary, mean
 from fedpriv.methods.base import Phase, ServerState, phase
+from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
@@ -90,7 +91,7 @@ class AllClientsScorer:
             accuracies = self._each(server, last, round, phases)
         config = self.federation.config
         if config.eval.fresh_head and round == config.train.rounds:
-            fresh = phase("projector", "predictor", "head", epochs=config.eval.fresh_head)
+            fresh = phase(*AFTER_ENCODER, epochs=config.eval.fresh_head)
             metrics["accuracy_fresh_head"] = mean(self._each(server, last, round, [fresh])) or 0.0
         return {**client_summary(accuracies, self.sizes), **metrics, **self._probe(server)}, accuracies
 

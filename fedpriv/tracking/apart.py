@@ -44,7 +44,7 @@ class Apart:
 
     def notify(self) -> None:
         """Signal new records in the folder. Returns immediately."""
-        if self._process is None:
+        if self._process is None and not self._ended.is_set():
             self._start()
         self._tell("new")
 
@@ -59,14 +59,18 @@ class Apart:
         return self._complete if self._ended.wait(self._patience) else None
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from fedpriv.tracking.apart import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # not this process's: whatever reads that would wait for the other's end, too
-            text=True,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", "from fedpriv.tracking.apart import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # not this process's: whatever reads that would wait for the other's end, too
+                text=True,
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory, or too many processes: it must not stop the run
+            self._lost(f"cannot be started ({error.strerror})")
+            return
         threading.Thread(target=self._listen, args=(self._process,), name="fedpriv-tracking", daemon=True).start()
         tracker = self.tracker
         uri = with_secrets(tracker.uri) or tracker.uri  # by the pipe: other users can read a command's arguments
@@ -74,7 +78,9 @@ class Apart:
         self._tell(json.dumps(facts))
 
     def _tell(self, line: str) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
         with suppress(OSError):  # the process has ended, which _listen reports
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
@@ -94,11 +100,13 @@ class Apart:
                 complete = said.get("complete", complete)
         process.wait()
         if complete is None:
-            self._warn(
-                f"the process of the tracker {self.tracker.name!r} ended (exit code {process.returncode}); the run continues, "
-                f"records are kept; {self.tracker.later}"
-            )
+            self._lost(f"ended (exit code {process.returncode})")
         self._complete = bool(complete)
+        self._ended.set()
+
+    def _lost(self, what: str) -> None:
+        name = self.tracker.name
+        self._warn(f"the process of the tracker {name!r} {what}; the run continues, records are kept; {self.tracker.later}")
         self._ended.set()
 
 

@@ -43,11 +43,10 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///").split("?")[0]).absolute()
 
 
-def tracked_in(run_dir: Path) -> str | None:
-    """The MLflow store that a run folder says; ``None``: none, or another tracker."""
+def tracked_in(run_dir: Path) -> Path | None:
+    """The file of the SQLite store that a run folder says; ``None``: none, or another tracker."""
     tracking = read_run(run_dir).get("tracking") or {}
-    uri = tracking.get("uri")
-    return uri if tracking.get("name", "mlflow") == "mlflow" and uri != "none" else None
+    return sqlite_path(tracking.get("uri") or "") if tracking.get("name", "mlflow") == "mlflow" else None
 
 
 def artifact_dir(store: Path) -> Path:

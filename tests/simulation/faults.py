@@ -26,7 +26,7 @@ import torch
 from fedpriv.errors import FedprivError
 from fedpriv.outside import plain_yaml
 from fedpriv.simulation import run, setup
-from tests.simulation.small import SILENT, computed, config, facts
+from tests.simulation.small import SILENT, computed, config, facts, play, resume
 
 How = Literal["once", "lasting", "killed"]
 TINY = {
@@ -64,6 +64,20 @@ def killed_at(path: str, after: bool) -> Iterator[None]:
 
     with patch.object(os, "replace", deadly), pytest.raises(Killed):
         yield
+
+
+KILLED_AT = ("round-000001", "server-000002")
+"""Files after which runs are killed: the first round's state of a client, and the second's of the server."""
+
+
+def played_and_killed(folder: Path, method: str, **overrides: Any) -> Path:
+    """The folder of a run that was killed after each of :data:`KILLED_AT` in turn, and resumed to its end."""
+    for number, path in enumerate(KILLED_AT):
+        with killed_at(path, after=True):
+            resume(folder) if number else play(folder, method, **overrides)
+    resume(folder)
+    assert facts(folder)["status"] == "finished"
+    return folder
 
 
 class Ended(NamedTuple):

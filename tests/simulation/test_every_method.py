@@ -23,9 +23,9 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.coding import Upload
 from tests.marks import FEW, slow_but
-from tests.simulation.faults import killed_at
+from tests.simulation.faults import KILLED_AT, played_and_killed
 from tests.simulation.processes import Process, die_at
-from tests.simulation.small import computed, facts, flags, play, resume
+from tests.simulation.small import computed, facts, flags
 from tests.simulation.small import simulation as prepare
 
 METHODS = slow_but(FEW, sorted(methods()))
@@ -33,7 +33,6 @@ THREE_ROUNDS = {"train.rounds": 3, "eval.last": 2, "data.limit": 400}
 TINY = {"data.clients": 4, "data.limit": 200, "train.participation": 1.0, "model.projection": 8}
 
 
-MOMENTS = ("round-000001", "server-000002")
 """Files after which a run is killed: between two rounds, and within the end of one."""
 
 
@@ -41,7 +40,7 @@ MOMENTS = ("round-000001", "server-000002")
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     folder = tmp_path / "run"
     command = ["train", *flags(method, **THREE_ROUNDS), "--run-dir", folder]
-    for path in MOMENTS:
+    for path in KILLED_AT:
         ended = Process(tmp_path, *command, sabotage=partial(die_at, "replace", 1, True, path)).wait()
         assert ended.code < 0, ended.err
         command = ["resume", folder]
@@ -54,12 +53,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, reference
 @pytest.mark.parametrize("method", sorted(methods().keys() - set(FEW)))
 def test_what_any_method_keeps_is_resumed(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     """As above; in this process, as only the files differ from method to method."""
-    folder = tmp_path / "run"
-    for number, path in enumerate(MOMENTS):
-        with killed_at(path, after=True):
-            resume(folder) if number else play(folder, method, **THREE_ROUNDS)
-    resume(folder)
-    assert facts(folder)["status"] == "finished"
+    folder = played_and_killed(tmp_path / "run", method, **THREE_ROUNDS)
     assert computed(folder) == computed(reference(method, **THREE_ROUNDS))
 
 

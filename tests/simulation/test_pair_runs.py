@@ -17,8 +17,8 @@ from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import slow_but
-from tests.simulation.faults import killed_at
-from tests.simulation.small import computed, facts, play, resume, simulation
+from tests.simulation.faults import played_and_killed
+from tests.simulation.small import computed, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
 
 PRIVATE = {"privacy.level": "sample", "privacy.noise": 1.0}
@@ -56,14 +56,7 @@ def unused(name: str, lacking: str | None) -> bool:
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: Path, method: str) -> None:
     overrides = pairs(folder, **{"train.rounds": 3}, **(WITH_BATCHNORM if method == "fedbn" else {}))
     play(tmp_path / "whole", method, **overrides)
-    run = tmp_path / "run"
-    with killed_at("round-000001", after=True):
-        play(run, method, **overrides)
-    with killed_at("server-000002", after=True):
-        resume(run)
-    resume(run)
-    assert facts(run)["status"] == "finished"
-    assert computed(run) == computed(tmp_path / "whole")
+    assert computed(played_and_killed(tmp_path / "run", method, **overrides)) == computed(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("method", slow_but(["mpfedcon"], [*METHODS, "feddyn", "fednova", "feddual", "fedsiam-da", "ditto"]))

@@ -22,7 +22,7 @@ from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.marks import FEW, quick_first, slow_but
-from tests.simulation.faults import killed_at
+from tests.simulation.faults import played_and_killed
 from tests.simulation.small import computed, facts, flags, play, resume, simulation
 from tests.simulation.texts_and_pairs import METHODS, texts, write_texts
 
@@ -55,14 +55,7 @@ def uploads_of(run: Simulation) -> list[Sealed]:
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, file: Path, method: str, tune: dict[str, Any]) -> None:
     overrides = texts(file, **tune, **{"train.rounds": 3})
     play(tmp_path / "whole", method, **overrides)
-    folder = tmp_path / "run"
-    with killed_at("round-000001", after=True):
-        play(folder, method, **overrides)
-    with killed_at("server-000002", after=True):
-        resume(folder)
-    resume(folder)
-    assert facts(folder)["status"] == "finished"
-    assert computed(folder) == computed(tmp_path / "whole")
+    assert computed(played_and_killed(tmp_path / "run", method, **overrides)) == computed(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("method", slow_but(FEW, METHODS))

@@ -64,6 +64,19 @@ def test_a_killed_process_is_said_to_be_gone(runs_dir: Path) -> None:
     assert len(warnings) == 1 and "exit code -9" in warnings[0] and "fedpriv sync" in warnings[0]
 
 
+def test_a_process_that_cannot_be_started_does_not_stop_the_run(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **options: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("fedpriv.tracking.apart.subprocess.Popen", full)
+    folder, warnings = make_run(runs_dir), list[str]()
+    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying.notify()
+    copying.notify()
+    assert copying.finish() is False
+    assert len(warnings) == 1 and "cannot be started (Resource temporarily unavailable)" in warnings[0]
+
+
 def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) -> None:
     folder = make_run(runs_dir, status="running")
     (folder / "run.json").write_text(json.dumps([]))  # nothing to copy, so that MLflow is not imported

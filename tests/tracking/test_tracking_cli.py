@@ -171,6 +171,7 @@ def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkey
     refused = call("ui", "--runs-dir", runs_dir)
     assert refused.exit_code == 2 and "no MLflow store" in refused.stderr
     make_run(runs_dir, uri="none")
+    make_run(runs_dir, name="elsewhere", uri=f"sqlite:///{runs_dir / 'another.db'}")
     assert call("ui", "--runs-dir", runs_dir).exit_code == 2
     make_run(runs_dir, name="tracked", uri=f"sqlite:///{store}")
     monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), made.append(path)))
