@@ -13,9 +13,8 @@ from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
-from tests.simulation.conftest import quick_plots
 
-__all__ = ["controls_once", "hardly_any_steps", "quick_plots"]
+__all__ = ["controls_once", "hardly_any_steps"]
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -21,11 +21,11 @@ from fedpriv.frontier.grid import Defence, Point
 from fedpriv.frontier.run import Plan, _Frontier
 from fedpriv.frontier.search import Strength
 from fedpriv.simulation.run import start
-from tests.audit.conftest import controls_once, hardly_any_steps, quick_plots
+from tests.audit.conftest import controls_once, hardly_any_steps
 from tests.frontier.test_decision import a_trade
 from tests.simulation.small import SILENT
 
-__all__ = ["controls_once", "hardly_any_steps", "quick_plots"]
+__all__ = ["controls_once", "hardly_any_steps"]
 
 SMALL = {"data.limit": 120, "data.clients": 4, "train.rounds": 2, "train.local_epochs": 1, "data.partition.name": "iid"}
 QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "2")
