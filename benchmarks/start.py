@@ -2,7 +2,7 @@
 
 Each is a fresh process. Reported are the seconds until it ends, the CPU seconds (user and system) of the process and of those
 that it waits for, both also as a ratio to ``import torch``, and how many modules it imported; the median of some starts. The
-main job is ``fedpriv train`` on the embedded digits: until the line of its first round is shown, and to its end, without tracking,
+main job is ``fedpriv train`` on the embedded digits: until its first round is shown, and to its end, without tracking,
 with a new MLflow store, and with one that is there. What MLflow gets is sent by a process that goes on after the end; its CPU
 time is not counted, and the next start waits for its end.
 """
