@@ -12,8 +12,12 @@ from rich.table import Table
 from fedpriv.cli.terminal import styled
 
 
-def show(report: dict[str, Any], folder: Path, out: Console) -> None:
-    """Print the report that :meth:`fedpriv.simulation.profile.Profile.report` makes, and where the trace is."""
+def show(report: dict[str, Any], folder: Path, out: Console, imports: float) -> None:
+    """Print the report that :meth:`fedpriv.simulation.profile.Profile.report` makes, and where the trace is.
+
+    Args:
+        imports: seconds that PyTorch and what else the command needs took to load.
+    """
     total, rounds = report["total"], report["total"]["rounds"]
     if rounds:
         title = f"Time of {rounds} round{'s' if rounds > 1 else ''} by part"
@@ -25,13 +29,20 @@ def show(report: dict[str, Any], folder: Path, out: Console) -> None:
             table.add_row(name, *_numbers(seconds, total["seconds"], rounds))
         table.add_row(styled(("all", "bold")), *_numbers(total["seconds"], total["seconds"], rounds))
         out.print(table)
-    parts = [f"before the first round {report['start']['seconds']:.2f} s, after the last {report['end']['seconds']:.2f} s"]
+    parts = [f"imports {imports:.2f} s"]
+    parts += [f"{when} {_divided(report[key])}" for key, when in (("start", "data and net"), ("end", "after the last round"))]
     if "unfinished" in report:
         parts.append(f"in the interrupted round {report['unfinished']['seconds']:.2f} s")
     parts += [f"{name} in a background thread {seconds:.2f} s" for name, seconds in report["beside"].items()]
     out.print("; ".join(parts), soft_wrap=True)
     trace = os.path.relpath(folder / "trace.json")
     out.print(f"The trace opens in https://ui.perfetto.dev or chrome://tracing: {trace}\n", soft_wrap=True)
+
+
+def _divided(stretch: dict[str, Any]) -> str:
+    """The time of a stretch, and how much of it some categories took."""
+    named = [f"{name} {seconds:.2f}" for name, seconds in stretch["categories"].items() if seconds >= 0.01 and name != "other"]
+    return f"{stretch['seconds']:.2f} s" + (f" (of which {', '.join(named)})" if named else "")
 
 
 def _numbers(seconds: float, whole: float, rounds: int) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,14 @@ def train(
     if not config.plugins:
         check_name("methods", "method", config.method.name)
     loading()
+    began = time.perf_counter()
     from fedpriv.cli.report import Reporter
     from fedpriv.simulation import run
 
+    imports = time.perf_counter() - began
     with Reporter(console()) as reporter:
         outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile, reporter.on_answer)
-    return _conclude(reporter, outcome)
+    return _conclude(reporter, outcome, imports)
 
 
 @command(main, "resume")
@@ -88,16 +91,18 @@ def resume(
     Example: fedpriv resume runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
     loading()
+    began = time.perf_counter()
     from fedpriv.cli.report import Reporter
     from fedpriv.simulation import run
     from fedpriv.tracking import find_run
 
+    imports = time.perf_counter() - began
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
         _settle_store(folder, tracking_uri)
         events = reporter.on_start, reporter.on_round, reporter.warn
         outcome = run.resume(folder, *events, profile, executor, reporter.on_answer)
-    return _conclude(reporter, outcome)
+    return _conclude(reporter, outcome, imports)
 
 
 def _settle_store(folder: Path, uri: str | None) -> None:
@@ -117,11 +122,11 @@ def _settle_store(folder: Path, uri: str | None) -> None:
             run.update_facts(tracking=run.facts["tracking"] | {"name": "mlflow", "uri": wanted})
 
 
-def _conclude(reporter: Any, outcome: Any) -> dict[str, Any]:
+def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:
     if outcome.profile is not None:
         from fedpriv.cli.profile import show
 
-        show(outcome.profile, outcome.folder.profile, reporter.out)
+        show(outcome.profile, outcome.folder.profile, reporter.out, imports)
     if outcome.summary is None:
         reporter.conclude(outcome)
         sys.exit(130)

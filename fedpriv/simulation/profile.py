@@ -56,18 +56,24 @@ class Stretch:
 
 
 class Profile(Spans):
-    """Times a run, from its creation.
+    """Times a run.
 
     Args:
         settle: called before the clock is read; waits for the device.
         clock: returns seconds since any fixed time.
+        began: the clock when the run's data began to be loaded; ``None``: now.
     """
 
-    def __init__(self, settle: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        settle: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+        began: float | None = None,
+    ) -> None:
         self._settle, self._clock = settle, clock
         self._open: list[str] = []
         self._events: list[Event] = []
-        self._origin = clock()
+        self._origin = clock() if began is None else began
         self._stretches = [Stretch(START, self._origin, self._origin)]
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -95,12 +96,13 @@ def played(
     Args:
         patient: the first Ctrl-C lets the round end; otherwise it stops at once. Either way the last checkpoint is whole.
     """
+    began = time.perf_counter()
     federation = build(config)
     check_tracking(federation.config.tracking)
     reach(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
-        return (yield from _run(federation, folder, on_start, warn, profiled, patient, on_answer))
+        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer))
 
 
 def resume(
@@ -123,6 +125,7 @@ def resume(
     Raises:
         UsageError: no run there, another process is running it, or its config or its data were changed.
     """
+    began = time.perf_counter()
     folder = RunFolder.open(path)
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished":
@@ -143,7 +146,8 @@ def resume(
         else:  # killed while the folder was being made
             federation = build(config)
             _describe(federation, folder)
-        return _driven(_run(federation, folder, on_start, warn, profiled, True, on_answer), on_round)
+        since = began if profiled else None
+        return _driven(_run(federation, folder, on_start, warn, since, True, on_answer), on_round)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
@@ -182,13 +186,13 @@ def _run(
     folder: RunFolder,
     on_start: OnStart,
     warn: Warn,
-    profiled: bool,
+    profiled_since: float | None,
     patient: bool,
     on_answer: OnAnswer | None,
 ) -> Played[Outcome]:
     for note in federation.prepared.said:
         warn(note)
-    profile = _profile(federation) if profiled else UNTIMED
+    profile = UNTIMED if profiled_since is None else _profile(federation, profiled_since)
     simulation = Simulation(federation, folder, warn, profile)
     simulation.on_answer = on_answer
 
@@ -283,9 +287,10 @@ def _confusion(simulation: Simulation) -> tuple[NDArray[np.int64], Sequence[str]
     return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
 
 
-def _profile(federation: Federation) -> Profile:
+def _profile(federation: Federation, began: float) -> Profile:
     device = federation.resident.device
-    return Profile(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else Profile()
+    settle = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    return Profile(settle, began=began)
 
 
 def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,15 @@ def test_what_runs_beside_is_no_part_of_a_round(profile: Profile, clock: Clock) 
 def test_a_category_that_there_is_not(profile: Profile) -> None:
     with pytest.raises(KeyError, match="trainning"), profile("trainning"):
         pass
+
+
+def test_it_begins_where_the_data_began_to_be_loaded(clock: Clock) -> None:
+    began = clock()
+    clock.pass_by(5)
+    profile = Profile(clock=clock, began=began)
+    clock.pass_by(2)
+    profile.begin(1)
+    assert profile.report(1)["start"]["seconds"] == 7
 
 
 def test_without_profiling_nothing_is_timed() -> None:
@@ -262,6 +272,7 @@ def test_the_table(tmp_path: Path, fedpriv: Fedpriv) -> None:
     folder = tmp_path / "run"
     ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 0, ended.output
+    assert re.search(r"imports \d+\.\d\d s; data and net \d+\.\d\d s( \(.*\))?; after the last round \d+\.\d\d s", ended.output)
     head, *lines = ended.stdout.splitlines()
     assert head.strip() == "Time of 2 rounds by part"
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:11]}
