@@ -191,7 +191,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.pass_by(1)
         return clock.now
 
-    monkeypatch.setattr(run, "_profile", lambda federation: Profile(clock=tick))
+    monkeypatch.setattr(run, "_profile", lambda federation, began: Profile(clock=tick))
 
 
 @pytest.mark.parametrize(
