@@ -1,0 +1,73 @@
+"""How much faster two jobs finish an experiment than one: four runs of equal length, with a process for each.
+
+Wall time of ``fedpriv experiment run`` with ``--jobs 1`` and ``--jobs 2``, in turns, on the built-in digits (MpFedcon, 60 rounds
+each).
+Promised: two jobs are at least 1.8 times as fast, on two cores without other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import facts, spread
+
+AT_LEAST = 1.8
+EXPERIMENT = """
+title: Four runs of equal length
+base:
+  data: {name: digits}
+  method: {name: mpfedcon}
+  train: {rounds: 60}
+  tracking: {uri: none}
+runs:
+  one: {}
+  two: {train: {lr: 0.02}}
+seeds: [0, 1]
+target: one
+claims: []
+"""
+
+
+def seconds(jobs: int) -> float:
+    """Of the whole experiment, in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "paper", "experiment.yaml")
+        file.parent.mkdir()
+        file.write_text(EXPERIMENT)
+        command = [sys.executable, "-m", "fedpriv", "experiment", "run", str(file), "--jobs", str(jobs)]
+        began = time.monotonic()
+        done = subprocess.run([*command, "--runs-dir", folder], cwd=folder, capture_output=True, text=True, env=dict(os.environ))
+        if done.returncode:
+            sys.exit(done.stderr)
+        return time.monotonic() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    options = parser.parse_args()
+    pairs = [(seconds(1), seconds(2)) for _ in range(options.repeats)]
+    one, two = zip(*pairs, strict=True)
+    results: dict[str, Any] = {"benchmark": "jobs", **facts(("fedpriv", "torch")), "repeats": options.repeats}
+    results |= {"one_job_seconds": spread(one), "two_jobs_seconds": spread(two)}
+    results["times_as_fast"] = ratio = spread([a / b for a, b in pairs])
+    print(f"two jobs are {ratio['median']:.2f} times as fast as one ({ratio['min']:.2f}-{ratio['max']:.2f}): "
+          f"{results['one_job_seconds']['median']:.0f} and {results['two_jobs_seconds']['median']:.0f} s")  # fmt: skip
+    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if ratio["median"] < AT_LEAST:
+        sys.exit(f"a promise is not kept: {ratio['median']:.2f} is less than {AT_LEAST}")
+
+
+if __name__ == "__main__":
+    main()
