@@ -46,7 +46,8 @@ class Blind(TokenSet):
 
 @pytest.mark.parametrize("name", slow_but({"tokens", "span"}, sorted(text_attacks())))
 def test_every_attack_passes_its_controls(name: str) -> None:
-    positive, negative = text_controls(text_attack(name)())
+    budget = {"starts": 1} if name == "tag" else {}
+    positive, negative = text_controls(text_attack(name)(**budget))
     assert positive.passed, positive.sentence
     assert negative.passed, negative.sentence
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-import torch
 
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.registry import image_attacks
@@ -15,10 +13,10 @@ from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
-from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs
+from tests.attacks.conftest import one_iteration
 from tests.simulation.conftest import quick_plots
 
-__all__ = ["controls_once", "hardly_any_steps", "quick_plots"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "quick_plots"]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -30,7 +28,7 @@ def controls_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> None:
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
     few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 50}
     for kind in image_attacks().values():
@@ -38,10 +36,6 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
             monkeypatch.setattr(kind, "usual", usual, raising=False)
             monkeypatch.setattr(kind, "at_once", 1000, raising=False)
-    one_each = partial(torch.optim.LBFGS, max_iter=1)
-    monkeypatch.setattr("torch.optim.LBFGS", one_each)
-    together = "fedpriv.attacks.optimise.search.BatchedLbfgs"
-    monkeypatch.setattr(together, lambda function, x, options: BatchedLbfgs(function, x, replace(options, iterations=1)))
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
     for module in ("fedpriv.attacks.lab.attempts", "fedpriv.audit.images.attempts"):
         monkeypatch.setattr(f"{module}.run_controls", lambda attacker, *asked: passed)
