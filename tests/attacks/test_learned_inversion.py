@@ -110,7 +110,7 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
 
 def test_its_controls() -> None:
     """At a lower budget than the usual one, with which audits run them."""
-    attack = LearnedInversion(steps=200)
+    attack = LearnedInversion(steps=300)
     one = setting(images=20, net="perceptron")
     positive, negative = positive_control(attack, one), negative_control(attack, one)
     assert positive.passed, positive.sentence

@@ -32,9 +32,7 @@ def whole(observation: Observation) -> SplitNet:
     return net
 
 
-def trained(
-    lengths: list[int], schedule: Schedule, seed: int = 0, size: Size = SMALL
-) -> tuple[Observation, Tensor, Tensor]:
+def trained(lengths: list[int], schedule: Schedule, seed: int = 0, size: Size = SMALL) -> tuple[Observation, Tensor, Tensor]:
     """The change that ``schedule.steps`` steps on all sentences make; weight decay on every parameter, as torch has it."""
     observation, ids, labels = message(lengths, seed, size=size)
     net = whole(observation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
 
 
 def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = overfit.store.clients(1)[:2]
+    clients = overfit.store.clients(1)[:3]
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = overfit.message
     monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others.get(client, client)))
@@ -104,7 +105,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
     assert found.likelihoods == (f"{LIRA}, {ROWS}",)
-    failed = {key: Control("positive", False, "none told", 0.0) for key in found.positive}
+    failed = defaultdict[object, Control](lambda: Control("positive", False, "none told", 0.0))
     monkeypatch.setattr(inference, lambda shadows, seed: failed)
     with pytest.raises(FedprivError, match=r"no membership attack could be tried \(its control failed: none told\)"):
         membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
