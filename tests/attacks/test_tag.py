@@ -61,7 +61,7 @@ def test_without_the_embeddings_the_length_comes_from_the_rank() -> None:
 @pytest.mark.slow
 def test_labels_are_sought_where_the_head_is_hidden_but_known() -> None:
     observation, ids, labels = message([4])
-    found = scores(Tag(starts=2), without(observation, "top."), ids, labels)
+    found = scores(Tag(starts=2, steps=100), without(observation, "top."), ids, labels)
     assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
 
 
