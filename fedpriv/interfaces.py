@@ -131,14 +131,14 @@ LossFunction = TypeVar("LossFunction", bound=Callable[..., Tensor])
 def stackable(loss: LossFunction) -> LossFunction:
     """Declare that a loss, a function or a method, can be called once for K clients that train together.
 
-    It is then a function of ``step.labels``, ``outputs`` and ``views`` alone (and of ``received``, which is the same for all),
-    along their last dimensions: of labels ``(K, B)`` and outputs ``(K, B, ...)`` it makes the K losses ``(K,)``, of ``(B,)`` and
-    ``(B, ...)`` a scalar. This saves ``torch.func.vmap``, by which all other losses are computed and which costs as much as a
-    small net's layers.
+    It is then a function of ``step.labels``, ``outputs``, ``views`` and teachers alone (and of ``received``, which is the same
+    for all), along their last dimensions: of labels ``(K, B)`` and outputs ``(K, B, ...)`` it makes the K losses ``(K,)``, of
+    ``(B,)`` and ``(B, ...)`` a scalar. This saves ``torch.func.vmap``, by which all other losses are computed and which costs as
+    much as a small net's layers.
 
-    It holds for this function alone: a subclass that overrides it declares its own or has none. Where clients train together, a
-    loss that reads more than it declares is an error, and so is one whose K losses are not those of the clients; this is
-    compared when it is first used.
+    It holds for this function alone: a subclass that overrides it declares its own or has none. A method's loss, which adds to
+    its objective's, is stackable where that is too. Where clients train together, a loss that reads more than it declares is an
+    error, and so is one whose K losses are not those of the clients; this is compared when it is first used.
     """
     _STACKABLE.add(loss)
     return loss
@@ -146,7 +146,8 @@ def stackable(loss: LossFunction) -> LossFunction:
 
 def is_stackable(loss: Loss) -> bool:
     """Whether a loss, which may be a bound method, is declared :func:`stackable`."""
-    return getattr(loss, "__func__", loss) in _STACKABLE
+    objective = getattr(getattr(loss, "__self__", None), "objective", None)
+    return getattr(loss, "__func__", loss) in _STACKABLE and (objective is None or is_stackable(objective.loss))
 
 
 class Learner(Protocol):

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedpriv import plots
 from fedpriv.config import load_config
+from fedpriv.plots.confusion import draw_confusion
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
@@ -45,6 +47,34 @@ def no_waiting() -> Iterator[None]:
         patch.setattr("fedpriv.server.run_folder.git_commit", lambda: "0" * 40)
         patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.apart", False)  # one import of MLflow serves all tests
         yield
+
+
+OF_A_RUN = {
+    "plots.learning_curve": plots.learning_curve,
+    "plots.per_client_accuracy": plots.per_client_accuracy,
+    "simulation.results.draw_confusion": draw_confusion,
+}
+"""Where a run finds the pictures that it ends with -> what draws them."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_plots() -> Iterator[None]:
+    """No run draws its pictures, which takes longer than the run: they have tests of their own."""
+
+    def draw(*numbers_and_path: Any) -> None:
+        numbers_and_path[-1].write_bytes(b"png" * 2000)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OF_A_RUN:
+            patch.setattr(f"fedpriv.{name}", draw)
+        yield
+
+
+@pytest.fixture
+def real_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a test draw their pictures."""
+    for name, draw in OF_A_RUN.items():
+        monkeypatch.setattr(f"fedpriv.{name}", draw)
 
 
 SMALL = {

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+UV = os.environ.get("UV", "uv")
 LINKED = "fedpriv/attacks"
+USED = """
+import attacks, fedpriv.cli, fedpriv.attacks.api
+for command in ("train --rounds 2 --tracking-uri none", "attack analytic --n 1 --output found.png"):
+    fedpriv.cli.main(command.split(), standalone_mode=False)
+print(attacks.mine, fedpriv.cli.__file__, fedpriv.attacks.api.__file__)
+"""  # in one process, as each takes seconds to import torch
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -26,12 +33,12 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with pip alone, which finds the dependencies in this session's site-packages.
+    """A fresh environment, which finds the dependencies in this session's site-packages.
 
     It does not find an editable fedpriv there: of a folder that a ``.pth`` file adds, no ``.pth`` file is read.
     """
     env = tmp_path_factory.mktemp("wheel") / "env"
-    run(sys.executable, "-m", "venv", env, cwd=env.parent)
+    run(UV, "venv", "--quiet", "--python", sys.executable, env, cwd=env.parent)
     own = run(env / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=env.parent)
     Path(own.strip(), "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return env
@@ -39,7 +46,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(env: Path) -> Path:
-    run(env / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", env.parent, ROOT, cwd=env.parent)
+    run(UV, "build", "--quiet", "--wheel", "--out-dir", env.parent, ROOT, cwd=env.parent)
     (wheel,) = env.parent.glob("*.whl")
     return wheel
 
@@ -47,7 +54,7 @@ def wheel(env: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(env: Path, wheel: Path) -> Path:
     """The folder of the environment's commands."""
-    run(env / "bin/pip", "install", "--quiet", "--no-deps", wheel, cwd=env.parent)
+    run(UV, "pip", "install", "--quiet", "--no-deps", "--python", env / "bin/python", wheel, cwd=env.parent)
     return env / "bin"
 
 
@@ -88,10 +95,7 @@ def test_the_wheel_trains_and_attacks_outside_the_clone(installed: Path, tmp_pat
     (tmp_path / "attacks" / "__init__.py").write_text("mine = 3\n")
     version = importlib.metadata.version("fedpriv")
     assert run(installed / "fedpriv", "--version", cwd=tmp_path) == f"fedpriv, version {version}\n"
-    code = "import attacks, fedpriv.cli as ours, fedpriv.attacks.api as api; print(attacks.mine, ours.__file__, api.__file__)"
-    mine, *modules = run(installed / "python", "-c", code, cwd=tmp_path).split()
+    mine, *modules = run(installed / "python", "-c", USED, cwd=tmp_path).splitlines()[-1].split()
     assert mine == "3" and all(Path(module).is_relative_to(installed.parent) for module in modules)
-    run(installed / "fedpriv", "train", "--rounds", 2, "--tracking-uri", "none", cwd=tmp_path)
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 1
-    run(installed / "fedpriv", "attack", "analytic", "--n", 1, "--output", "found.png", cwd=tmp_path)
     assert (tmp_path / "found.png").is_file()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedpriv.aggregation.rows import Rows, UploadedRows
 from fedpriv.interfaces import Part
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import is_model
@@ -23,6 +24,8 @@ class Uploads:
     Attributes:
         space: the layout of what was sent; a part of the net's where some of it stays with the clients or is masked.
         rows: ``(K, p)``, ordered by client; entries that a client did not send have the server's value.
+        by_columns: the same for functions of :mod:`fedpriv.aggregation.columns`, which read it part by part. Of a round that is
+            too large for a matrix ``rows`` is a tensor without numbers (on torch's device ``meta``), and this has them.
         previous: ``(p,)`` the server's model at the round's start.
         examples: the clients' numbers of training samples; 0 where they are not revealed.
         statistics: what each client sent besides the model, by full name.
@@ -40,6 +43,11 @@ class Uploads:
     round: int
     registered: int
     whole: ParameterSpace | None = None
+    large: UploadedRows | None = None
+
+    @property
+    def by_columns(self) -> Rows:
+        return self.rows if self.large is None else self.large
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,10 +80,14 @@ class Aggregation(Part):
     of_single: ClassVar[frozenset[str]] = frozenset()
     """Of a linear one, numbers of the round's record that take single uploads; without them, they are left out."""
 
+    by_columns: ClassVar[bool] = False
+    """Whether :meth:`merge` reads :attr:`Uploads.by_columns` alone, so that a round may be larger than memory. As above."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "merge" in vars(cls) and "linear" not in vars(cls):
-            cls.linear = False
+        for name in ("linear", "by_columns"):
+            if "merge" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, False)
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         """The memory before the first round, given the initial model ``(p,)`` of the whole net."""

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedpriv.aggregation.rows import Rows, pieces
 from fedpriv.parameters import ParameterSpace
 
 GroupBy = Literal["model", "module", "array"]
@@ -61,11 +62,11 @@ def _groups(space: ParameterSpace, by: GroupBy, buffers: bool) -> list[Group]:
     return [Group(name, tuple(parts)) for name, parts in found.items()]
 
 
-def blocks(rows: Tensor, slices: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
+def blocks(rows: Rows, slices: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
     """Iterate over the columns of ``rows`` ``(K, p)`` in ``slices``: (columns, block ``(K, b)`` in float64), where the next block
     overwrites the last one."""
     width = max(_NARROWEST, _ENTRIES // max(1, len(rows)))
-    room = rows.new_empty(len(rows) * width, dtype=torch.float64)
+    room = torch.empty(len(rows) * width, dtype=torch.float64, device=rows.device)
     for part in slices:
         for start in range(part.start, part.stop, width):
             where = slice(start, min(start + width, part.stop))
@@ -98,20 +99,21 @@ class Products:
         return torch.where(norms > 0, (self.cross / norms).clamp(-1, 1), 1.0)
 
 
-def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Products:
+def products(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Products:
     """Inner products of the uploads ``(K, p)`` with a reference ``(p,)``; one pass over the matrix.
 
     In the matrix's own precision within a block and in float64 across blocks: from float32, cosines are right to 1e-7, which is
     float32's precision. Use :func:`exact_products` where differences of cosines matter.
     """
-    reference = reference.to(rows)
-    cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    reference = reference.to(rows.device, rows.dtype)
+    cross = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
         found = []
-        for where in group.slices:
-            parts = torch.split(rows[:, where], _PLAIN_COLUMNS, 1), torch.split(reference[where], _PLAIN_COLUMNS)
-            for block, other in zip(*parts, strict=True):
+        for part in group.slices:
+            for start in range(part.start, part.stop, _PLAIN_COLUMNS):
+                where = slice(start, min(start + _PLAIN_COLUMNS, part.stop))
+                block, other = rows[:, where], reference[where]
                 # Both products while the block is in the cache; their sums over all blocks come at the end.
                 found.append((block @ other, torch.linalg.vector_norm(block, dim=1), torch.linalg.vector_norm(other)))
         dots, lengths, of_other = (torch.stack(column).double() for column in zip(*found, strict=True))
@@ -119,9 +121,9 @@ def products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Produc
     return Products(cross, own, of_reference)
 
 
-def exact_products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Products:
+def exact_products(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Products:
     """:func:`products` in float64 throughout, also for references in float64; takes three times as long."""
-    cross = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    cross = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
         for where, block in blocks(rows, group.slices):
@@ -132,9 +134,9 @@ def exact_products(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> 
     return Products(cross, own, of_reference)
 
 
-def squared_distances(rows: Tensor, reference: Tensor, groups: Sequence[Group]) -> Tensor:
+def squared_distances(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Tensor:
     """``(G, K)`` in float64: squared distances of the uploads ``(K, p)`` from a reference ``(p,)``; one pass over the matrix."""
-    found = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    found = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     for index, group in enumerate(groups):
         for where, block in blocks(rows, group.slices):
             found[index] += block.sub_(reference[where]).square_().sum(1)
@@ -147,14 +149,26 @@ def norms(row: Tensor, groups: Sequence[Group]) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(parts) for parts in found])
 
 
-def combine(rows: Tensor, weights: Tensor, groups: Sequence[Group], out: Tensor) -> Tensor:
+def combine(rows: Rows, weights: Tensor, groups: Sequence[Group], out: Tensor) -> Tensor:
     """``sum_k weights[g, k] rows[k]`` in the columns of each group, written into ``out`` ``(p,)``, which is returned.
 
     Args:
         weights: ``(G, K)``, or ``(K,)`` the same for all groups.
     """
-    weights = weights.to(rows).expand(len(groups), len(rows))
+    weights = weights.to(rows.device, rows.dtype).expand(len(groups), len(rows))
     for group, weight in zip(groups, weights, strict=True):
         for part in group.slices:
-            torch.mv(rows[:, part].T, weight, out=out[part])
+            for where in pieces(rows, part):
+                torch.mv(rows[:, where].T, weight, out=out[where])
+    return out
+
+
+def weighted_sum(rows: Rows, weights: Tensor) -> Tensor:
+    """``sum_k weights_k rows_k`` of the uploads ``(K, p)``, in their precision: ``(p,)``."""
+    weights = weights.to(rows.device, rows.dtype)
+    if isinstance(rows, Tensor):
+        return weights @ rows
+    out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    for where in rows.pieces(slice(0, len(out))):
+        torch.mv(rows[:, where].T, weights, out=out[where])
     return out

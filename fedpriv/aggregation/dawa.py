@@ -89,6 +89,7 @@ class LDawa(Aggregation):
 
     paper = "Rehman et al., ICCV 2023"
     Params = DawaParams
+    by_columns = True
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         if self.params.base != "loss":
@@ -100,7 +101,7 @@ class LDawa(Aggregation):
         return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        options, rows, space = self.params, uploads.rows, uploads.space
+        options, rows, space = self.params, uploads.by_columns, uploads.space
         authors = options.variant == "authors_code"
         warmup = options.warmup if options.warmup is not None else _AUTHORS_WARMUP if authors else 0
         warming = uploads.round <= warmup

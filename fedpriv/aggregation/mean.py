@@ -8,6 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.columns import weighted_sum
+from fedpriv.aggregation.rows import Rows
 from fedpriv.interfaces import params
 from fedpriv.parameters import ParameterSpace
 
@@ -24,9 +26,9 @@ def normalised(weights: Sequence[float]) -> Tensor:
     return values / values.sum()
 
 
-def weighted_mean(rows: Tensor, weights: Sequence[float]) -> Tensor:
+def weighted_mean(rows: Rows, weights: Sequence[float]) -> Tensor:
     """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: ``(p,)``."""
-    return normalised(weights).to(rows) @ rows
+    return weighted_sum(rows, normalised(weights))
 
 
 def client_weights(uploads: Uploads, by: Literal["samples", "uniform"]) -> Sequence[float]:
@@ -56,7 +58,7 @@ class Mean(Aggregation):
 
     paper = "McMahan et al., AISTATS 2017"
     Params = MeanParams
-    linear = True
+    linear = by_columns = True
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised."""
@@ -66,4 +68,4 @@ class Mean(Aggregation):
         return super().weight(examples) if self.params.weights == "samples" else 1.0
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        return Merged(weighted_mean(uploads.rows, self.weigh(uploads)), memory)
+        return Merged(weighted_mean(uploads.by_columns, self.weigh(uploads)), memory)

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.columns import blocks
+from fedpriv.aggregation.columns import blocks, weighted_sum
+from fedpriv.aggregation.rows import Rows
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, params
 from fedpriv.wire import Form, statistic
@@ -89,9 +90,9 @@ class Gram:
         return Gram(self.changes[chosen][:, chosen], self.with_start[chosen], self.start, self.size)
 
 
-def gram(rows: Tensor, start: Tensor, slices: Sequence[slice]) -> Gram:
+def gram(rows: Rows, start: Tensor, slices: Sequence[slice]) -> Gram:
     """The products of uploads ``(K, p)`` and the round's start ``(p,)`` over the columns in ``slices``, in one pass."""
-    changes = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    changes = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     with_start, own = changes.new_zeros(len(rows)), changes.new_zeros(())
     for where, block in blocks(rows, slices):
         reference = start[where].double()
@@ -141,6 +142,7 @@ class SimProx(Aggregation):
 
     paper = "El-Niss et al., IEEE OJ-COMS 5, 2024"
     Params = SimProxParams
+    by_columns = True
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         found = {}
@@ -167,7 +169,7 @@ class SimProx(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options = self.params
-        found = gram(uploads.rows, uploads.previous, uploads.space.parameters())
+        found = gram(uploads.by_columns, uploads.previous, uploads.space.parameters())
         moved = _told(uploads, MOVED, "prev=own") if options.prev == "own" else found.moved
         if options.per_step:
             moved = moved / _told(uploads, STEPS, "per_step=true").clamp(min=1).sqrt()
@@ -198,7 +200,7 @@ class SimProx(Aggregation):
         for name, values in (("alpha", every), ("a", score), ("g", moved), ("similarity", similarity)):
             report |= {f"simprox/{name}_min": float(values.min()), f"simprox/{name}_max": float(values.max())}
         report |= {"simprox/g_mean": float(moved.mean()), "simprox/similarity_mean": float(similarity.mean())}
-        row = every.to(uploads.rows) @ uploads.rows
+        row = weighted_sum(uploads.by_columns, every)
         return Merged(row, memory, {name: value for name, value in report.items() if math.isfinite(value)})
 
 

@@ -26,7 +26,8 @@ _PACKAGE = Path(__file__).parents[1]
 def listed(command: str, *facts: object, compute: Callable[[], Rows]) -> Rows:
     """The rows that a listing command shows: from the cache, or computed and put there.
 
-    With plug-ins they are always computed, as these may change without a trace in their file names.
+    With plug-ins they are always computed, as these may change without a trace in their file names. A listing that is kept was
+    made without any: what is installed is part of its name, so that entry points are read only where a listing is made.
 
     Args:
         command: its name; ``facts``: the values of its options.
@@ -40,7 +41,7 @@ def listed(command: str, *facts: object, compute: Callable[[], Rows]) -> Rows:
             return load_json(path)
     loading()
     rows: Rows = json.loads(json.dumps(compute()))
-    if path is not None:
+    if path is not None and not any(group.startswith("fedpriv.") for group in entry_points().groups):
         with suppress(OSError):  # a full disk, or a home that cannot be written
             path.parent.mkdir(parents=True, exist_ok=True)
             save_json(path, rows)
@@ -63,12 +64,11 @@ def check_name(command: str, kind: str, name: str | None) -> None:
 
 
 def _path(command: str, *facts: object) -> Path | None:
-    """The file of a listing; ``None`` where there are plug-ins."""
-    plugins = any(group.startswith("fedpriv.") for group in entry_points().groups)
-    if plugins or click.get_current_context().meta.get("fedpriv.plugins"):
+    """The file of a listing; ``None`` where ``--plugin`` names plug-ins."""
+    if click.get_current_context().meta.get("fedpriv.plugins"):
         return None
-    named = hashlib.sha256(repr((command, facts, sys.version, sorted(_sources()))).encode()).hexdigest()
-    return cache_folder() / "listings" / f"{named[:32]}.json"
+    state = (command, facts, sys.version, sorted(_sources()), sorted(_installed()))
+    return cache_folder() / "listings" / f"{hashlib.sha256(repr(state).encode()).hexdigest()[:32]}.json"
 
 
 def _sources() -> Iterator[tuple[str, int, int]]:
@@ -78,3 +78,12 @@ def _sources() -> Iterator[tuple[str, int, int]]:
             if name.endswith(".py"):
                 status = os.stat(path := os.path.join(folder, name))
                 yield path, status.st_size, status.st_mtime_ns
+
+
+def _installed() -> Iterator[tuple[str, int]]:
+    """Path and time of the last change of the metadata of each installed distribution, which list its entry points."""
+    for folder in dict.fromkeys(sys.path):
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.name.endswith((".dist-info", ".egg-info")):
+                    yield entry.path, entry.stat().st_mtime_ns

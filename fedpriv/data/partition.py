@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.config import DataConfig
-from fedpriv.data.dealing import REGISTRY, Deal, Indices, share_by_counts
+from fedpriv.data.dealing import REGISTRY, Deal, Dealing, Indices, share_by_counts
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_tensors, save_tensors
 
@@ -24,6 +25,10 @@ SplitName: TypeAlias = Literal["train", "validation", "test"]
 
 #: With fewer test images per client than this, `test: auto` tests each client on all test images of its classes.
 SMALLEST_SHARE = 20
+
+_MADE: OrderedDict[object, Partition] = OrderedDict()
+"""The last partitions of this process, oldest first: runs that are compared have the same one."""
+_MOST_MADE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +129,8 @@ def make_partition(
 ) -> Partition:
     """Deal a data set to ``config.clients`` clients, determined by the labels, the config and the seed.
 
+    Runs of one process that are dealt the same share the partition: its arrays are not to be written into.
+
     Args:
         train_labels: ``(N,)`` class ids of the training split.
         test_labels: ``(N_test,)`` class ids of the test split.
@@ -134,12 +141,32 @@ def make_partition(
     Raises:
         UsageError: the partition is unknown, or its options do not fit the data.
     """
-    options = config.partition
-    dealing = REGISTRY.find(options.name)
+    dealing = REGISTRY.find(config.partition.name)
     if not len(train_labels):
         raise UsageError("there are no training samples to deal")
-    if options.seed is not None:
-        seed = options.seed
+    if config.partition.seed is not None:
+        seed = config.partition.seed
+    if owners is not None:
+        return _made(dealing, train_labels, test_labels, classes, config, seed, owners)
+    digests = [hashlib.sha256(labels.tobytes()).digest() for labels in (train_labels, test_labels)]
+    key = (dealing, *digests, classes, config.clients, config.validation_fraction, config.partition.model_dump_json(), seed)
+    if key not in _MADE:
+        _MADE[key] = _made(dealing, train_labels, test_labels, classes, config, seed, None)
+        if len(_MADE) > _MOST_MADE:
+            _MADE.popitem(last=False)
+    return _MADE[key]
+
+
+def _made(
+    dealing: Dealing,
+    train_labels: NDArray[Any],
+    test_labels: NDArray[Any],
+    classes: int,
+    config: DataConfig,
+    seed: int,
+    owners: Owners | None,
+) -> Partition:
+    options = config.partition
     # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import Step
+from fedpriv.interfaces import Step, stackable
 from fedpriv.methods import register
 from fedpriv.methods.base import ClientTurn, Context, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
@@ -100,6 +100,7 @@ class MpFedcon(FedRep):
                 turn.freeze(REFERENCE, last_own_model)
             turn.train(stretch, self.local_loss, self.objective)
 
+    @stackable
     def local_loss(self, step: Step) -> Tensor:
         loss = super().local_loss(step)
         in_encoder_phase = "encoder" in step.trains
@@ -116,7 +117,7 @@ class MpFedcon(FedRep):
         else:
             contrast = all_center_contrast(z, centers, step.labels, mask, negative, self.params.tau)
         # The mean is over the whole batch, not only over samples with a centre, so that mu keeps its scale.
-        total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean()
+        total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean(-1)
         return total
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ def center_contrast(z: Tensor, centers: Tensor, labels: Tensor, negative: Tensor
     """
     own = centers.detach()[labels]
     if negative is None:
-        return (1 - F.cosine_similarity(z, own, dim=1)) / tau
+        return (1 - F.cosine_similarity(z, own, dim=-1)) / tau
     return model_contrast(z, own, negative, tau)
 
 
@@ -32,10 +32,10 @@ def all_center_contrast(z: Tensor, centers: Tensor, labels: Tensor, valid: Tenso
     Args:
         valid: ``(C,)`` bool, which centres exist. The rest as in :func:`center_contrast`.
     """
-    similarity = F.cosine_similarity(z[:, None, :], centers.detach()[None], dim=2)
-    positive = similarity.gather(1, labels[:, None]).squeeze(1)
+    similarity = F.cosine_similarity(z[..., None, :], centers.detach(), dim=-1)
+    positive = similarity.gather(-1, labels[..., None]).squeeze(-1)
     # A finite value for absent centres: the caller multiplies samples without a centre by 0, and 0 times inf would be NaN.
     denominator = similarity.masked_fill(~valid, -1e4)
     if negative is not None:
-        denominator = torch.cat([denominator, F.cosine_similarity(z, negative.detach(), dim=1)[:, None]], dim=1)
-    return torch.logsumexp(denominator / tau, dim=1) - positive / tau
+        denominator = torch.cat([denominator, F.cosine_similarity(z, negative.detach(), dim=-1)[..., None]], dim=-1)
+    return torch.logsumexp(denominator / tau, dim=-1) - positive / tau

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import ClientTurn, Step, params
+from fedpriv.interfaces import ClientTurn, Step, params, stackable
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
 
@@ -24,8 +24,8 @@ def model_contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) ->
         previous: ``(B, k)`` under the client's last own model; constant.
         tau: temperature.
     """
-    positive = F.cosine_similarity(z, received.detach(), dim=1)
-    negative = F.cosine_similarity(z, previous.detach(), dim=1)
+    positive = F.cosine_similarity(z, received.detach(), dim=-1)
+    negative = F.cosine_similarity(z, previous.detach(), dim=-1)
     return F.softplus((negative - positive) / tau)
 
 
@@ -58,13 +58,14 @@ class Moon(Objective):
             turn.freeze(_PREVIOUS, previous)
             turn.memo[_PREVIOUS] = previous
 
+    @stackable
     def loss(self, step: Step) -> Tensor:
         loss = cross_entropy(step)
         if _PREVIOUS not in step.memo:
             return loss
         received, previous = (step.teacher(name).projection for name in (_RECEIVED, _PREVIOUS))
         contrast = model_contrast(step.outputs.projection, received, previous, self.params.tau)
-        total: Tensor = loss + self.params.mu * contrast.mean()
+        total: Tensor = loss + self.params.mu * contrast.mean(-1)
         return total
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:

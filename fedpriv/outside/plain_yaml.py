@@ -33,7 +33,7 @@ class PlainYamlError(ValueError):
     """What is wrong with a document, in one line."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:

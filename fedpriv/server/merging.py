@@ -9,8 +9,13 @@ from torch import Tensor
 
 from fedpriv.aggregation import Uploads
 from fedpriv.aggregation.completing import complete
+from fedpriv.aggregation.rows import UploadedRows
 from fedpriv.methods.base import Method, ServerState
+from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import Upload
+
+LARGEST = 2**30
+"""Bytes of a round's matrix; uploads that would make a larger one are merged from the messages, where the aggregation can."""
 
 
 def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
@@ -28,15 +33,15 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     sent = {name for _, names in arrived for name in names if name in whole}
     space = whole.restricted(sent)
     previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
-    rows = torch.empty(len(arrived), space.size, dtype=previous.dtype)
-    spans = {entry.name: slice(entry.start, entry.stop) for entry in space.entries}
-    for row, (upload, names) in zip(rows, arrived, strict=True):
-        if not names >= sent:
-            row.copy_(previous)
-        upload.copy_into(row, spans)
+    large = None
+    if len(arrived) * previous.nbytes > LARGEST and method.aggregation.by_columns and all(names >= sent for _, names in arrived):
+        large = UploadedRows(uploads, space, previous)
+        rows = torch.empty(large.shape, dtype=previous.dtype, device="meta")
+    else:
+        rows = _matrix(arrived, sent, space, previous)
     matrix = Uploads(
         space=space,
-        rows=rows.to(previous.device),
+        rows=rows,
         previous=previous,
         examples=[upload.sealed.num_examples or 0 for upload in uploads],
         statistics=[upload.tensors(names - sent) for upload, names in arrived],
@@ -44,9 +49,20 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
         round=uploads[0].sealed.round,
         registered=method.context.config.data.clients,
         whole=whole,
+        large=large,
     )
     complete(matrix, [names for _, names in arrived], method.aggregation.weigh(matrix))
     return _merged(method, server, matrix)
+
+
+def _matrix(arrived: Sequence[tuple[Upload, frozenset[str]]], sent: set[str], space: ParameterSpace, previous: Tensor) -> Tensor:
+    rows = torch.empty(len(arrived), space.size, dtype=previous.dtype)
+    spans = {entry.name: slice(entry.start, entry.stop) for entry in space.entries}
+    for row, (upload, names) in zip(rows, arrived, strict=True):
+        if not names >= sent:
+            row.copy_(previous)
+        upload.copy_into(row, spans)
+    return rows.to(previous.device)
 
 
 def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], count: int, round: int) -> ServerState:

@@ -102,6 +102,10 @@ class Upload:
             if (span := spans.get(name)) is not None:
                 row[span] = tensor.reshape(-1).to(row)
 
+    def part(self, name: str, where: slice) -> Tensor:
+        """The entries ``where`` of a tensor, flat; not to be changed."""
+        return self.sealed.part(name, where) if self.weights is None else self.weights[name].reshape(-1)[where]
+
     def not_finite(self) -> str | None:
         """The name of the first tensor with an infinity or a NaN; ``None`` if there is none."""
         if self.weights is None:

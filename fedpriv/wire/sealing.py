@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -110,6 +111,13 @@ class Sealed:
         for place in self.places:
             if (span := spans.get(place.name)) is not None:
                 flat[span] = _array(self.data, place)
+
+    def part(self, name: str, where: slice) -> Tensor:
+        """The entries ``where`` of a tensor, flat, copied from the bytes."""
+        place = self.places[bisect_left(self.places, name, key=lambda place: place.name)]
+        size = CODES[place.code].itemsize
+        span = slice(place.start + where.start * size, place.start + where.stop * size)
+        return torch.frombuffer(bytearray(memoryview(self.data)[span]), dtype=CODES[place.code])
 
     def not_finite(self) -> str | None:
         """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import fedpriv
-from tests.simulation.conftest import quick_plots
 
-__all__ = ["here", "quick_plots", "run"]
+__all__ = ["here", "run"]
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",

@@ -67,9 +67,8 @@ def test_how_likely_guessing_finds_as_many_is_exact() -> None:
     draw = np.random.default_rng(0)
     found = [operating_points(draw.normal(size=160), np.arange(160) < 60).at[0.01] for _ in range(200)]
     for level in (0.02, 0.05, 0.2):
-        assert np.mean([one is not None and one.by_chance <= level for one in found]) <= level + 3 * np.sqrt(
-            level * (1 - level) / 200
-        )
+        spread = np.sqrt(level * (1 - level) / len(found))
+        assert np.mean([one is not None and one.by_chance <= level for one in found]) <= level + 3 * spread
     sure = operating_points(*gaussians(2.0, 60, 100)).at[0.01]
     assert sure is not None and sure.by_chance < 1e-4
 

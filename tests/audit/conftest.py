@@ -14,9 +14,8 @@ from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
 from tests.attacks.conftest import one_iteration
-from tests.simulation.conftest import quick_plots
 
-__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "quick_plots"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
 
 
 @pytest.fixture(scope="package", autouse=True)

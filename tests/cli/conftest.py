@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedpriv.cli import main
-from tests.simulation.conftest import quick_plots
 
-__all__ = ["empty_folder", "fedpriv", "quick_plots"]
+__all__ = ["empty_folder", "fedpriv"]
 
 
 @pytest.fixture(autouse=True)

@@ -86,3 +86,18 @@ def test_a_damaged_or_unwritable_cache_is_no_failure(own_cache: Path) -> None:
     own_cache.rmdir()
     own_cache.write_text("a file in the folder's place")
     assert rows("defenses") == before
+
+
+def test_what_is_installed_since_is_looked_for(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rows("defenses")
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert rows("defenses") == before and len(list(own_cache.iterdir())) == 1
+    metadata = tmp_path / "site" / "mine-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    assert rows("defenses") == before and len(list(own_cache.iterdir())) == 2
+    (metadata / "entry_points.txt").write_text("[fedpriv.defenses]\nmine = nowhere_at_all\n")
+    os.utime(metadata, ns=(1, 1))
+    rows("defenses")
+    assert len(list(own_cache.iterdir())) == 2, "with a plug-in, nothing is kept"

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.conftest import quick_plots
-
-__all__ = ["no_traces", "quick_plots"]
+__all__ = ["no_traces"]
 
 
 @pytest.fixture(autouse=True)

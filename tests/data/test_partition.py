@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.config import DataConfig
 from fedpriv.data.dealing import partitions
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partition import _MADE, _MOST_MADE, Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
 from tests.marks import slow_but
@@ -26,10 +26,28 @@ CIFAR100_TEST = np.repeat(np.arange(100), 100)
 def deal(
     name: str, clients: int, *, train: Any = TRAIN, tests: Any = TEST, seed: int = 0, validation: float = 0.0, **options: Any
 ) -> Partition:
-    config = DataConfig.model_validate(
+    """Dealt now, not kept from an earlier call."""
+    _MADE.clear()
+    return make_partition(train, tests, int(train.max()) + 1, data(name, clients, validation, **options), seed)
+
+
+def data(name: str, clients: int, validation: float = 0.0, **options: Any) -> DataConfig:
+    return DataConfig.model_validate(
         {"clients": clients, "validation_fraction": validation, "partition": {"name": name, **options}}
     )
-    return make_partition(train, tests, int(train.max()) + 1, config, seed)
+
+
+def test_who_is_dealt_the_same_shares_it() -> None:
+    def dealt(train: Any = TRAIN, tests: Any = TEST, classes: int = 10, seed: int = 0, **options: Any) -> Partition:
+        return make_partition(train, tests, classes, data(**{"name": "iid", "clients": 10, **options}), seed)
+
+    _MADE.clear()
+    first = dealt()
+    assert dealt(train=TRAIN.copy()) is first
+    others = [dealt(TRAIN[::-1]), dealt(tests=TEST[1:]), dealt(classes=11), dealt(seed=1), dealt(clients=9)]
+    others += [dealt(validation=0.1), dealt(name="shards"), dealt(test="all_of_class")]
+    assert len({one.hash() for one in [first, *others]}) >= 8 and all(one is not first for one in others)
+    assert len(_MADE) == _MOST_MADE and dealt() is not first, "the oldest are given up"
 
 
 def disjoint(lists: list[np.ndarray]) -> bool:

@@ -54,7 +54,7 @@ def test_a_defended_run_learns(simulate: Simulate, transforms: list[dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
-def test_the_same_run_again(tmp_path: Path, quick_plots: None, method: str) -> None:
+def test_the_same_run_again(tmp_path: Path, method: str) -> None:
     for name in ("one", "two"):
         torch.manual_seed(len(name))
         torch.rand(3)
@@ -84,7 +84,7 @@ def test_a_client_s_noise_depends_on_seed_round_and_client_alone(simulate: Simul
         assert not torch.equal(alone[4], other)
 
 
-def test_the_ratios_are_in_the_record_and_the_summary(tmp_path: Path, quick_plots: None) -> None:
+def test_the_ratios_are_in_the_record_and_the_summary(tmp_path: Path) -> None:
     noise = [{"name": "clip"}, {"name": "gaussian", "variance": 1e-4}]
     outcome = play(tmp_path / "run", "fedrep", **{"wire.transforms": noise})
     records = outcome.folder.records()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.simulation.conftest import fedpriv, quick_plots, reference
+from tests.simulation.conftest import fedpriv, reference
 
-__all__ = ["fedpriv", "quick_plots", "reference"]
+__all__ = ["fedpriv", "reference"]

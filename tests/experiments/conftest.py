@@ -1,10 +1,6 @@
-"""Makes ``made_results`` importable, whatever import mode pytest uses; runs draw no plots."""
+"""Makes ``made_results`` importable, whatever import mode pytest uses."""
 
 import sys
 from pathlib import Path
-
-from tests.simulation.conftest import quick_plots
-
-__all__ = ["quick_plots"]
 
 sys.path.insert(0, str(Path(__file__).parent))

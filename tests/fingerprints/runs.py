@@ -6,7 +6,7 @@ from tests.fingerprints.taking import TEXTS, Settings, command
 
 SMALL: Settings = {
     "data.name": "digits",
-    "data.limit": 150,
+    "data.limit": 100,
     "data.clients": 5,
     "data.partition.name": "dirichlet",  # ragged: clients differ in classes, steps and last batches
     "data.partition.test": "disjoint",
@@ -14,7 +14,7 @@ SMALL: Settings = {
     "model.projection": 8,
     "train.rounds": 3,  # the third is the first in which what a client kept in the first matters to all
     "train.participation": 0.8,
-    "train.local_epochs": 2,
+    "train.local_epochs": 1,
     "train.batch_size": 8,
     "train.lr": 0.1,
     "executor.name": "sequential",
@@ -22,13 +22,13 @@ SMALL: Settings = {
     "wire.keep_payloads": "all",
 }
 TOGETHER: Settings = {"executor.name": "vectorized", "executor.group_size": 2}
-BATCHNORM: Settings = {"model.name": "resnet9_narrow", "data.limit": 60, "train.rounds": 2, "train.local_epochs": 1}
-WITHOUT_LABELS: Settings = {"model.name": "mlp2", "data.limit": 60, "train.rounds": 2, "train.local_epochs": 1, "train.lr": 0.01}
+BATCHNORM: Settings = {"model.name": "resnet9_narrow", "data.limit": 60, "train.rounds": 2}
+WITHOUT_LABELS: Settings = {"model.name": "mlp2", "data.limit": 60, "train.rounds": 2, "train.lr": 0.01}
 SAMPLE_DP: Settings = {"privacy.level": "sample", "privacy.noise": 1.0}
 OF_TEXTS: Settings = {"data.name": TEXTS, "data.limit": None, "data.partition.name": "iid"}
 OF_TEXTS |= {"model.name": None, "model.encoder": "tiny"}
 OF_PAIRS: Settings = {"data.name": "disaster_synthetic", "data.limit": 60, "data.image_size": 16, "model.name": None}
-OF_PAIRS |= {"data.image_only": 0.4, "data.text_only": 0.2, "train.rounds": 2, "train.local_epochs": 1}
+OF_PAIRS |= {"data.image_only": 0.4, "data.text_only": 0.2, "train.rounds": 2}
 
 OF_A_METHOD: dict[str, Settings] = {
     "fedbn": BATCHNORM,  # without BatchNorm it is FedAvg
@@ -72,10 +72,12 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         "fedrep",
         {"train.optimizer": "adamw", "train.lr": 0.003, "train.warmup_steps": 2, "train.lr_decay": 0.5},
     ),
+    "two epochs": ("fedavg", {"train.local_epochs": 2}),
+    "two epochs of two phases, together": ("mpfedcon", {"method.head_epochs": 2, "train.local_epochs": 2, **TOGETHER}),
     "accumulate": ("fedavg", {"train.accumulate": 2}),
     "bfloat16 and a bound on gradients": (
         "fedavg",
-        {"train.precision": "bfloat16", "train.clip_grad_norm": 0.5, "train.rounds": 2, "train.local_epochs": 1},
+        {"train.precision": "bfloat16", "train.clip_grad_norm": 0.5, "train.rounds": 2},
     ),
     "steps and batches left out": ("fednova", {"train.local_steps": 3, "train.min_batch": 4, "train.momentum": 0.9}),
     "window": ("fedavg", {"train.selection": "window", "train.participation": 0.4}),

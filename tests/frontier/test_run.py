@@ -22,12 +22,12 @@ from fedpriv.frontier.grid import Defence, Point
 from fedpriv.frontier.run import Plan, _Frontier
 from fedpriv.frontier.search import Strength
 from fedpriv.simulation.run import start
-from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration, quick_plots
+from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.frontier.test_decision import a_trade
 from tests.simulation.small import SILENT
 from tests.tracking.conftest import template
 
-__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "quick_plots", "template"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
 
 SMALL = {"data.limit": 40, "data.clients": 2, "train.rounds": 1, "train.local_epochs": 1, "data.partition.name": "iid"}
 QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "1")

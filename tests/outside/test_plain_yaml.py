@@ -70,7 +70,7 @@ def bomb(levels: int) -> str:
         ("!!int abc", "tags such as"),
         ("!!timestamp x", "tags such as"),
         ("[1", "line 1"),
-        ("a: 1\0", "special characters"),
+        ("a: 1\0", "control characters"),
         ("{[a]: 1}", "unhashable"),
         ("--- 1\n--- 2", "document"),
     ],

@@ -32,7 +32,6 @@ from tests.marks import quick_first
 from tests.simulation.conftest import Stopped
 from tests.simulation.small import SILENT, config, flags, play, resume
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
 Simulate = Callable[..., Simulation]
 SMALL: dict[str, Any] = {"data.limit": 100, "model.name": "lenet_sigmoid", "model.projection": "none"}
 CLIENT = {"privacy.level": "client", "privacy.noise": 3.0, "privacy.clip": 0.5, "privacy.canaries": 100, **SMALL}

@@ -19,7 +19,6 @@ from fedpriv.simulation.setup import build
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
 from tests.simulation.small import settings
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
 CLIENTS = 6
 OPTIONS: dict[str, dict[str, Any]] = {"one_class": {"data.clients": CLIENTS}, "lognormal": {"data.partition.size_mean": 2.0}}
 CASES = [

@@ -20,7 +20,6 @@ from tests.marks import slow_but
 from tests.simulation.conftest import Stopped
 from tests.simulation.small import SILENT, computed, config, flags, play, resume, settings
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
 CLIENT = {"privacy.level": "client", "privacy.noise": 1.1, "privacy.clip": 0.5}
 SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.1}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,6 @@ from fedpriv.simulation import run
 from tests.simulation.small import SILENT, config, play
 
 Reference = Callable[..., Path]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_plots() -> Iterator[None]:
-    """Plots have tests of their own, and drawing them takes longer than these runs."""
-
-    def draw(*numbers_and_path: Any) -> None:
-        numbers_and_path[-1].write_bytes(b"png" * 2000)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
-            patch.setattr(f"fedpriv.{name}", draw)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -146,11 +146,12 @@ def test_what_is_declared_needs_no_vmap(monkeypatch: pytest.MonkeyPatch, loss: L
 
 
 def test_a_method_has_the_declaration_of_its_objectives_loss_until_it_changes_it() -> None:
-    for name, declared in (("fedavg", True), ("scaffold", True), ("moon", False), ("feddual", False), ("mpfedcon", False)):
+    for name, declared in (("fedavg", True), ("scaffold", True), ("moon", True), ("feddual", False), ("mpfedcon", True)):
         method = build(load_config(None, {**SMALL, "method.name": name})).method
         assert is_stackable(method.local_loss) == declared, name
-    replaced = build(load_config(None, {**SMALL, "method.name": "fedavg", "objective.name": "moon"})).method
-    assert not is_stackable(replaced.local_loss)
+    for name in ("fedavg", "mpfedcon"):
+        replaced = build(load_config(None, {**SMALL, "method.name": name, "objective.name": "adaptive-kl"})).method
+        assert not is_stackable(replaced.local_loss), f"{name} adds to a loss that is not declared"
 
 
 def over_all(step: Step) -> Tensor:
@@ -171,7 +172,38 @@ def with_a_norm(step: Step) -> Tensor:
 
 
 def with_a_teacher(step: Step) -> Tensor:
-    return cross_entropy(step) + step.teacher("older").logits.mean((-2, -1))
+    return cross_entropy(step) + (step.outputs.logits * step.teacher("older").logits).mean((-2, -1))
+
+
+def with_all_teachers(step: Step) -> Tensor:
+    return cross_entropy(step) + step.teacher("older").logits.mean()
+
+
+def taught() -> tuple[list[Any], list[Outputs], Tensor]:
+    """As :func:`batches_and_views`, with the logits of a teacher ``(K, B, C)``; its tables have the samples in another order."""
+    batches, views = batches_and_views()
+    table = torch.randn(CLIENTS, SAMPLES, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(2))
+    for own, batch in zip(table, batches, strict=True):
+        outputs = Outputs(own, own, None, own)
+        batch.teachers, batch.index = SimpleNamespace(known=lambda name, outputs=outputs: outputs, caches=True), order
+    return batches, views, table[:, order]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_teachers_are_read_for_all_at_once(declared: bool) -> None:
+    batches, views, logits = taught()
+    loss = BatchedLoss(stackable(lambda step: with_a_teacher(step)) if declared else with_a_teacher)
+    for _ in range(2):
+        found = loss(batches, views, loss.ready(batches))
+        for own, batch, alone, other in zip(found, batches, views[0].logits, logits, strict=True):
+            assert torch.allclose(own, F.cross_entropy(alone, batch.labels) + (alone * other).mean())
+
+
+def test_a_wrong_declaration_of_a_loss_with_teachers_is_an_error() -> None:
+    batches, views, _ = taught()
+    with pytest.raises(FedprivError, match="with_all_teachers is declared stackable, but it gives several clients other losses"):
+        BatchedLoss(stackable(with_all_teachers))(batches, views, {})
 
 
 @pytest.mark.parametrize(
@@ -181,7 +213,6 @@ def with_a_teacher(step: Step) -> Tensor:
         (over_samples, "gives several clients other losses than each alone"),
         (with_a_note, "reads a client's note"),
         (with_a_norm, "reads a client's head.weight"),
-        (with_a_teacher, "reads the teacher older"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

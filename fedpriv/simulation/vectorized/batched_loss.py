@@ -72,11 +72,15 @@ class BatchedLoss:
             ForOneClient: the loss reads memo or parameters of a client, or its control flow depends on the data.
         """
         labels = torch.stack([batch.labels for batch in batches])
-        if self._stackable:
-            return self._in_one_call(batches[0], labels, views)
-        return self._mapped(batches, labels, views, ready)
+        losses_of = self._in_one_call if self._stackable else self._mapped
+        while True:
+            try:
+                return losses_of(batches[0], labels, views, ready)
+            except _Missing as missing:
+                self._wanted.append(missing.field)
+                ready = self.ready(batches)
 
-    def _in_one_call(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs]) -> Tensor:
+    def _in_one_call(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
         """The K losses of a loss that is declared stackable.
 
         Raises:
@@ -87,28 +91,25 @@ class BatchedLoss:
             name = getattr(self._loss, "__qualname__", self._loss)
             return FedprivError(f"the loss {name} is declared stackable, but it {what}; declare it without @stackable")
 
-        def taught(name: str) -> Outputs:
-            raise wrong(f"reads the teacher {name}")
-
         notes = _Names(first.memo, lambda name: wrong(f"reads a client's {name}"))
 
-        def losses_of(labels: Tensor, views: Sequence[Outputs]) -> Tensor:
-            return self._loss(Step(labels, views[0], notes, first.received, first.trains, taught, views, notes))
+        def losses_of(labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
+            return self._loss(
+                Step(labels, views[0], notes, first.received, first.trains, lambda name: _Taught(name, ready), views, notes)
+            )
 
-        losses = losses_of(labels, views)
+        losses = losses_of(labels, views, ready)
         if not self._checked:
+            of_first = {field: tensor[0] for field, tensor in ready.items()}
             with torch.no_grad():
-                alone = losses_of(labels[0], [view.map(lambda tensor: tensor[0]) for view in views])
+                alone = losses_of(labels[0], [view.map(lambda tensor: tensor[0]) for view in views], of_first)
             if losses.shape != labels.shape[:1] or not torch.allclose(losses[0], alone, rtol=1e-3, atol=1e-4, equal_nan=True):
                 raise wrong("gives several clients other losses than each alone")
             self._checked = True
         return losses
 
-    def _mapped(
-        self, batches: Sequence[TurnBatch], labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]
-    ) -> Tensor:
+    def _mapped(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
         """The K losses of any other loss."""
-        first = batches[0]
         shown = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
 
         def of_one(labels: Tensor, shown: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
@@ -118,16 +119,12 @@ class BatchedLoss:
                 Step(labels, outputs[0], notes, first.received, first.trains, lambda name: _Taught(name, ready), outputs, notes)
             )
 
-        while True:
-            try:
-                with _PlainCrossEntropy():
-                    losses: Tensor = vmap(of_one)(labels, shown, dict(ready))
-                return losses
-            except _Missing as missing:
-                self._wanted.append(missing.field)
-                ready = self.ready(batches)
-            except RuntimeError as error:
-                raise ForOneClient(str(error)) from None
+        try:
+            with _PlainCrossEntropy():
+                losses: Tensor = vmap(of_one)(labels, shown, dict(ready))
+        except RuntimeError as error:
+            raise ForOneClient(str(error)) from None
+        return losses
 
 
 class _PlainCrossEntropy(TorchFunctionMode):

@@ -1,0 +1,107 @@
+"""Merging a round that is too large for a matrix: 100 uploads of ResNet-18 (4.2 GiB), from their messages.
+
+Each cell is a fresh process that holds the sealed uploads and merges them once, as the server does: from the K x p matrix, or by
+columns that are copied from the messages piece by piece. Reported are the most memory (GiB) that the merge takes beside the
+messages, its CPU seconds, and by how much the two models differ. Promised: by columns at most 1 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+from machine import facts
+
+METHODS = {"mean": "fedavg", "l-dawa": "l-dawa", "simprox": "simprox"}
+MOST_GIB = 1.0
+
+
+def merged(method: str, clients: int, by_columns: bool, out: str) -> dict[str, float]:
+    """One merge in this process; the model is written to ``out``."""
+    import math
+
+    import torch
+
+    from fedpriv.config import load_config
+    from fedpriv.server import merging
+    from fedpriv.simulation.setup import build
+    from fedpriv.wire import Payload, seal
+    from fedpriv.wire.coding import Upload
+
+    torch.set_num_threads(1)
+    settings = {"data.name": "digits", "data.clients": 2, "method.name": method, "tracking.uri": "none"}
+    federation = build(load_config(None, {**settings, "model.name": "resnet18", "executor.name": "sequential"}))
+    half, server, space = federation.method, federation.method.start(federation.initial), federation.agreement.space
+    torch.manual_seed(0)
+    change = 0.01 * server.row.std() * torch.randn(space.size)
+    uploads = []
+    for client in range(clients):
+        tensors = space.unpack(server.row + torch.roll(change, 7919 * client))
+        uploads.append(Upload(seal(Payload(tensors, 1, client, num_examples=100 + client))))
+    del change, tensors
+    if not by_columns:
+        merging.LARGEST = math.inf  # type: ignore[assignment]
+
+    def peak() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
+
+    before, began = peak(), time.process_time()
+    state = merging.merge(half, server, uploads)
+    seconds = time.process_time() - began
+    torch.save(state.row, out)
+    return {"more_gib": round(peak() - before, 2), "before_gib": round(before, 2), "cpu_seconds": round(seconds, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument("--here", nargs=3, metavar=("METHOD", "BY_COLUMNS", "OUT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(merged(options.here[0], options.clients, options.here[1] == "yes", options.here[2])))
+        return
+    import tempfile
+
+    import torch
+
+    results: dict[str, Any] = {
+        "benchmark": "large_round",
+        **facts(("fedpriv", "torch")),
+        "clients": options.clients,
+        "merges": {},
+    }
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, method in METHODS.items():
+            cells = {}
+            for how, word in (("matrix", "no"), ("columns", "yes")):
+                command = [sys.executable, __file__, "--clients", str(options.clients), "--here", method, word, f"{folder}/{how}"]
+                cells[how] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+            one, other = (torch.load(f"{folder}/{how}").double() for how in ("matrix", "columns"))
+            cells["difference"] = float((one - other).norm() / one.norm())
+            results["merges"][name] = cells
+            said = ", ".join(
+                f"{how} {cells[how]['more_gib']:.2f} GiB, {cells[how]['cpu_seconds']} CPU s" for how in ("matrix", "columns")
+            )
+            print(f"{name}: {said}; relative difference {cells['difference']:.1e}", flush=True)
+            if cells["columns"]["more_gib"] > MOST_GIB:
+                failed.append(f"{name}: {cells['columns']['more_gib']} GiB")
+    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if failed:
+        sys.exit("a promise is not kept: " + "; ".join(failed))
+
+
+if __name__ == "__main__":
+    main()

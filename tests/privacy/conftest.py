@@ -1,7 +1,0 @@
-"""Shared by the tests of private runs."""
-
-from __future__ import annotations
-
-from tests.simulation.conftest import quick_plots
-
-__all__ = ["quick_plots"]
