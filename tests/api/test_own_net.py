@@ -99,7 +99,7 @@ def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> Non
 def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     (here / "my_nets.py").write_text(Path(own_nets.__file__).read_text())
     command = [sys.executable, "-c", "from fedpriv.cli import main; main()", "train", "--model", "my_nets:mlp", "--rounds", "1"]
-    command += ["--method", "fedavg", "--clients", "5", "--tracking-uri", "none", "--run-dir", "run"]
+    command += ["--method", "fedavg", "--clients", "5", "--tracking-uri", "none", "--set", "data.limit=100", "--run-dir", "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert fedpriv.load("run").config.model.name == "my_nets:mlp"

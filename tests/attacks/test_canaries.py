@@ -85,13 +85,13 @@ def test_what_ideal_canaries_show_of_a_claim_that_is_tight(claim: float, count: 
     assert (bounds < claim).all()
 
 
-@pytest.mark.parametrize(("number", "claim", "count"), quick_first([(50, 2, 60), (300, 1, 100), (200, 2, 200), (100, 8, 1000)]))
+@pytest.mark.parametrize(("number", "claim", "count"), quick_first([(50, 2, 60), (150, 1, 100), (100, 2, 200), (50, 8, 1000)]))
 def test_a_bound_exceeds_a_tight_claim_in_one_draw_of_twenty_at_most(number: int, claim: float, count: int) -> None:
     above = (draws(mu_of(claim, DELTA), count, number, claim) > claim).mean(axis=0)
     assert (above <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / number)).all(), dict(zip(NAMES, above, strict=True))
 
 
-@pytest.mark.parametrize(("number", "count"), quick_first([(60, 60), (200, 200)]))
+@pytest.mark.parametrize(("number", "count"), quick_first([(60, 60), (100, 200)]))
 def test_the_one_run_bound_holds_where_it_is_tight(number: int, count: int) -> None:
     """Randomised response spends all of its epsilon on every canary; the other bounds assume another mechanism."""
     above = 0

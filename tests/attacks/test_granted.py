@@ -16,6 +16,7 @@ from fedpriv.attacks.lab.images import default_images
 from tests.marks import slow_but
 
 QUICK = {"steps": 1, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "restarts": 0}
+pytestmark = pytest.mark.usefixtures("one_iteration")
 SIDE = 8
 SETTINGS = {
     "whole": Setting(side=SIDE),

@@ -111,7 +111,7 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
 def test_its_controls() -> None:
     """At a lower budget than the usual one, with which audits run them."""
     attack = LearnedInversion(steps=300)
-    one = setting(images=40, net="perceptron")
+    one = setting(images=20, net="perceptron")
     positive, negative = positive_control(attack, one), negative_control(attack, one)
     assert positive.passed, positive.sentence
     assert negative.passed and "the mean of its public images" in negative.sentence
@@ -133,7 +133,7 @@ def test_it_recovers_under_noise_beyond_copies() -> None:
         )
         for one in seen
     ]
-    made = attempt(Attacker(LearnedInversion(), KNOWS), noisy, images, labels, 0)
+    made = attempt(Attacker(LearnedInversion(steps=300), KNOWS), noisy, images, labels, 0)
     assert made.copies is not None and made.recovered is not None
     assert made.recovered.successes > 10 > made.copies
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,9 +16,15 @@ from fedpriv.attacks.text.case import WORDS, text_case
 from fedpriv.attacks.text.mixture import Match, places
 from fedpriv.attacks.text.refine import refine
 from fedpriv.attacks.text.tag import Tag
-from fedpriv.attacks.text.victims import observe_text, sentences, small_bert
-from tests.attacks.text_client import TEXT, adapted, message, noised, scores, trained, without
+from fedpriv.attacks.text.victims import Size, observe_text, sentences, small_bert
+from tests.attacks import text_client
+from tests.attacks.text_client import TEXT, noised, scores, without
 from tests.marks import quick_first
+
+ONE_LAYER = Size(layers=1)
+message, trained, adapted = (
+    partial(made, size=ONE_LAYER) for made in (text_client.message, text_client.trained, text_client.adapted)
+)
 
 
 def test_the_gradient_of_given_embeddings_is_that_of_the_words() -> None:
@@ -54,7 +61,7 @@ def test_without_the_embeddings_the_length_comes_from_the_rank() -> None:
 @pytest.mark.slow
 def test_labels_are_sought_where_the_head_is_hidden_but_known() -> None:
     observation, ids, labels = message([4])
-    found = scores(Tag(starts=2), without(observation, "top."), ids, labels)
+    found = scores(Tag(starts=2, steps=100), without(observation, "top."), ids, labels)
     assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
 
 
@@ -68,10 +75,10 @@ def test_adapters_are_enough() -> None:
 
 @pytest.mark.slow
 def test_an_unknown_length_is_tried() -> None:
-    ids, labels = sentences([5], 0), torch.tensor([2])
-    observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(6,))
-    made = Tag(probe=20, steps=60).run([observation])
-    assert made.ids is not None and made.ids.shape == (1, 5) and "matched best" in made.notes[0]
+    ids, labels = sentences([4], 0), torch.tensor([2])
+    observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(5,))
+    made = Tag(probe=20, steps=1, starts=1, sweeps=0).run([observation])
+    assert made.ids is not None and made.ids.shape == (1, 4) and "matched best" in made.notes[0]
 
 
 @pytest.mark.slow
@@ -86,7 +93,7 @@ def test_what_a_message_went_through_is_known(defence: str) -> None:
         kept = {name: tensor.abs() >= least for name, tensor in observation.shared.items()}
         sent = {name: tensor * kept[name] for name, tensor in observation.shared.items()}
         altered = Altered(kept=kept)
-    few = Tag(steps=50, starts=1, sweeps=5)
+    few = Tag(steps=50, starts=1, sweeps=2)
     found = scores(few, replace(observation, shared=sent, altered=altered), ids, labels)
     assert found.exact.share == 1
     plain = scores(few, replace(observation, shared=sent), ids, labels)
@@ -126,6 +133,6 @@ def test_what_it_cannot_work_without() -> None:
 @pytest.mark.slow
 def test_given_labels_are_used() -> None:
     ids, labels = sentences([6], 0), torch.tensor([2])
-    observation = observe_text(small_bert(0), ids, labels, threat=ThreatModel(labels=True))
+    observation = observe_text(small_bert(0, ONE_LAYER), ids, labels, threat=ThreatModel(labels=True))
     found = scores(Tag(), without(observation, "top."), ids, labels)
     assert found.exact is not None and found.exact.share == 1

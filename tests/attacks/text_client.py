@@ -12,15 +12,17 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.text_registry import TextAttack
 from fedpriv.attacks.scoring.text_scores import TextScores, score_text
-from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.text.victims import SMALL, Size, facts, observe_text, sentences, small_bert
 
 TEXT = facts()
 
 
-def message(lengths: list[int], seed: int = 0, net: SplitNet | None = None) -> tuple[Observation, Tensor, Tensor]:
+def message(
+    lengths: list[int], seed: int = 0, net: SplitNet | None = None, size: Size = SMALL
+) -> tuple[Observation, Tensor, Tensor]:
     """One gradient on random sentences, and what it hides: ids ``(n, L)``, labels ``(n,)``."""
     ids, labels = sentences(lengths, seed), torch.arange(len(lengths)) % SMALL.classes
-    return observe_text(net or small_bert(seed), ids, labels), ids, labels
+    return observe_text(net or small_bert(seed, size), ids, labels), ids, labels
 
 
 def whole(observation: Observation) -> SplitNet:
@@ -30,9 +32,9 @@ def whole(observation: Observation) -> SplitNet:
     return net
 
 
-def trained(lengths: list[int], schedule: Schedule, seed: int = 0) -> tuple[Observation, Tensor, Tensor]:
+def trained(lengths: list[int], schedule: Schedule, seed: int = 0, size: Size = SMALL) -> tuple[Observation, Tensor, Tensor]:
     """The change that ``schedule.steps`` steps on all sentences make; weight decay on every parameter, as torch has it."""
-    observation, ids, labels = message(lengths, seed)
+    observation, ids, labels = message(lengths, seed, size=size)
     net = whole(observation)
     optimiser = torch.optim.SGD(net.parameters(), lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
     for _ in range(schedule.steps):
@@ -73,9 +75,9 @@ class Adapted(nn.Module):
         return changed
 
 
-def adapted(seed: int, rank: int) -> SplitNet:
+def adapted(seed: int, rank: int, size: Size = SMALL) -> SplitNet:
     """The small BERT, frozen, with adapters on query and value whose B is not zero, as after some training; the head learns."""
-    net = small_bert(seed)
+    net = small_bert(seed, size)
     net.body.requires_grad_(False)
     torch.manual_seed(seed)
     attentions = [module for module in net.modules() if hasattr(module, "query")]

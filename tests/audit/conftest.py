@@ -13,8 +13,9 @@ from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
+from tests.attacks.conftest import one_iteration
 
-__all__ = ["controls_once", "hardly_any_steps"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -26,7 +27,7 @@ def controls_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def hardly_any_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> None:
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
     few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 50}
     for kind in image_attacks().values():

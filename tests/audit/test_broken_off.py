@@ -25,7 +25,7 @@ OPTIONS = AuditOptions(messages=1, label_shadows=4, membership_shadows=4, single
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    play(tmp_path / "run", "mpfedcon", **{"data.limit": 400, "train.participation": 0.1})
+    play(tmp_path / "run", "mpfedcon", **{"data.limit": 200, "train.participation": 0.1})
     return tmp_path / "run"
 
 

@@ -93,7 +93,7 @@ def test_nothing_but_the_image_is_unknown_of_one_sample(runs: Runs, lacking: str
 def test_a_single_image_is_recovered_beside_a_text_and_without(runs: Runs, lacking: str | None) -> None:
     """The positive control, from a real turn with its dropout; five times nearer than any guess."""
     target = single(runs("smooth"), lacking)
-    assert error(target, "analytic-features", adam=200, lbfgs=15) < min(0.01, nearest_guess(target) / 5)
+    assert error(target, "analytic-features", adam=100, lbfgs=8) < min(0.01, nearest_guess(target) / 5)
 
 
 @pytest.mark.parametrize("lacking", [None, "text"])
@@ -114,6 +114,7 @@ def test_images_are_read_off_the_real_message_of_several_pairs(runs: Runs) -> No
     assert int((mse(made.images, target.images) < 1e-4).sum()) >= 2
 
 
+@pytest.mark.usefixtures("one_iteration")
 def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs) -> None:
     evidence = runs("smooth")
     who = client(evidence, None)
@@ -135,6 +136,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
         assert "head-free does without them" in (found["known-head"].inapplicable or "")
 
 
+@pytest.mark.usefixtures("one_iteration")
 def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "fedpriv.attacks.lab.attempts.run_controls", lambda *asked: (Control("positive", True, "recovered 4 of 4", 0.1),)

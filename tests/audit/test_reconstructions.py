@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ from tests.simulation.small import play
 pytestmark = pytest.mark.slow
 MIXED = ("analytic", "dlg", "random-head")
 PASSED = (Control("positive", True, "it can", 0.1), Control("negative", True, "it does not invent", 0.1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _played_once() -> Iterator[None]:
+    """The turns of the 72 clients with one image each are the same in every test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconstructions, "single_images", cache(reconstructions.single_images))
+        yield
 
 
 @pytest.fixture(scope="module")

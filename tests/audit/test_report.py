@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(name: str) -> Path:
         if name not in made:
             method, own = options[name]
-            play(folder / name, method, **own, **{"data.limit": 600})
+            play(folder / name, method, **own, **{"data.limit": 300})
             made[name] = folder / name
         return made[name]
 

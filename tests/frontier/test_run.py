@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
 from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
@@ -21,14 +22,15 @@ from fedpriv.frontier.grid import Defence, Point
 from fedpriv.frontier.run import Plan, _Frontier
 from fedpriv.frontier.search import Strength
 from fedpriv.simulation.run import start
-from tests.audit.conftest import controls_once, hardly_any_steps
+from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.frontier.test_decision import a_trade
 from tests.simulation.small import SILENT
+from tests.tracking.conftest import template
 
-__all__ = ["controls_once", "hardly_any_steps"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
 
-SMALL = {"data.limit": 120, "data.clients": 4, "train.rounds": 2, "train.local_epochs": 1, "data.partition.name": "iid"}
-QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "2")
+SMALL = {"data.limit": 40, "data.clients": 2, "train.rounds": 1, "train.local_epochs": 1, "data.partition.name": "iid"}
+QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "1")
 
 
 def fedpriv(*arguments: Any) -> Result:
@@ -42,7 +44,10 @@ def assigned(**more: Any) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hardly_any_steps")
-def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs_dir = tmp_path / "out" / "runs"
+    runs_dir.mkdir(parents=True)
+    shutil.copy(template, runs_dir / "mlflow.db")
     monkeypatch.setattr("fedpriv.frontier.search.STEPS", 1)
     monkeypatch.setattr("fedpriv.frontier.run.MOST_CONFIRMED", 1)
     trained = list[str]()
@@ -116,6 +121,23 @@ def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_
     labels = [f"fedavg-gaussian-variance={strength:.3g}" for strength, _ in tried]
     assert [(one["label"], one["seed"]) for one in confirmed] == list(zip(labels, [seed for _, seed in tried], strict=True))
     assert (best and best.label) == (chosen and f"fedavg-gaussian-variance={chosen:.3g}")
+
+
+def test_as_many_runs_are_audited_at_a_time_as_there_are_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audited, written = list[tuple[list[str], int]](), list[Path]()
+
+    def audit(some: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Callable[[str], object]) -> Audited:
+        audited.append(([one.name for one in some], workers))
+        return Audited({"runs": [{} for _ in some]}, {})
+
+    monkeypatch.setattr("fedpriv.frontier.run.report.audit", audit)
+    monkeypatch.setattr("fedpriv.frontier.run.report.write", lambda found, folder: written.append(folder))
+    monkeypatch.setattr("fedpriv.frontier.run.sync", lambda run_dir: None)
+    plan = Plan({}, "test", ["fedavg"], [], [], AuditOptions(), 2, "test")
+    runs = [tmp_path / name for name in "abc"]
+    _Frontier(plan, tmp_path, lambda text: None)._audit(runs)
+    assert audited == [(["a", "b"], 2), (["c"], 2)]
+    assert written == [run / "audit" for run in runs], "each has its own, should this be broken off"
 
 
 def _hang_below_one_run(out: Path) -> None:
