@@ -1,8 +1,8 @@
 """The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER ...``.
 
-The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the rest it has from the config. What
-goes through the pipe are frames: a line of JSON, then the sealed messages that it announces. The runs are played one after
-another.
+The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the
+rest it has from the config. What goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
+The runs are played one after another.
 """
 
 from __future__ import annotations
