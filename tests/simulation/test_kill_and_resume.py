@@ -15,10 +15,7 @@ from click.testing import Result
 
 from tests.marks import slow_but
 from tests.simulation.processes import Process, Sabotage, die_at, die_at_record, die_within
-from tests.simulation.small import computed, facts, flags, rounds_recorded
-
-FEW_STEPS = {"data.limit": 120, "data.clients": 6, "train.participation": 0.5}
-"""Three clients a round, each of a step or two."""
+from tests.simulation.small import FEW_STEPS, computed, facts, flags, rounds_recorded
 
 
 def play_with_deaths(tmp_path: Path, sabotages: Iterator[Sabotage], method: str, **overrides: Any) -> tuple[Path, int]:

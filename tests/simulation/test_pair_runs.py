@@ -22,7 +22,7 @@ from tests.simulation.faults import played_and_killed
 from tests.simulation.small import computed, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, narrow_fusion, pairs, pairs_folder
 
-PRIVATE = {"privacy.level": "sample", "privacy.noise": 1.0}
+PRIVATE = {"privacy.level": "sample", "privacy.noise": 4.0}
 ALL_PAYLOADS = {"wire.keep_payloads": "all"}
 NOBODY_LACKS = {"data.image_only": 0.0, "data.text_only": 0.0}
 LEARNS = {"train.optimizer": "adam", "train.lr": 0.03, "train.local_epochs": 3, "train.rounds": 1, "model.projection": None}
@@ -194,7 +194,7 @@ def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["sample", "client"])
 def test_private(tmp_path: Path, folder: Path, level: str) -> None:
-    outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 1.0}))
+    outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 4.0}))
     assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
 
 
