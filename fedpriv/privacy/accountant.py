@@ -8,6 +8,7 @@ bound; PRV (Gopi et al. 2021) composes numerically and is tighter.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -182,9 +183,10 @@ def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Ac
     asked = _hardest(plans)
     if not asked:
         raise UsageError("no client trains in this run, so there is nothing to find noise for; leave target_epsilon out")
-    tried = [max(asked, key=lambda plan: sum(steps * rate**2 for rate, steps in plan))]
+    tried = [max(asked, key=_work)]
+    noise = _guessed_noise(target, delta, tried[0])
     while True:
-        noise = _least_noise(target, delta, tried, accountant)
+        noise = _least_noise(target, delta, tried, accountant, noise)
         spent, history = dearest((history_of(noise, plan) for plan in asked), delta, accountant)
         if spent <= target:
             return noise
@@ -205,24 +207,53 @@ def _hardest(plans: Iterable[Plan]) -> list[Plan]:
     return kept
 
 
-def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant) -> float:
-    """The noise by bisection, as in Opacus' ``get_noise_multiplier`` for a single rate."""
+def _work(plan: Plan) -> float:
+    return sum(steps * rate**2 for rate, steps in plan)
 
-    def spent(noise: float) -> float:
-        return dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
 
-    low, high = 0.0, 20.0
-    while (spends := spent(high)) > target:
-        high *= 2
-        if high > _MOST_NOISE:
+def _guessed_noise(target: float, delta: float, plan: Plan) -> float:
+    """About the noise for an epsilon: by the central limit theorem for Gaussian DP (Bu et al. 2020).
+
+    The plan is about mu-GDP, with ``mu^2 = sum(steps rate^2) (exp(1 / noise^2) - 1)``, and spends about ``mu^2 / 2 + mu tail``.
+    """
+    tail = math.sqrt(2 * math.log(1 / delta))
+    mu = math.sqrt(tail**2 + 2 * target) - tail
+    return 1 / math.sqrt(math.log1p(mu**2 / _work(plan)))
+
+
+def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant, start: float) -> float:
+    """The noise by Brent's method, in whose logarithm that of epsilon is nearly linear; ``start`` is about it.
+
+    Each epsilon costs up to seconds, and the more the less noise there is.
+    """
+    from scipy.optimize import brentq
+
+    aim = max(target - _TOLERANCE / 2, target / 2)
+    enough: list[float] = []
+
+    def excess(log_noise: float) -> float:
+        """Logarithm of epsilon over ``aim``; 0 where it is as near as it need be."""
+        noise = math.exp(log_noise)
+        spends = dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
+        if spends <= target:
+            enough.append(noise)
+            if target - spends <= _TOLERANCE:
+                return 0.0
+        return math.log(min(max(spends / aim, 0.01), 100.0))
+
+    here = math.log(start)
+    over = excess(here)
+    while over:
+        # Epsilon falls at least as fast as 1 / noise does, so that one such step reaches the other side.
+        there = here + min(max(over, -math.log(2)), math.log(4))
+        if there > math.log(_MOST_NOISE):
             raise UsageError(f"no noise was found for target_epsilon {target:g} at delta {delta:g}")
-    while target - spends > _TOLERANCE and high - low > 1e-6:
-        middle = (low + high) / 2
-        if (now := spent(middle)) <= target:
-            high, spends = middle, now
-        else:
-            low = middle
-    return high
+        beyond = excess(there)
+        if over * beyond <= 0:
+            brentq(excess, here, there, xtol=1e-6)
+            break
+        here, over = there, beyond
+    return min(enough)
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, at_the_clients, play_apart
 from tests.marks import FEW, slow_but
 from tests.simulation.small import play
-from tests.simulation.texts_and_pairs import pairs, pairs_folder, texts, write_texts
+from tests.simulation.texts_and_pairs import narrow_fusion, pairs, pairs_folder, texts, write_texts
 
 TINY = {
     "data.clients": 4,
-    "data.limit": 200,
+    "data.limit": 100,
     "train.rounds": 2,
     "train.participation": 0.5,
     "model.projection": 8,
@@ -65,8 +65,9 @@ def test_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, option
 def test_pairs_of_which_clients_lack_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = pairs(pairs_folder(tmp_path / "pairs"), **ALL_KEPT, **{"executor.name": "sequential"})
-    play(tmp_path / "whole", "simprox", **settings)
-    agree(play_apart(tmp_path / "apart", "simprox", **settings), tmp_path / "whole")
+    with narrow_fusion():
+        play(tmp_path / "whole", "simprox", **settings)
+        agree(play_apart(tmp_path / "apart", "simprox", **settings), tmp_path / "whole")
 
 
 def test_the_run_folder_says_what_it_is(tmp_path: Path) -> None:

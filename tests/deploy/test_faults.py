@@ -183,7 +183,7 @@ def test_errors_cross_without_paths(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> None:
-    private = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
+    private = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 4.0, "train.rounds": 1}
     seen: dict[str, Frame] = {}
 
     class Watching(Loopback):
@@ -280,7 +280,7 @@ def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "told"),
-    [({"eval.probe": "linear"}, "which the server has not"), ({"privacy.level": "client", "privacy.noise": 1.0}, "use sample")],
+    [({"eval.probe": "linear"}, "which the server has not"), ({"privacy.level": "client", "privacy.noise": 4.0}, "use sample")],
 )
 def test_what_a_deployment_cannot_do_is_refused(tmp_path: Path, key: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):

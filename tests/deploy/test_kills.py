@@ -20,7 +20,7 @@ from tests.simulation.small import config
 ROUNDS, CLIENTS = 3, 4
 SETTINGS: dict[str, Any] = {
     "data.clients": CLIENTS,
-    "data.limit": 200,
+    "data.limit": 80,
     "model.projection": 8,
     "train.participation": 1.0,
     "train.rounds": ROUNDS,

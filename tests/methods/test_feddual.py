@@ -383,7 +383,7 @@ def test_by_position_a_permutation_tells() -> None:
     np.testing.assert_allclose(positional(vectors)(b), np.abs(b.numpy() - vectors.numpy()).mean(1), rtol=1e-13)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(seed=seeds, count=st.integers(2, 7), log_scale=st.integers(-8, 8))
 @pytest.mark.slow
 def test_eps_has_the_unit_of_the_vectors_unless_it_is_relative(seed: int, count: int, log_scale: int) -> None:
@@ -618,7 +618,7 @@ def uploads_of(simulation: Simulation, rows: Tensor, **others: Any) -> Uploads:
 
 @pytest.mark.slow
 def test_merge_overwrites_the_dynamic_tensors_alone(simulate: Simulate) -> None:
-    simulation = simulate("feddual", play=False)
+    simulation = simulate("feddual", play=False, **{"model.name": "mlp2", "model.projection": 8})
     fed, space = simulation.federation, simulation.federation.resident.space
     rows = fed.initial + drawn(5, space.size, scale=0.01).float()
     merged = fed.method.aggregation.merge(uploads_of(simulation, rows), {})

@@ -90,7 +90,7 @@ def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate)
 
 @pytest.mark.slow
 def test_the_contrast_is_there_under_sample_level_dp_too(simulate: Simulate) -> None:
-    private = {"privacy.level": "sample", "privacy.noise": 1.0, "train.participation": 1.0, "train.rounds": 2, "data.clients": 3}
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "train.participation": 1.0, "train.rounds": 2, "data.clients": 3}
     private |= {"data.limit": 90, "data.partition.name": "iid"}
     moon, off = (simulate("moon", **private, **{"method.mu": mu}) for mu in (5.0, 0.0))
     assert not torch.equal(moon.server.row, off.server.row)

@@ -16,7 +16,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.privacy.accountant import epsilon, epsilon_prv, epsilon_rdp, epsilon_replace_one, noise_for
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger
 
-HISTORY = [(1.0, 0.1, 30), (1.5, 0.25, 7), (1.0, 0.1, 2)]
+HISTORY = [(2.0, 0.1, 30), (3.0, 0.25, 7), (2.0, 0.1, 2)]
 DELTA = 1e-5
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ import torch
 
 # Where there is a GPU, autograd starts threads, and a process that has any cannot fork: there, from a fresh one.
 CONTEXT: Any = multiprocessing.get_context("forkserver" if torch.cuda.is_available() else "fork")
-CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"])
+_IMPORTED = ["pytest", "torch._dynamo", "fedpriv.simulation.run", "fedpriv.cli.report"]
+CONTEXT.set_forkserver_preload(_IMPORTED)
+if not torch.cuda.is_available():
+    for _name in _IMPORTED:
+        import_module(_name)
 
 Sabotage = Callable[[], None]
 """Called in the process before the command; must be picklable: a function of a module, or a ``functools.partial`` of one."""

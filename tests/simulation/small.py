@@ -27,6 +27,8 @@ SMALL: dict[str, Any] = {
     "executor.name": "sequential",
     "tracking.uri": "none",
 }
+FEW_STEPS: dict[str, Any] = {"data.limit": 120, "data.clients": 6, "train.participation": 0.5}
+"""Three clients a round as in :data:`SMALL`, each with a step or two an epoch: for runs whose files matter."""
 QUICK: dict[str, dict[str, Any]] = {
     "mpfedcon": {"method.head_epochs": 1},
     "fedrep": {"method.head_epochs": 1},

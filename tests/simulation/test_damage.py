@@ -192,7 +192,7 @@ def test_a_finished_run_has_a_summary(whole: Path, tmp_path: Path, fedpriv: Fedp
 
 
 def test_what_a_client_spent_is_known_when_it_goes_on(tmp_path: Path, fedpriv: Fedpriv) -> None:
-    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clip": 1.0, "train.rounds": 1, "data.limit": 100}
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "privacy.clip": 1.0, "train.rounds": 1, "data.limit": 100}
     play(tmp_path / "run", "fedavg", **private)
     RunFolder(tmp_path / "run").update_facts(status="interrupted")
     (broken, *_) = sorted(tmp_path.glob("run/clients/spent-*"))

@@ -25,15 +25,12 @@ from fedpriv.wire.coding import Upload
 from tests.marks import FEW, slow_but
 from tests.simulation.faults import KILLED_AT, played_and_killed
 from tests.simulation.processes import Process, die_at
-from tests.simulation.small import computed, facts, flags
+from tests.simulation.small import FEW_STEPS, computed, facts, flags
 from tests.simulation.small import simulation as prepare
 
 METHODS = slow_but(FEW, sorted(methods()))
-THREE_ROUNDS = {"train.rounds": 3, "eval.last": 2, "data.limit": 400}
-TINY = {"data.clients": 4, "data.limit": 200, "train.participation": 1.0, "model.projection": 8}
-
-
-"""Files after which a run is killed: between two rounds, and within the end of one."""
+THREE_ROUNDS = {"train.rounds": 3, "eval.last": 2, **FEW_STEPS}
+TINY = {"data.clients": 4, "data.limit": 100, "train.participation": 1.0, "model.projection": 8}
 
 
 @pytest.mark.parametrize("method", FEW)

@@ -33,7 +33,7 @@ def assert_harmless(tmp_path: Path, method: str, numbers: slice, **overrides: An
     assert not wrong
 
 
-@pytest.mark.parametrize("stride", quick_first([20, 2]))
+@pytest.mark.parametrize("stride", quick_first([20, 3]))
 def test_wherever_a_call_fails(tmp_path: Path, stride: int) -> None:
     assert_harmless(tmp_path, "fedrep", slice(None, None, stride), **{"train.rounds": 1, "method.head_epochs": 1})
 
@@ -41,7 +41,7 @@ def test_wherever_a_call_fails(tmp_path: Path, stride: int) -> None:
 @pytest.mark.slow
 def test_wherever_a_call_of_a_longer_run_fails(tmp_path: Path) -> None:
     """Of a method with private states and a memory: FedAvg writes and allocates nothing that it does not."""
-    assert_harmless(tmp_path, "mpfedcon", slice(None, None, 14), **{"train.rounds": 3})
+    assert_harmless(tmp_path, "mpfedcon", slice(None, None, 20), **{"train.rounds": 3})
 
 
 @pytest.mark.slow

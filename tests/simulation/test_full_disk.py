@@ -16,7 +16,7 @@ from click.testing import Result
 
 from tests.marks import quick_first, slow_but
 from tests.simulation.processes import Process, limit_file_size
-from tests.simulation.small import computed, facts, flags
+from tests.simulation.small import FEW_STEPS, computed, facts, flags
 
 Fedpriv = Callable[..., Result]
 
@@ -97,7 +97,7 @@ def test_wherever_the_disk_fills_up(
 ) -> None:
     folder = tmp_path / "run"
     disk.fill_at(pattern, number)
-    result = fedpriv("train", *flags("mpfedcon"), "--run-dir", folder)
+    result = fedpriv("train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", folder)
     assert disk.full
     assert result.exit_code == 1, result.output
     assert_clear(result.stderr, names)
@@ -107,17 +107,17 @@ def test_wherever_the_disk_fills_up(
     assert_clear(again.stderr, "")
     disk.make_room()
     assert fedpriv("resume", folder).exit_code == 0
-    assert computed(folder) == computed(reference("mpfedcon"))
+    assert computed(folder) == computed(reference("mpfedcon", **FEW_STEPS))
     assert facts(folder)["status"] == "finished"
 
 
 def test_no_room_for_the_run_folder_at_all(tmp_path: Path, disk: Disk, fedpriv: Fedpriv) -> None:
     disk.fill_at(r"config\.yaml")
-    result = fedpriv("train", *flags("mpfedcon"), "--run-dir", tmp_path / "run")
+    result = fedpriv("train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", tmp_path / "run")
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr and len(result.stderr.strip().splitlines()) == 1
     disk.make_room()
-    assert fedpriv("train", *flags("mpfedcon"), "--run-dir", tmp_path / "run").exit_code == 0
+    assert fedpriv("train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", tmp_path / "run").exit_code == 0
 
 
 @pytest.mark.slow
@@ -126,12 +126,12 @@ def test_no_room_to_note_that_the_run_is_finished(
 ) -> None:
     folder = tmp_path / "run"
     disk.fill_at(r"run\.json", 3)
-    result = fedpriv("train", *flags("mpfedcon"), "--run-dir", folder)
+    result = fedpriv("train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", folder)
     assert "cannot note" in result.stderr and "finished" in result.stderr and "No space left on device" in result.stderr
     disk.make_room()
     assert fedpriv("resume", folder).exit_code == 0
     assert facts(folder)["status"] == "finished"
-    assert computed(folder) == computed(reference("mpfedcon"))
+    assert computed(folder) == computed(reference("mpfedcon", **FEW_STEPS))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_when_the_system_refuses_to_write(
     tmp_path: Path, fedpriv: Fedpriv, reference: Callable[..., Path], where: str, number: int, room: int, names: str | None
 ) -> None:
     folder = tmp_path / "run"
-    arguments = ["train", *flags("mpfedcon"), "--run-dir", folder]
+    arguments = ["train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", folder]
     ended = Process(tmp_path, *arguments, sabotage=partial(limit_file_size, where, number, room)).wait()
     if names is None:
         assert ended.code == 0, ended.err
@@ -161,4 +161,4 @@ def test_when_the_system_refuses_to_write(
     assert facts(folder)["status"] == ("failed" if room else "running")
     assert not list(folder.rglob("*.part"))
     assert fedpriv("resume", folder).exit_code == 0
-    assert computed(folder) == computed(reference("mpfedcon"))
+    assert computed(folder) == computed(reference("mpfedcon", **FEW_STEPS))

@@ -15,7 +15,7 @@ from click.testing import Result
 
 from tests.marks import slow_but
 from tests.simulation.processes import Process, Sabotage, die_at, die_at_record, die_within
-from tests.simulation.small import computed, facts, flags, rounds_recorded
+from tests.simulation.small import FEW_STEPS, computed, facts, flags, rounds_recorded
 
 
 def play_with_deaths(tmp_path: Path, sabotages: Iterator[Sabotage], method: str, **overrides: Any) -> tuple[Path, int]:
@@ -61,36 +61,39 @@ def test_killed_at_each_file_that_appears(tmp_path: Path, reference: Callable[..
     Config, partition, run.json, broadcast, server, round; then run.json, payloads and clients, server, round.
     """
     sabotages = (partial(die_at, "replace", number, after) for number in count(1))
-    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 4})
+    overrides = {"train.rounds": 4, **FEW_STEPS}
+    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **overrides)
     assert deaths >= 10
     assert len(list(folder.glob("payloads/*/*.safetensors"))) == 1 + 3 * (1 + 2 * 3)
-    assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 4}))
+    assert computed(folder) == computed(reference("mpfedcon", **overrides))
 
 
 @pytest.mark.slow
 def test_killed_at_each_old_file_that_goes(tmp_path: Path, reference: Callable[..., Path]) -> None:
     sabotages = (partial(die_at, "unlink", number, bool(number % 2)) for number in count(1))
-    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **{"train.rounds": 6})
+    overrides = {"train.rounds": 6, **FEW_STEPS}
+    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **overrides)
     assert deaths >= 3
-    assert computed(folder) == computed(reference("mpfedcon", **{"train.rounds": 6}))
+    assert computed(folder) == computed(reference("mpfedcon", **overrides))
 
 
 @pytest.mark.slow
 def test_killed_while_a_line_of_metrics_is_written(tmp_path: Path, reference: Callable[..., Path]) -> None:
     shares = iter([0, 0.5, 0.999, 1, 0.5])
     sabotages = (partial(die_at_record, 3, next(shares, 1)) for _ in count())
-    folder, deaths = play_with_deaths(tmp_path, sabotages, "fedavg", **{"train.rounds": 8})
+    overrides = {"train.rounds": 8, **FEW_STEPS}
+    folder, deaths = play_with_deaths(tmp_path, sabotages, "fedavg", **overrides)
     assert deaths >= 3
-    assert computed(folder) == computed(reference("fedavg", **{"train.rounds": 8}))
+    assert computed(folder) == computed(reference("fedavg", **overrides))
 
 
 def test_killed_before_round_0_was_committed_starts_from_scratch(tmp_path: Path, reference: Callable[..., Path]) -> None:
     moments = [(False, "round-000000"), (True, "server-000000"), (True, "no such file")]
     sabotages = (partial(die_at, "replace", 1, after, path) for after, path in moments)
-    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon")
+    folder, deaths = play_with_deaths(tmp_path, sabotages, "mpfedcon", **FEW_STEPS)
     assert deaths == 2
     assert rounds_recorded(folder) == [0, 1, 2, 3]
-    assert computed(folder) == computed(reference("mpfedcon"))
+    assert computed(folder) == computed(reference("mpfedcon", **FEW_STEPS))
 
 
 @pytest.mark.parametrize("file", slow_but([True], ["weights/server", "summary.json", "run.json"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,24 @@ from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import slow_but
 from tests.simulation.faults import played_and_killed
 from tests.simulation.small import computed, play, simulation
-from tests.simulation.texts_and_pairs import METHODS, pairs, pairs_folder
+from tests.simulation.texts_and_pairs import METHODS, narrow_fusion, pairs, pairs_folder
 
-PRIVATE = {"privacy.level": "sample", "privacy.noise": 1.0}
+PRIVATE = {"privacy.level": "sample", "privacy.noise": 4.0}
 ALL_PAYLOADS = {"wire.keep_payloads": "all"}
 NOBODY_LACKS = {"data.image_only": 0.0, "data.text_only": 0.0}
-LEARNS = {"train.optimizer": "adam", "train.lr": 0.003, "train.local_epochs": 5}
+LEARNS = {"train.optimizer": "adam", "train.lr": 0.03, "train.local_epochs": 3, "train.rounds": 1, "model.projection": None}
 WITH_BATCHNORM = {"model.backbone": "resnet9_narrow"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pairs_folder(tmp_path_factory.mktemp("pairs") / "pairs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _narrow() -> Iterator[None]:
+    with narrow_fusion():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +61,7 @@ def unused(name: str, lacking: str | None) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_killed_and_resumed_it_is_the_run_that_was_not(tmp_path: Path, folder: Path, method: str) -> None:
-    overrides = pairs(folder, **{"train.rounds": 3}, **(WITH_BATCHNORM if method == "fedbn" else {}))
+    overrides = pairs(folder, **{"train.rounds": 3, "train.participation": 0.6}, **(WITH_BATCHNORM if method == "fedbn" else {}))
     play(tmp_path / "whole", method, **overrides)
     assert computed(played_and_killed(tmp_path / "run", method, **overrides)) == computed(tmp_path / "whole")
 
@@ -187,7 +194,7 @@ def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["sample", "client"])
 def test_private(tmp_path: Path, folder: Path, level: str) -> None:
-    outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 1.0}))
+    outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 4.0}))
     assert outcome.summary is not None and outcome.summary["privacy"]["epsilon"] > 0
 
 

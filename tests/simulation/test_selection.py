@@ -82,7 +82,7 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
         return batches(turn, columns, *given)
 
     monkeypatch.setattr(Turn, "_batches", noted)
-    settings = {"data.limit": 100, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
+    settings = {"data.limit": 60, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
     settings |= {"train.selection": "uniform"}  # some papers' methods suggest another
     found = {}
     for method in sorted(methods()):

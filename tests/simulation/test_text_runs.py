@@ -115,12 +115,12 @@ def test_masked_word_embeddings_stay_where_they_are(tmp_path: Path, file: Path) 
 
 # --- differential privacy ---------------------------------------------------------------------------------------------
 
-SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.0}
+SAMPLE = {"privacy.level": "sample", "privacy.noise": 4.0}
 
 
 @pytest.mark.parametrize("tune", slow_but([LORA], [{}, LORA, HEAD]), ids=["full", "lora", "head"])
 @pytest.mark.parametrize(
-    "level", quick_first([SAMPLE, {"privacy.level": "client", "privacy.noise": 1.0}]), ids=["sample", "client"]
+    "level", quick_first([SAMPLE, {"privacy.level": "client", "privacy.noise": 4.0}]), ids=["sample", "client"]
 )
 def test_private(tmp_path: Path, file: Path, tune: dict[str, Any], level: dict[str, Any]) -> None:
     outcome = play(tmp_path / "run", "fedavg", **texts(file, **tune, **level))

@@ -316,14 +316,14 @@ def test_what_is_frozen_or_only_looked_at_is_in_float32(simulate: Simulate) -> N
 
 @pytest.mark.parametrize("clipping", ["per_sample", "ghost"])
 def test_private_steps_are_in_float32(simulate: Simulate, clipping: str) -> None:
-    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clipping": clipping}
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "privacy.clipping": clipping}
     with pytest.raises(UsageError, match=r"train\.precision bfloat16: privacy.level sample .*train\.precision=float32"):
         simulate("fedavg", play=False, **private, **{"train.precision": "bfloat16"})
 
 
 @pytest.mark.slow
 def test_private_steps_warm_up(simulate: Simulate) -> None:
-    private = {"privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 1}
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "train.rounds": 1}
     rows = [simulate("fedavg", **private, **{"train.warmup_steps": steps}).server.row for steps in (0, 3, 10**6)]
     initial = simulate("fedavg", play=False, **private).federation.initial
     moved = [float((row - initial).norm()) for row in rows]

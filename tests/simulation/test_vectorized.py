@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fedpriv.config import load_config
+from fedpriv.config import RunConfig, load_config
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
@@ -21,6 +24,7 @@ from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import NotStackable, StackedNet
 from fedpriv.server.clients import Instruction
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation import setup
 from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.setup import build
@@ -33,7 +37,7 @@ from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
     "data.name": "digits",
-    "data.limit": 320,
+    "data.limit": 200,
     "data.clients": 8,
     "data.partition.name": "dirichlet",  # ragged: clients differ in steps and in their last batches
     "data.partition.alpha": 0.3,
@@ -60,6 +64,23 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.left(x), self.right(x)], 1).relu().flatten(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _dealt_once() -> Iterator[None]:
+    """Most runs here share a data set and its partition, which take as long as a round."""
+    deal, found = setup.dealt, dict[str, Partition]()
+
+    def dealt(dataset: Dataset, config: RunConfig) -> Partition:
+        key = config.data.model_dump_json()
+        if key not in found:
+            found[key] = deal(dataset, config)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "dealt", dealt)
+        patch.setattr(setup, "load_data", cache(setup.load_data))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +255,7 @@ def test_a_loss_is_computed_for_all_at_once(played: Callable[..., Simulation], m
     for executor in ("vectorized", "sequential"):
         calls.clear()
         together = {"executor.group_size": 4} if executor == "vectorized" else {}
-        played(executor, **{"method.name": "mpfedcon", "data.partition.name": "iid", **together})
+        played(executor, **{"method.name": "mpfedcon", "data.partition.name": "iid", "data.limit": 320, **together})
         counted.append(len(calls))
     assert counted[0] < 0.4 * counted[1]
 
@@ -367,13 +388,26 @@ def test_what_is_chosen_and_why(options: dict[str, Any], why: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_group_ends_where_it_ends(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "backend", "shapes"),
+    [
+        # All of torch.compile but the compiler. A batch of 16 and one of 9: each shape is compiled by itself.
+        ({"method.name": "fedavg", "model.name": "normed", "train.batch_size": 16}, "aot_eager", 2),
+        # Teachers are compiled in a mode of their own.
+        ({"method.name": "moon", "model.name": "mlp2", "train.batch_size": 32}, "eager", 2),
+    ],
+    ids=["shapes", "teachers"],
+)
+def test_a_compiled_group_ends_where_it_ends(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], backend: str, shapes: int
+) -> None:
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")  # all of torch.compile but the compiler
+    counter = CompileCounterWithBackend(backend)
     monkeypatch.setattr(compiled, "BACKEND", counter)
-    options = {"method.name": "moon", "model.name": "normed", "train.min_batch": 2, "train.momentum": 0.5}
+    usual = {"train.min_batch": 2, "train.momentum": 0.5, "train.local_epochs": 1}
+    options = {**usual, "data.partition.name": "iid", "train.participation": 0.75, **options}
     together = played("vectorized", **options, **{"executor.compile": "default"})
-    assert "compiled" in str(together.federation.choice) and counter.frame_count >= 2
+    assert "compiled" in str(together.federation.choice) and counter.frame_count >= 2 * shapes
     assert_same(together, played("sequential", **options), 1e-9)
     code = counter.frame_count
     together.run_round()

@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_the_ledger_hears_of_what_is_spent_elsewhere(played: Callable[..., Simulation]) -> None:
-    options = {"method.name": "fedavg", "model.name": "mlp2", "privacy.level": "sample", "privacy.noise": 1.0}
+    options = {"method.name": "fedavg", "model.name": "mlp2", "privacy.level": "sample", "privacy.noise": 4.0, "train.rounds": 2}
     epsilons = [played(number, **options).ledger.epsilon for number in (1, 2)]
     assert epsilons[0] == epsilons[1] > 0
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fedpriv.data.synthetic_pairs import write_pairs
 
@@ -52,6 +55,14 @@ def pairs_folder(path: Path) -> Path:
     """A folder of synthetic pairs, 16 pixels a side."""
     write_pairs(path, train=80, test=40, size=16)
     return path
+
+
+@contextmanager
+def narrow_fusion() -> Iterator[None]:
+    """A block in which a net of pairs has 40,000 parameters, not a million: each modality 32 features."""
+    names = ("fedpriv.models.fusion.WIDTH", "fedpriv.simulation.inputs.pairs.WIDTH")
+    with mock.patch(names[0], 32), mock.patch(names[1], 32):
+        yield
 
 
 def pairs(path: Path, **overrides: Any) -> dict[str, Any]:

@@ -1,19 +1,20 @@
 """The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER ...``.
 
-The server's process starts the clients' and asks them for what may be known of their data; the rest it has from the config. What
-goes through the pipe are frames: a line of JSON, then the sealed messages that it announces. The runs are played one after
-another.
+The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the
+rest it has from the config. What goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
+The runs are played one after another.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
+import multiprocessing
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -30,19 +31,19 @@ CPU = torch.device("cpu")
 class Frames:
     """One end of the pipe."""
 
-    def __init__(self, reads: IO[bytes], writes: IO[bytes]) -> None:
-        self.reads, self.writes = reads, writes
+    def __init__(self, end: socket.socket) -> None:
+        self.file = end.makefile("rwb")
 
     def send(self, message: Mapping[str, Any], *parts: Sealed | None) -> None:
         sizes = [None if part is None else part.nbytes for part in parts]
-        self.writes.write(json.dumps({**message, "sizes": sizes}).encode() + b"\n")
+        self.file.write(json.dumps({**message, "sizes": sizes}).encode() + b"\n")
         for part in parts:
-            self.writes.write(b"" if part is None else part.data)
-        self.writes.flush()
+            self.file.write(b"" if part is None else part.data)
+        self.file.flush()
 
     def receive(self) -> tuple[dict[str, Any], list[Sealed | None]]:
-        message = json.loads(self.reads.readline())
-        return message, [None if size is None else unseal(self.reads.read(size)) for size in message.pop("sizes")]
+        message = json.loads(self.file.readline())
+        return message, [None if size is None else unseal(self.file.read(size)) for size in message.pop("sizes")]
 
 
 def terms(config: RunConfig, shape: Iterable[int], declared: Declared) -> tuple[Agreement, Net]:
@@ -62,16 +63,18 @@ def serve(runs: Sequence[tuple[Path, Path]]) -> None:
     Args:
         runs: config and folder of each.
     """
-    command = [sys.executable, "-m", "tests.simulation.two_halves", "clients"]
-    command += [str(argument) for path, folder in runs for argument in (path, folder / "at-the-clients")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin and process.stdout
-    pipe = Frames(process.stdout, process.stdin)
+    ours, theirs = socket.socketpair()
+    process = multiprocessing.get_context("fork").Process(target=hold, args=(ours, theirs, runs))
+    process.start()
+    theirs.close()
+    pipe = Frames(ours)
     for path, folder in runs:
         conduct(pipe, path, folder)
         pipe.send({"do": "end"})
-    process.stdin.close()
-    assert process.wait(60) == 0
+    pipe.file.close()
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
     foreign = [name for name in sys.modules if name.startswith(("fedpriv.client", "fedpriv.simulation", "fedpriv.data"))]
     assert not foreign, f"the server knows {foreign}"
 
@@ -135,12 +138,13 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
         pass
 
 
-def hold(runs: Sequence[tuple[Path, Path]]) -> None:
+def hold(theirs: socket.socket, ours: socket.socket, runs: Sequence[tuple[Path, Path]]) -> None:
     """The clients' process."""
-    pipe = Frames(sys.stdin.buffer, sys.stdout.buffer)
+    theirs.close()
+    pipe = Frames(ours)
     for path, folder in runs:
-        answer(pipe, path, folder)
-    assert not sys.stdin.buffer.read()
+        answer(pipe, path, folder / "at-the-clients")
+    assert not pipe.file.read()
     foreign = [name for name in sys.modules if name.startswith(("fedpriv.server", "fedpriv.simulation"))]
     assert not foreign, f"the clients know {foreign}"
 
@@ -186,5 +190,4 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    half, paths = (hold, sys.argv[2:]) if sys.argv[1] == "clients" else (serve, sys.argv[1:])
-    half([(Path(path), Path(folder)) for path, folder in zip(paths[::2], paths[1::2], strict=True)])
+    serve([(Path(path), Path(folder)) for path, folder in zip(sys.argv[1::2], sys.argv[2::2], strict=True)])

@@ -18,6 +18,7 @@ from fedpriv.methods.base import Method, ServerState
 from fedpriv.objectives import objectives
 from fedpriv.wire import Direction, Expected, Sealed
 from tests.simulation.small import simulation
+from tests.simulation.texts_and_pairs import narrow_fusion
 
 TINY = {
     "data.limit": 120,
@@ -94,7 +95,7 @@ class Played:
 def played(case: str) -> Played:
     """Played once a process."""
     name, options = cases()[case]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, narrow_fusion():
         run = simulation(Path(folder) / "run", name, **TINY | {"train.rounds": 2} | options)
         crossed: list[tuple[Direction, Sealed]] = []
         run.taps.append(lambda direction, sealed: crossed.append((direction, sealed)))
