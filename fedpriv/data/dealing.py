@@ -30,6 +30,7 @@ class Deal:
 
     Attributes:
         owners: whose each sample is; ``None``: the data do not say.
+        seed: of ``rng``, for a dealer with a generator of its own.
     """
 
     labels: Indices
@@ -38,6 +39,7 @@ class Deal:
     options: PartitionConfig
     rng: np.random.Generator
     owners: Owners | None = None
+    seed: int = 0
 
     def pools(self) -> list[Indices]:
         """The shuffled sample indices of each class."""

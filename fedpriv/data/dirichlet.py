@@ -1,4 +1,4 @@
-"""The three partitions that papers call "Dirichlet"; they differ in what is drawn and in the treatment of small shares."""
+"""The partitions that papers call "Dirichlet"; they differ in what is drawn and in the treatment of small shares."""
 
 from __future__ import annotations
 
@@ -48,6 +48,20 @@ def class_dir_min1(deal: Deal) -> Dealt:
         shares = deal.rng.dirichlet(np.full(deal.clients, deal.options.alpha))
         for client, size in enumerate(np.maximum(1, np.floor(shares * len(pool)).astype(int))):
             parts[client].append(deal.rng.choice(pool, size, replace=False, shuffle=False))
+    return Dealt([join(owned) for owned in parts])
+
+
+@dealer("class_dir_floor", uses=["alpha"])
+def class_dir_floor(deal: Deal) -> Dealt:
+    """Per class, Dir(alpha) over clients, floored; disjoint, a few samples are held by no client (L-DAWA's code)."""
+    # The published sizes are those of numpy's legacy generator, which no Flower partitioner uses.
+    legacy = np.random.RandomState(deal.seed)
+    shares = legacy.dirichlet(np.full(deal.clients, deal.options.alpha), deal.classes)
+    parts: list[list[Indices]] = [[] for _ in range(deal.clients)]
+    for pool, drawn in zip(deal.pools(), shares, strict=True):
+        bounds = np.cumsum(np.floor(drawn * len(pool)).astype(int))
+        for owned, part in zip(parts, np.split(pool, bounds)[:-1], strict=True):
+            owned.append(part)
     return Dealt([join(owned) for owned in parts])
 
 

@@ -169,7 +169,7 @@ def _made(
     options = config.partition
     # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners)
+    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners, seed)
     dealt = dealing.deal(deal)
     counts = class_counts(dealt.train, train_labels, classes)
 

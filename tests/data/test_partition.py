@@ -73,7 +73,8 @@ def test_every_partition(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_but({"classes", "iid", "shards"}, sorted(DEALT - {"hsu_client", "lognormal", "class_dir_min1"}))
+    "name",
+    slow_but({"classes", "iid", "shards"}, sorted(DEALT - {"hsu_client", "lognormal", "class_dir_min1", "class_dir_floor"})),
 )
 def test_nothing_is_lost(name: str) -> None:
     partition = deal(name, 20, test="disjoint")
@@ -337,3 +338,10 @@ def test_damaged_file(tmp_path: Path) -> None:
         Partition.load(path)
     with pytest.raises(FedprivError, match=r"none\.safetensors"):
         Partition.load(tmp_path / "none.safetensors")
+
+
+def test_l_dawas_code_gives_these_sizes() -> None:
+    """CIFAR-10, 10 clients, alpha 0.1, its seed; 35 images are held by no client."""
+    partition = deal("class_dir_floor", 10, train=CIFAR, tests=CIFAR_TEST, seed=15, alpha=0.1, test="all_of_class")
+    assert [len(held) for held in partition.train] == [5839, 163, 2477, 5706, 8780, 7183, 8519, 6518, 2978, 1802]
+    assert partition.distinct() == 49_965 and disjoint(partition.train)
