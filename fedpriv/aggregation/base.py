@@ -97,6 +97,10 @@ class Aggregation(Part):
         """The tensors of a download besides the model, by full name."""
         return {}
 
+    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+        """Global models ``(p,)`` that are tested besides the server's ``row``, by the name in ``global_accuracy_<name>``."""
+        return {}
+
     def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
         """Names of the shared tensors in this round's download."""
         return names

@@ -31,6 +31,9 @@ class FedDynServerParams(MeanParams):
     weights: Literal["samples", "uniform"] = Field(
         "uniform", description="a client weighs its number of samples, or the same as all (paper)"
     )
+    test_mean: bool = Field(
+        False, description="also test the round's plain mean of the models (global_accuracy_mean), as the authors' code does"
+    )
     h_decay: float = Field(1.0, ge=0, le=1, description="h is multiplied by it each round; 1 is the paper, less keeps h bounded")
 
 
@@ -45,6 +48,9 @@ class FedDyn(Mean):
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_DRIFT: torch.zeros_like(row)}
+
+    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+        return {"mean": row - memory[_DRIFT]} if self.params.test_mean else {}
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
         """As usual; but the drift is a plain sum, and the model a weighted one, so that all must weigh the same."""

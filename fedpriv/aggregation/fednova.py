@@ -7,7 +7,8 @@ With ``D_k = x_g - x_k``, weights ``p_k`` and step weights ``a_k``:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -19,7 +20,7 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import PROXIMAL, ClientTurn, params
 from fedpriv.wire import Form, statistic
 
-STEP_WEIGHT = statistic("step_weight")
+STEP_WEIGHT, STEPS = statistic("step_weight"), statistic("steps")
 _VELOCITY = "fednova.velocity"
 _SHORTEST = 1e-3
 """Of a step weight; a pull of less than one leaves it at 1 or more, and the server divides by it."""
@@ -49,6 +50,11 @@ class FedNovaParams(MeanParams):
     """Options of FedNova."""
 
     server_momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum of the server's step (authors' code: gmf)")
+    tau: Literal["step_weights", "steps"] = Field(
+        "step_weights",
+        description="tau_eff: the mean of a_k (paper), or of the numbers of steps, which clients then send too (authors' code, "
+        "where there is a proximal term)",
+    )
 
 
 @register("fednova")
@@ -85,15 +91,21 @@ class FedNova(Mean):
             )
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
+        found = {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
+        if self.params.tau == "steps":
+            found[STEPS] = torch.tensor(int(self._reach(turn, steps=True)), dtype=torch.int64)
+        return found
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         train = self.context.config.train
         longest = steps / (1 - train.momentum) if train.optimizer == "sgd" else steps
-        return {STEP_WEIGHT: Form((), torch.float64, least=_SHORTEST, most=longest, or_zero=True)}
+        found = {STEP_WEIGHT: Form((), torch.float64, least=_SHORTEST, most=longest, or_zero=True)}
+        if self.params.tau == "steps":
+            found[STEPS] = Form((), torch.int64, least=0, most=steps)
+        return found
 
-    def _reach(self, turn: ClientTurn) -> float:
-        """a_k over the phases that train shared roles.
+    def _reach(self, turn: ClientTurn, steps: bool = False) -> float:
+        """a_k over the phases that train shared roles, or their number of steps.
 
         Raises:
             UsageError: shared roles took different numbers of steps, so there is no common a_k.
@@ -102,7 +114,7 @@ class FedNova(Mean):
         proximal = float(turn.memo[PROXIMAL]) if PROXIMAL in turn.memo else 0.0
         reach = {space[name].role: 0.0 for name in turn.received if name in space}
         for phase in turn.trained:
-            plain = train.optimizer != "sgd"  # Adam: the number of steps
+            plain = steps or train.optimizer != "sgd"  # Adam: the number of steps
             weight = step_weight(phase.steps, *((0.0, 0.0) if plain else (train.momentum, phase.lr * proximal)))
             for role in phase.roles & reach.keys():
                 reach[role] += weight
@@ -114,6 +126,8 @@ class FedNova(Mean):
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
         """``w_k D_k / a_k``, and ``(w_k a_k, w_k)`` for the step weight, where the client took a step; buffers as models."""
+        if self.params.tau == "steps":
+            raise UsageError("aggregation fednova: a sum has the mean of step weights alone; use tau=step_weights")
         a = float(upload[STEP_WEIGHT])
         found = super().addend({name: tensor for name, tensor in upload.items() if name != STEP_WEIGHT}, received, weight)
         for name in self._normalised(found):
@@ -132,6 +146,12 @@ class FedNova(Mean):
             found[name] = start + sums[name] * (tau_eff / moved) if moved else start
         return {**found, STEP_WEIGHT: torch.tensor(tau_eff, dtype=torch.float64)}
 
+    def _steps(self, uploads: Uploads, clients: Sequence[int]) -> Tensor:
+        """The numbers of steps of some clients, in float64."""
+        if not all(STEPS in uploads.statistics[index] for index in clients):
+            raise UsageError(f"aggregation fednova with tau=steps needs {STEPS} of every client; a mask removes it")
+        return torch.tensor([float(uploads.statistics[index][STEPS]) for index in clients], dtype=torch.float64)
+
     def _normalised(self, names: Iterable[str]) -> list[str]:
         """Those that are neither statistics nor buffers."""
         space = self.context.space
@@ -148,7 +168,7 @@ class FedNova(Mean):
             return Merged(mean, memory)
         a = torch.tensor([reach[index] for index in moved], dtype=torch.float64)
         p = normalised([weights[index] for index in moved])
-        tau_eff = p @ a
+        tau_eff = p @ (a if self.params.tau == "step_weights" else self._steps(uploads, moved))
         effective = torch.zeros(len(uploads), dtype=torch.float64)
         effective[moved] = p * tau_eff / a
         total = float(effective.sum())

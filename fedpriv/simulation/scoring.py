@@ -80,6 +80,11 @@ class AllClientsScorer:
                     scores, _ = self._global("server", missing)
                     hits[missing] = scores.argmax(1) == labels
                     metrics[f"global_accuracy_{name}"] = float(hits[missing].double().mean())
+                for name, row in self.method.aggregation.tested_too(server.row, server.memory).items():
+                    self.resident.row.copy_(row)
+                    scores, _ = self._global("server")
+                    metrics[f"global_accuracy_{name}"] = float((scores.argmax(1) == labels).double().mean())
+                self.resident.row.copy_(server.row)
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
                 hits = {}
             for lacking in self._lacking - hits.keys() if alike else ():

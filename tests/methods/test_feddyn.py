@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from fedpriv.errors import UsageError
+from fedpriv.methods.base import Method, ServerState
+from fedpriv.server import rounds
+from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.wire.coding import Upload
 from tests.marks import quick_first
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
 Simulate = Callable[..., Simulation]
 UNBOUNDED = {"train.clip_grad_norm": 1e9}
+LEARNS = {"train.rounds": 3, "train.lr": 0.5, "train.local_epochs": 3, "data.limit": 400, "data.partition.name": "iid"}
 
 
 def displacements(simulation: Simulation) -> torch.Tensor:
@@ -42,6 +47,33 @@ def test_the_servers_drift_is_the_mean_of_what_all_clients_keep(simulate: Simula
         drift = simulation.server.memory["feddyn.drift"]
         torch.testing.assert_close(displacements(simulation).mean(0), drift, rtol=1e-4, atol=1e-6)
     assert bool(drift.any())
+
+
+def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server sends next is the mean of the uploads plus the drift; both are tested."""
+    means: list[torch.Tensor] = []
+
+    def noted(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
+        space = method.context.space
+        means.append(
+            torch.stack([space.pack(one.tensors(set(space.names)), torch.empty_like(server.row)) for one in uploads]).mean(0)
+        )
+        return merge(method, server, uploads)
+
+    monkeypatch.setattr(rounds, "merge", noted)
+    simulation = simulate("feddyn", **UNBOUNDED, **LEARNS, **{"method.test_mean": True})
+    metrics, resident = simulation.folder.records()[-1]["metrics"], simulation.federation.resident
+    found = {}
+    for name, row in (("accuracy_mean", means[-1]), ("accuracy", simulation.server.row)):
+        resident.row.copy_(row)
+        data = simulation.federation.data
+        logits = torch.cat([resident.from_features(resident.features(chunk)).logits for chunk in data.chunks("server", 500)])
+        found[name] = float((logits.argmax(1) == data.labels("server")).double().mean())
+        assert metrics[f"global_{name}"] == pytest.approx(found[name], abs=1e-9), name
+    assert found["accuracy_mean"] != found["accuracy"]
+    plain = simulate("feddyn", **UNBOUNDED, **LEARNS)
+    assert torch.equal(plain.server.row, simulation.server.row)
+    assert "global_accuracy_mean" not in plain.folder.records()[-1]["metrics"]
 
 
 @pytest.mark.slow

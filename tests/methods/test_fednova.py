@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.aggregation import Uploads, find_aggregation
-from fedpriv.aggregation.fednova import STEP_WEIGHT, step_weight
+from fedpriv.aggregation.fednova import STEP_WEIGHT, STEPS, step_weight
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Context
 from fedpriv.parameters import ParameterSpace
@@ -71,6 +71,34 @@ def test_ragged_steps_by_hand(three: Any) -> None:
     assert merged.report["fednova/weight_max"] == pytest.approx(0.625)
     moved = three([[2.0, 1.0, 3.0], [1.0, 5.0, 3.0]], [2, 6], [10, 30], previous=(1.0, 1.0, 1.0))
     assert moved.row.tolist() == pytest.approx([1.625, 3.5, 3.5], abs=1e-12)
+
+
+def test_steps_in_place_of_step_weights_by_hand() -> None:
+    """p = (.25, .75), a = (2, 6), steps (4, 8): tau_eff = 7, effective weights (.875, .875)."""
+    space = ParameterSpace.of(torch.nn.ModuleDict({"head": torch.nn.Linear(2, 1)}))
+    kind = find_aggregation("fednova")
+    context = Context(None, space, 1, 1, lambda label: None, lambda name: None)  # type: ignore[arg-type]
+    sent = [{STEP_WEIGHT: torch.tensor(a), STEPS: torch.tensor(steps)} for a, steps in ((2.0, 4), (6.0, 8))]
+    rows, zeros = torch.tensor([[1.0, 0.0, 2.0], [0.0, 4.0, 2.0]], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    half = kind(kind.Params(tau="steps"), context)
+    merged = half.merge(Uploads(space, rows, zeros, [10, 30], sent, range(2), 1, 2), {})
+    assert merged.row.tolist() == pytest.approx([0.875, 3.5, 3.5], abs=1e-12) and merged.report["fednova/tau_eff"] == 7
+    masked = [{STEP_WEIGHT: one[STEP_WEIGHT]} for one in sent]
+    with pytest.raises(UsageError, match=r"tau=steps needs statistic\.steps of every client"):
+        half.merge(Uploads(space, rows, zeros, [10, 30], masked, range(2), 1, 2), {})
+    with pytest.raises(UsageError, match="use tau=step_weights"):
+        half.addend(sent[0], {}, 1.0)
+
+
+def test_they_are_the_same_without_a_proximal_term_and_move_further_with_one(simulate: Simulate) -> None:
+    def moved(**options: Any) -> torch.Tensor:
+        simulation = simulate("fednova", **RAGGED, **{"train.rounds": 1, "train.momentum": 0.0, **options})
+        return simulation.server.row - simulation.federation.initial
+
+    steps = {"method.tau": "steps"}
+    assert torch.equal(moved(), moved(**steps))
+    proximal = {"objective.name": "fedprox", "objective.mu": 5.0}
+    assert moved(**proximal).norm() < moved(**proximal, **steps).norm()
 
 
 def test_a_client_without_a_step_is_left_out(three: Any) -> None:
