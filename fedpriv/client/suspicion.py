@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.errors import SuspiciousDownload
-from fedpriv.wire import STATISTIC
 
 ROWS = 256
 """Of a layer with more rows or columns, so many are looked at, drawn for every download so that a server cannot know them."""
@@ -81,8 +80,6 @@ def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]
                 yield from _of_linear(name, tensor, draw)
         elif tensor.ndim == 4 and name in space:
             yield from _of_convolution(name, tensor)
-        elif name == f"{STATISTIC}centers":
-            yield from _of_centers(name, tensor)
 
 
 def _of_linear(name: str, weight: Tensor, draw: torch.Generator) -> Iterator[Mark]:
@@ -140,10 +137,3 @@ def _of_head(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Mark]:
     if bias is not None and len(bias) > 1:
         away = float((bias - bias.median()).abs().max())
         yield Mark(name.replace("weight", "bias"), "one class is {} logits away from the median class", away, 10)
-
-
-def _of_centers(name: str, centers: Tensor) -> Iterator[Mark]:
-    norms = centers.norm(dim=1)
-    norms = norms[norms > 0]
-    if len(norms) > 2:
-        yield Mark(name, "one centre is {} times as long as the median one", float(norms.max() / norms.median()), 100)

@@ -55,6 +55,16 @@ def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: py
     assert method == "local" or (found and nearest(found) < 0.6)
 
 
+def test_the_length_of_a_class_centre_is_no_mark(simulate: Simulate) -> None:
+    """The loss takes cosines with it; a client that diverges for a round leaves a long one."""
+    simulation = simulate("mpfedcon", **{"train.rounds": 1})
+    sent = simulation.federation.method.download(simulation.server, 2)
+    assert sent is not None
+    centers = sent.tensors["statistic.centers"]
+    centers[0] = 1e4 * centers.abs().max()
+    check_for_marks(simulation.federation.agreement, 2, {**sent.tensors, "statistic.centers": centers})
+
+
 def imprinted(sent: Mapping[str, Tensor], noise: float = 0.0) -> dict[str, Tensor]:
     weight = sent["encoder.fc1.weight"]
     row = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0))
