@@ -40,6 +40,7 @@ def test_mlproject_has_the_entry_points() -> None:
         entry["command"].format(**dict.fromkeys(entry["parameters"], "x"))  # every placeholder is a parameter
 
 
+@pytest.mark.slow
 def test_mlflow_reads_the_project() -> None:
     from mlflow.projects._project_spec import load_project
 

@@ -103,6 +103,7 @@ layers = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6), 
 
 @settings(max_examples=60, deadline=None)
 @given(layers)
+@pytest.mark.slow
 def test_it_is_the_loop_over_arrays(rows: list[list[float]]) -> None:
     uploaded, q = doubles(rows), [1 / len(rows)] * len(rows)
     states = [[row[:4].numpy(), row[4:].numpy()] for row in uploaded]

@@ -15,6 +15,7 @@ from fedpriv.server import merging, rounds
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 from tests.aggregation.test_sums import alike
+from tests.marks import quick_first, slow_but
 
 Simulate = Callable[..., Simulation]
 SHORT = {"train.rounds": 2, "data.clients": 5, "train.participation": 0.8, "data.limit": 300}
@@ -33,8 +34,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "options"), CASES, ids=[f"{name} {options or ''}" for name, options in CASES])
-@pytest.mark.parametrize("piece", [200, 10**9])
+@pytest.mark.parametrize(
+    ("method", "options"), slow_but(["fedavg", "simprox"], CASES), ids=[f"{name} {options or ''}" for name, options in CASES]
+)
+@pytest.mark.parametrize("piece", quick_first([200, 10**9]))
 def test_it_merges_as_its_matrix_does(
     monkeypatch: pytest.MonkeyPatch, simulate: Simulate, method: str, options: dict[str, Any], piece: int
 ) -> None:
@@ -64,6 +67,7 @@ def test_it_merges_as_its_matrix_does(
     [("feddyn", {}), ("fedavg", {"data.name": "disaster_synthetic", "data.limit": 60, "data.image_size": 16, "model.name": None,
                                  "data.image_only": 0.4, "data.text_only": 0.2, "train.rounds": 1})],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_needs_the_matrix_has_it(
     monkeypatch: pytest.MonkeyPatch, simulate: Simulate, method: str, options: dict[str, Any]
 ) -> None:

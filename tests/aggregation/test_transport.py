@@ -42,6 +42,7 @@ def test_single_masses_meet_at_the_mean_of_their_positions(weights: tuple[float,
     assert middle(found) == pytest.approx(at, abs=0.2) and abs(int(found.argmax()) - at) <= 1
 
 
+@pytest.mark.slow
 def test_it_is_that_of_the_iteration_in_the_logarithm() -> None:
     """Another method of POT, fifty times slower."""
     clients, base = drawn(4, 40).abs(), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

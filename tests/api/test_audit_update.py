@@ -47,6 +47,7 @@ def by(report: fedpriv.Report, attacker: str) -> dict[str, Any]:
     return next(one for one in attack["attempts"] if one["attacker"] == attacker)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
     report = audited(net, gradient_of(net), name="from my loop")
     assert report.answer == "Samples were recovered" and by(report, "analytic")["success"]["0.01"]["successes"] == 1
@@ -72,6 +73,7 @@ def test_noise_gives_nothing_away(net: nn.Module) -> None:
     assert by(audited(net, noise), "analytic")["success"]["0.01"]["successes"] == 0
 
 
+@pytest.mark.slow
 def test_a_change_new_weights_and_payloads_are_the_same_message(net: nn.Module) -> None:
     gradient = gradient_of(net, 2)
     change = {name: -0.1 * tensor for name, tensor in gradient.items()}

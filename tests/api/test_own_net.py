@@ -83,6 +83,7 @@ def test_a_run_with_it(method: str, here: Path) -> None:
     assert any(one["name"] == "encoder.conv.weight" and one["up"] for one in report.runs[0]["wire"]["tensors"])
 
 
+@pytest.mark.slow
 def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> None:
     """Also the running statistics of BatchNorm, where a net has no stacked form."""
     made = [
@@ -105,6 +106,7 @@ def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     assert fedpriv.load("run").config.model.name == "my_nets:mlp"
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(own_nets.InRoles):
         pass

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,6 +19,7 @@ def python(*args: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_both_names_are_the_same_modules(tmp_path: Path) -> None:
     code = """
 import attacks.core.by_name
@@ -34,6 +37,7 @@ except ModuleNotFoundError as error:
     assert python("-W", "error::ImportWarning", "-c", code, cwd=tmp_path) == "No module named 'attacks.nothing'\n"
 
 
+@pytest.mark.slow
 def test_beside_a_folder_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "attacks").mkdir()
     (tmp_path / "attacks" / "__init__.py").write_text("mine = 3\n")

@@ -162,6 +162,7 @@ def test_audits_try_what_fits_at_its_usual_budget() -> None:
 
 
 @pytest.mark.usefixtures("one_iteration")
+@pytest.mark.slow
 def test_every_attack_has_controls() -> None:
     """A positive one where it must work somewhere, else the negative one alone; another package's attack has what it declares."""
     assert all(declared(attack).control for attack in image_attacks().values())
@@ -259,6 +260,7 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
 
 
 @pytest.mark.usefixtures("one_iteration")
+@pytest.mark.slow
 def test_a_control_fails_where_the_attack_was_cut_short() -> None:
     positive, negative = run_controls(Attacker(short("idlg"), ThreatModel()), 0)
     assert (positive.name, positive.passed, negative.name, negative.passed) == ("positive", False, "negative", True)

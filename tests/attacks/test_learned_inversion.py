@@ -108,6 +108,7 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
         LearnedInversion().run([replace(seen, **changes)])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_its_controls() -> None:
     """At a lower budget than the usual one, with which audits run them."""
     attack = LearnedInversion(steps=300)

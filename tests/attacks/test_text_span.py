@@ -77,12 +77,14 @@ def test_repeated_sentences_are_counted() -> None:
     assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
 
 
+@pytest.mark.slow
 def test_it_ends_where_the_tokens_fill_the_layer() -> None:
     observation, _, _ = batch(12)
     with pytest.raises(Inapplicable, match="12 sentences are too many for gradient matching"):
         SpanAttack().run([observation])
 
 
+@pytest.mark.slow
 def test_no_sentence_lies_in_a_random_span() -> None:
     observation, _, _ = batch(6)
     first, later = first_span(observation), later_span(observation)

@@ -79,6 +79,7 @@ def test_json_of_an_attack(fedpriv: Fedpriv) -> None:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_the_feature_distance_is_shown_where_it_is_measured(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.attacks.scoring.scores.feature_distance", lambda made, true: torch.full((len(true),), 0.125))
     result = fedpriv("attack", "dlg", "--n", 2, "--set", "steps=1", "--set", "restarts=0")

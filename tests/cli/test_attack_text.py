@@ -131,6 +131,7 @@ def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("no_controls")
+@pytest.mark.slow
 def test_a_malicious_server(run: Path, fedpriv: Fedpriv) -> None:
     refused(fedpriv("attack", "token-imprint", "--run", run), "declare that with --threat malicious")
     said = found(fedpriv("attack", "token-imprint", "--threat", "malicious", "--run", run, "--json"))

@@ -44,6 +44,7 @@ def test_a_key_in_words(fedpriv: Fedpriv, name: str, values: str, default: str) 
     assert f"{name} = {default}" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_section_and_all_of_it(fedpriv: Fedpriv) -> None:
     names = [key["name"] for key in last_line(fedpriv("config", "data", "--json"))["keys"]]
     assert "data.clients" in names and "data.partition.alpha" in names and all(name.startswith("data.") for name in names)
@@ -60,6 +61,7 @@ def test_a_key_that_there_is_not(fedpriv: Fedpriv, key: str, words: str) -> None
     assert result.exit_code == 2 and words in result.output
 
 
+@pytest.mark.slow
 def test_a_file_is_written_that_means_the_defaults(fedpriv: Fedpriv, empty_folder: Path) -> None:
     assert fedpriv("init").exit_code == 0
     text = (empty_folder / "run.yaml").read_text()

@@ -223,6 +223,7 @@ def test_a_folder_with_a_strange_name_is_a_folder(folder: Path, fedpriv: Fedpriv
     assert Path(name).name in result.stdout and f"plot: {name}.png" in result.stdout
 
 
+@pytest.mark.slow
 def test_an_escape_sequence_in_a_name_is_shown_and_not_sent(folder: Path, fedpriv: Fedpriv) -> None:
     name = "\x1b]0;owned\x07\x1b[2J"
     folder.rename(folder.with_name(name))

@@ -48,6 +48,7 @@ def rows(*command: str) -> dict[str, list[dict[str, object]]]:
     return answer
 
 
+@pytest.mark.slow
 def test_from_the_second_time_on_without_pytorch() -> None:
     for command in (["methods"], ["attacks"], ["defenses"], ["models"], ["data", "list"]):
         assert rows(*command) == rows(*command)
@@ -55,6 +56,7 @@ def test_from_the_second_time_on_without_pytorch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_options_have_listings_of_their_own(own_cache: Path) -> None:
     wide, narrow = rows("models"), rows("models", "--projection", "64")
     assert len(list(own_cache.iterdir())) == 2
@@ -68,6 +70,7 @@ def test_changed_code_is_listed_again(own_cache: Path, monkeypatch: pytest.Monke
     assert rows("defenses") == before and len(list(own_cache.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_plugins_are_listed_and_never_kept(own_cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN)

@@ -139,6 +139,7 @@ def test_probe_refuses_what_cannot_be(fedpriv: Fedpriv, ssl_run: Path, arguments
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
 
 
+@pytest.mark.slow
 def test_probe_needs_a_finished_run_with_its_encoder_at_the_server(fedpriv: Fedpriv, tmp_path: Path) -> None:
     local = play(tmp_path / "local", **{"method.name": "local"})
     done = fedpriv("probe", local)

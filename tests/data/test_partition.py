@@ -227,6 +227,7 @@ def test_hsu_client_equal_sizes_and_skew() -> None:
     assert np.quantile(easy.counts(CIFAR, 10).max(axis=1), 0.95) < 90  # the last served take what is left
 
 
+@pytest.mark.slow
 def test_shards() -> None:
     partition = deal("shards", 100, shards_per_client=2)
     assert {len(indices) for indices in partition.train} == {60}

@@ -128,6 +128,7 @@ def test_a_run_on_rows_learns(trained: Path) -> None:
     assert facts["client_names"] == ["s0", "s1", "s2", "s3"] and any("no epsilon" in note for note in facts["notes"])
 
 
+@pytest.mark.slow
 def test_an_audit_of_rows(trained: Path) -> None:
     import json
 

@@ -33,6 +33,7 @@ def run(table: ModuleType, folder: Path, *options: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp_path: Path) -> None:
     assert "spear-64" in run(table, tmp_path)
     small, large = json.loads((tmp_path / "results/digits/spear-64.json").read_text())["cells"]

@@ -83,6 +83,7 @@ def test_smoothing_is_over_rounds(tmp_path: Path) -> None:
     assert reach(later, 0.4) == (20, 20_000)  # (0.2 + 0.2 + 0.5 + 0.5 + 0.6) / 5, the round 15 not
 
 
+@pytest.mark.slow
 def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(yaml_file.parent.parent)
     said = report(Path("paper"))
@@ -149,6 +150,7 @@ def test_before_any_result(tmp_path: Path) -> None:
     assert said["experiments"][0]["claims"][0]["verdict"].startswith("inconclusive")
 
 
+@pytest.mark.slow
 def test_command(yaml_file: Path) -> None:
     done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file.parent), "--json"])
     assert done.exit_code == 0, done.output

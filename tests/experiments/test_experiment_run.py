@@ -85,6 +85,7 @@ def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "Unfinished" not in (path.parent / "REPORT.md").read_text()
 
 
+@pytest.mark.slow
 def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -> None:
     path = write_yaml(tmp_path, base=TINY, runs=RUNS, seeds=[0, 1])
     experiment = read(path)

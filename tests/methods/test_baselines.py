@@ -93,6 +93,7 @@ def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> 
     assert fresh == [None] * (len(fresh) - 1) + [accuracy[1][-1]], "fresh heads of FedAvg are its fine-tuning"
 
 
+@pytest.mark.slow
 def test_fresh_heads_are_trained_on_copies(simulate: Simulate) -> None:
     plain, tested = simulate("fedrep"), simulate("fedrep", **{"eval.fresh_head": 5})
     metrics = [simulation.folder.records()[-1]["metrics"] for simulation in (plain, tested)]

@@ -150,6 +150,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, options: dict[str, An
     assert len(steps) > 1, "the clients take different numbers of steps"
 
 
+@pytest.mark.slow
 def test_clients_with_equal_steps_make_it_fedavg(simulate: Simulate) -> None:
     shared = {"train.local_steps": 4}
     fedavg, fednova = simulate("fedavg", **shared), simulate("fednova", **shared)

@@ -87,6 +87,7 @@ def ledger(level: str = "sample", **facts: object) -> Ledger:
     return Ledger(PrivacyConfig(level=level, noise=1.0, **facts), {}, [(c,) for c in range(13)])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_accounts_compose_over_rounds_and_in_parallel() -> None:
     book = ledger()
     for account, rate, steps in (("3", 0.1, 5), ("12", 0.2, 4), ("3", 0.1, 5), ("3", 0.3, 1)):
@@ -156,6 +157,7 @@ def test_more_than_the_target_is_not_spent() -> None:
         book.spend("0", 0.3, 100)
 
 
+@pytest.mark.slow
 def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)

@@ -70,6 +70,7 @@ def test_a_schedule_that_is_none(tmp_path: Path, text: str, said: str) -> None:
         read_schedule(tmp_path / "schedule.txt", clients=10, rounds=2)
 
 
+@pytest.mark.slow
 def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

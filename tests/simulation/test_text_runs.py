@@ -184,6 +184,7 @@ def stored(path: Path, seed: int = 0) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_head_is_trained_on_features_that_are_computed_by_hand(tmp_path: Path, file: Path) -> None:
     """One client, plain SGD: a linear layer of torch's and an optimiser of torch's, on what transformers says, to the bit."""
     from transformers import AutoModel, AutoTokenizer
@@ -297,6 +298,7 @@ def test_nothing_is_said_where_nothing_was_cut(tmp_path: Path, file: Path) -> No
     assert facts(tmp_path / "run")["notes"] == [] and outcome.summary is not None and "notes" not in outcome.summary
 
 
+@pytest.mark.slow
 def test_texts_beyond_the_encoders_length_are_cut(tmp_path: Path, file: Path) -> None:
     long = tmp_path / "long.csv"
     long.write_text(file.read_text() + f"{' '.join(['hello'] * 300)},greet\n" * 5)

@@ -29,6 +29,7 @@ def test_learning_curve(tmp_path: Path, rounds: int) -> None:
     assert drawn(tmp_path / "plots" / "curve.png")
 
 
+@pytest.mark.slow
 def test_learning_curve_of_a_diverged_run(tmp_path: Path) -> None:
     broken = records(3)
     broken[2]["metrics"]["train_loss"], broken[3]["metrics"]["train_loss"] = float("inf"), float("nan")
@@ -42,6 +43,7 @@ def test_per_client_accuracy(tmp_path: Path, accuracies: list[float | None]) -> 
     assert drawn(tmp_path / "clients.png")
 
 
+@pytest.mark.slow
 def test_compare_curves(tmp_path: Path) -> None:
     runs: dict[str, list[list[Record]]] = {"mpfedcon": [records(20), records(15, 1)], "fedavg": [records(10)], "new": [[]]}
     runs |= {f"m{i}": [records(5)] for i in range(8)}

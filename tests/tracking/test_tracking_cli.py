@@ -21,6 +21,7 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_compare_shows_runs_and_writes_the_plot(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"mp-{seed}", seed=seed) for seed in (0, 1)]
     runs.append(make_run(tmp_path, "avg-0", method="fedavg", level=0.6))
@@ -53,6 +54,7 @@ def audited(folder: Path, run: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
     plain, masked, _ = findings()["runs"]
     runs = [audited(make_run(tmp_path, "plain"), plain), audited(make_run(tmp_path, "avg", method="fedavg", level=0.6), masked)]
@@ -189,6 +191,7 @@ def test_help_has_an_example(command: str) -> None:
     assert f"Example: fedpriv {command}" in call(command, "--help").output
 
 
+@pytest.mark.slow
 def test_compare_passes_over_what_tracking_keeps_beside_the_runs(tmp_path: Path) -> None:
     """So that ``runs/*`` means the runs."""
     make_run(tmp_path, "mp-0")

@@ -173,6 +173,7 @@ def test_an_interrupted_run_is_continued_as_the_same(runs_dir: Path) -> None:
     assert runs(runs_dir)[0].info.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_another_config_keeps_its_params(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     sync(folder)
