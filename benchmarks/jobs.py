@@ -1,6 +1,6 @@
 """How much faster two jobs finish an experiment than one: four runs of equal length, with a process for each.
 
-Wall time of ``fedpriv experiment run`` with ``--jobs 1`` and ``--jobs 2``, in turns, on the built-in digits (MpFedcon, 60 rounds
+Wall time of ``fedpriv experiment run`` with ``--jobs 1`` and ``--jobs 2``, in turns, on the built-in digits (MpFedcon, 20 rounds
 each).
 Promised: two jobs are at least 1.8 times as fast, on two cores without other work.
 """
@@ -25,7 +25,7 @@ title: Four runs of equal length
 base:
   data: {name: digits}
   method: {name: mpfedcon}
-  train: {rounds: 60}
+  train: {rounds: 20}
   tracking: {uri: none}
 runs:
   one: {}
