@@ -106,6 +106,8 @@ class MpFedcon(FedRep):
         in_encoder_phase = "encoder" in step.trains
         if self.params.mu == 0 or self.params.con_phase == ("head" if in_encoder_phase else "encoder"):
             return loss
+        if CENTERS not in step.received:  # training before a test, which is of the client's data alone
+            return loss
         z, centers, mask = step.outputs.projection, step.received[CENTERS], step.received[MASK]
         negative = None
         if self.params.negative == "R3" and not in_encoder_phase:
