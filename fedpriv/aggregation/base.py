@@ -81,7 +81,8 @@ class Aggregation(Part):
     """Of a linear one, numbers of the round's record that take single uploads; without them, they are left out."""
 
     by_columns: ClassVar[bool] = False
-    """Whether :meth:`merge` reads :attr:`Uploads.by_columns` alone, so that a round may be larger than memory. As above."""
+    """Whether :meth:`merge` reads :attr:`Uploads.by_columns` alone: a round may be larger than memory. A class with a merge
+    of its own says so itself."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

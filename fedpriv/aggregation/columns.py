@@ -169,6 +169,4 @@ def weighted_sum(rows: Rows, weights: Tensor) -> Tensor:
     if isinstance(rows, Tensor):
         return weights @ rows
     out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    for where in rows.pieces(slice(0, len(out))):
-        torch.mv(rows[:, where].T, weights, out=out[where])
-    return out
+    return combine(rows, weights, [Group("all", (slice(0, len(out)),))], out)

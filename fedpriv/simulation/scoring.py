@@ -84,7 +84,7 @@ class AllClientsScorer:
                     self.resident.row.copy_(row)
                     scores, _ = self._global("server")
                     metrics[f"global_accuracy_{name}"] = float((scores.argmax(1) == labels).double().mean())
-                self.resident.row.copy_(server.row)
+                    self.resident.row.copy_(server.row)  # which is tested further below
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
                 hits = {}
             for lacking in self._lacking - hits.keys() if alike else ():
