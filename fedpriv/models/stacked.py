@@ -86,9 +86,26 @@ def _with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
 def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
     assert weight is not None
-    if bias is None:
+    y: Tensor = _MatrixProducts.apply(x, weight)
+    return y if bias is None else y + bias[:, None]
+
+
+class _MatrixProducts(torch.autograd.Function):
+    """``x @ weight^T`` of each client: ``(K, B, in)`` and ``(K, out, in)`` -> ``(K, B, out)``.
+
+    torch gives the weights' gradient transposed in memory; copying it into the rows then takes as long as computing it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
         return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = (saved.to(gradient) for saved in ctx.saved_tensors)  # autocast: the product was computed in half precision
+        of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
 
 
 def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
