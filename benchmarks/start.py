@@ -1,9 +1,10 @@
-"""How long one waits: for ``--help``, ``methods``, the first round of the main job, and two rounds of it with MLflow.
+"""How long one waits: for ``--help``, ``methods``, the first rounds of the main job with and without MLflow, and the quick start.
 
 Each is a fresh process. Reported are the seconds until it ends, the CPU seconds (user and system) of the process and of those
 that it waits for, both also as a ratio to ``import torch``, and how many modules it imported; the median of some starts. The
 main job is ``fedpriv train`` on the embedded digits: until its first round is shown, and to its end, without tracking,
-with a new MLflow store, and with one that is there. What MLflow gets is sent by a process that goes on after the end; its CPU
+with a new MLflow store, and with one that is there. Beside the quick start stands a floor: ``import torch`` and its SGD steps on
+the cross-entropy alone, in a bare PyTorch loop. What MLflow gets is sent by a process that goes on after the end; its CPU
 time is not counted, and the next start waits for its end.
 """
 
@@ -37,6 +38,26 @@ class FirstRound:
 sys.stderr = FirstRound(sys.stderr)
 """
 COUNT = "import sys, atexit; atexit.register(lambda: print('modules', len(sys.modules), file=sys.stderr)); "
+BARE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.set_num_threads(1)
+encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU())
+head = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+images, labels = torch.randn(72, 64).split(10), torch.randint(0, 10, (72,)).split(10)
+for turn in range(30 * 10):  # rounds, participants
+    for part, epochs in (head, 10), (encoder, 5):
+        head.requires_grad_(part is head)
+        optimiser = torch.optim.SGD(part.parameters(), lr=1e-3, momentum=0.5)
+        with torch.no_grad():
+            inputs = [encoder(x) for x in images] if part is head else images
+        for epoch in range(epochs):
+            for x, y in zip(inputs, labels):
+                optimiser.zero_grad()
+                F.cross_entropy(head(x if part is head else encoder(x)), y).backward()
+                optimiser.step()
+"""
 CLI = COUNT + "from fedpriv.cli import main; main({words!r}, standalone_mode=True)"
 
 
@@ -52,18 +73,21 @@ def commands(folder: Path, repeat: int) -> dict[str, str]:
         "train --rounds 2, new MLflow store": [*two, "--runs-dir", str(folder / f"new{repeat}")],
         "train --rounds 2, MLflow store that is there": [*two, "--runs-dir", str(folder / "new0")],
     }
-    imports = {name: COUNT + f"import {name}" for name in ("torch",)}
+    quick_start = ["train", "--method", "mpfedcon", "--runs-dir", str(folder / f"quick{repeat}")]
     return {
         "python": COUNT + "pass",
-        **{f"import {k}": v for k, v in imports.items()},
+        "import torch": COUNT + "import torch",
         **{k: CLI.format(words=v) for k, v in words.items()},
         "train, until the first round": UNTIL + CLI.format(words=[*two, *untracked]),
+        "the quick start's SGD steps in bare PyTorch": COUNT + BARE,
+        "the quick start": CLI.format(words=quick_start),
     }
 
 
 def measured(code: str) -> tuple[float, float, int]:
     """Seconds, CPU seconds and imported modules of one process."""
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    left_out = ("MLFLOW_TRACKING_URI", "PYTHONDONTWRITEBYTECODE")  # without bytecode every start would compile all modules
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**environment, "OMP_NUM_THREADS": "1"}
@@ -76,9 +100,9 @@ def measured(code: str) -> tuple[float, float, int]:
 
 
 def wait_for_copies(folder: Path) -> None:
-    """Until every tracked run is in its MLflow store."""
+    """Until every tracked run, in the folders ``new*`` and ``quick*``, is in its MLflow store."""
     deadline = time.monotonic() + 300
-    for run in {file.parent for file in folder.glob("new*/*/run.json")}:
+    for run in {file.parent for file in folder.glob("[nq]*/*/run.json")}:
         copied = run / "tracking.json"
         while '"FINISHED"' not in (copied.read_text() if copied.exists() else ""):
             if time.monotonic() > deadline:
