@@ -34,7 +34,7 @@ SHORT: dict[str, Any] = {
     "train.participation": 0.5,
     "train.batch_size": 16,
     "train.local_epochs": 2,
-    "train.lr": 0.02,  # beyond, a rectifier that switches in one precision and not in the other parts the two
+    "train.lr": 0.01,  # beyond, a rectifier that switches in one precision and not in the other parts the two
     "train.momentum": 0.5,
     "train.weight_decay": 1e-2,
     "train.weight_decay_bias": 1e-3,
