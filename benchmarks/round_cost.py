@@ -49,13 +49,13 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.seeding import generator
 from fedpriv.wire import Direction, Sealed
 
-LIMITS = {"W1": {"fedpriv": 0.50, "sequential": 1.05}, "W2": {"fedpriv": 0.45, "sequential": 1.05}}
+LIMITS = {"W1": {"fedpriv": 0.52, "sequential": 1.05}, "W2": {"fedpriv": 0.50, "sequential": 1.05}}
 """The median ratios to the floor that must not be exceeded."""
 GROUP = 10
 """Clients that train together on one core. By default it is half of the participants, so that two workers have a group each."""
 TIMES_PFL = {"W1": 2.0, "W2": 2.4}
 """How many times as fast as pfl fedpriv is to be."""
-TWO_CORES = 1.7
+TWO_CORES = {"W1": 1.8, "W2": 1.75}
 """How many times as fast two workers are to be as one."""
 TOLERANCE = 1e-5
 """Greatest difference of a weight after one round: float32 sums in another order, over up to 57 steps."""
@@ -417,7 +417,7 @@ def main() -> None:
             cores = result["two_cores"]
             span = f"{cores['min']:.2f}-{cores['max']:.2f}, wall time"
             print(f"{name} two workers: {cores['median']:.2f} times as fast as one ({span})")
-            missed += [f"{name} two workers below {TWO_CORES}"] * (cores["median"] < TWO_CORES)
+            missed += [f"{name} two workers below {TWO_CORES[name]}"] * (cores["median"] < TWO_CORES[name])
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
