@@ -63,6 +63,7 @@ CLI = COUNT + "from fedpriv.cli import main; main({words!r}, standalone_mode=Tru
 
 def commands(folder: Path, repeat: int) -> dict[str, str]:
     """What each process runs."""
+    tracked = folder / "tracked"
     untracked = ["--set", "tracking.uri=none", "--runs-dir", str(folder / "untracked")]
     two = ["train", "--rounds", "2"]
     words = {
@@ -70,10 +71,10 @@ def commands(folder: Path, repeat: int) -> dict[str, str]:
         "fedpriv methods": ["methods"],
         "train --rounds 1": ["train", "--rounds", "1", *untracked],
         "train --rounds 2": [*two, *untracked],
-        "train --rounds 2, new MLflow store": [*two, "--runs-dir", str(folder / f"new{repeat}")],
-        "train --rounds 2, MLflow store that is there": [*two, "--runs-dir", str(folder / "new0")],
+        "train --rounds 2, new MLflow store": [*two, "--runs-dir", str(tracked / f"new{repeat}")],
+        "train --rounds 2, MLflow store that is there": [*two, "--runs-dir", str(tracked / "new0")],
     }
-    quick_start = ["train", "--method", "mpfedcon", "--runs-dir", str(folder / f"quick{repeat}")]
+    quick_start = ["train", "--method", "mpfedcon", "--runs-dir", str(tracked / f"quick{repeat}")]
     return {
         "python": COUNT + "pass",
         "import torch": COUNT + "import torch",
@@ -100,9 +101,9 @@ def measured(code: str) -> tuple[float, float, int]:
 
 
 def wait_for_copies(folder: Path) -> None:
-    """Until every tracked run, in the folders ``new*`` and ``quick*``, is in its MLflow store."""
+    """Until every tracked run is in its MLflow store."""
     deadline = time.monotonic() + 300
-    for run in {file.parent for file in folder.glob("[nq]*/*/run.json")}:
+    for run in {file.parent for file in (folder / "tracked").glob("*/*/run.json")}:
         copied = run / "tracking.json"
         while '"FINISHED"' not in (copied.read_text() if copied.exists() else ""):
             if time.monotonic() > deadline:
