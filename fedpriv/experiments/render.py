@@ -1,10 +1,11 @@
-"""The comparison with the paper, as Markdown and one picture per experiment."""
+"""The comparison with the paper, as Markdown and pictures."""
 
 from __future__ import annotations
 
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.filesize import decimal
 
 from fedpriv import plots
 from fedpriv.errors import UsageError
+from fedpriv.experiments.by_client import AGES, by_age, gains
 from fedpriv.experiments.claims import MIN_SEEDS, Judgement
 from fedpriv.experiments.leakage.comparison import LeakageComparison
 from fedpriv.experiments.leakage.pictures import draw
@@ -33,6 +35,10 @@ the round is known to within 5. Ratios are means over the seeds at which both ru
 saving, as if a round cost every method the same; *bytes* are those counted, both ways, round 0 included."""
 _COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
 benchmark: machines and their load varied."""
+_AGES = """Percent; in brackets the number of clients, of all seeds. After the last round, by the number of rounds since a
+client's last turn: its private part is that old, while the model that it is tested with is new."""
+_GAINS = """The box has the middle half of the clients, of all seeds; the whiskers go from the 5th to the 95th percentile; dots
+are the others. Each client is compared with itself: same seed, same data."""
 _TRACES = """Mean over all rounds and seeds (least to greatest round); tensor by tensor in the results only."""
 _WHAT = {
     "accuracy": "",
@@ -50,13 +56,13 @@ _NAMED = 6  # missing runs that a report lists
 
 
 def report(path: Path, output: Path | None = None) -> dict[str, Any]:
-    """Render one experiment (a YAML) or all of a folder, with a picture of each in ``results/``.
+    """Render one experiment (a YAML) or all of a folder, with the pictures in ``results/``.
 
     Args:
         output: the Markdown to write; by default ``REPORT.md`` in the folder, or ``results/<stem>.md`` for a single YAML.
 
     Returns:
-        what the report says, as data; ``report`` and ``plot`` are the files written.
+        what the report says, as data; ``report`` and, by experiment, ``plot`` and ``gains_plot`` are the files written.
 
     Raises:
         UsageError: there is no YAML, or one is not valid.
@@ -91,9 +97,9 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
 def _of_runs(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """An experiment as data, and as a section of a report in ``folder``."""
     comparison = Comparison.of(read(file))
-    picture = _draw(comparison)
-    data = {**comparison.as_data(), "plot": picture and str(picture)}
-    return data, _section(comparison, os.path.relpath(picture, folder) if picture else None)
+    pictures = {"plot": _draw(comparison), "gains_plot": _draw_gains(comparison)}
+    data = {**comparison.as_data(), **{name: path and str(path) for name, path in pictures.items()}}
+    return data, _section(comparison, {name: os.path.relpath(path, folder) for name, path in pictures.items() if path})
 
 
 def _of_cells(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -116,7 +122,21 @@ def _draw(comparison: Comparison) -> Path | None:
     return path
 
 
-def _section(comparison: Comparison, picture: str | None) -> list[str]:
+def _draw_gains(comparison: Comparison) -> Path | None:
+    if (found := gains(comparison.results)) is None:
+        return None
+    file = comparison.experiment.path
+    path = file.parent / "results" / f"{file.stem}-gains.png"
+    plots.client_gains(found.of, found.alone, path)
+    return path
+
+
+def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
+    """A section of the report.
+
+    Args:
+        pictures: ``plot`` and ``gains_plot``, as the report links them, as far as they were drawn.
+    """
     experiment, missing = comparison.experiment, comparison.missing
     total = len(experiment.select())
     claims = f"{len(experiment.claims)} claim{'s' * (len(experiment.claims) != 1)}"
@@ -135,8 +155,12 @@ def _section(comparison: Comparison, picture: str | None) -> list[str]:
         parts += ["### Cost", _cost(comparison.methods), _COST]
     if comparison.to_target:
         parts += [f"### Until the final accuracy of {experiment.target} is reached", *_to_target(comparison)]
-    if picture:
-        parts.append(f"![accuracy by round and by bytes]({picture})")
+    if "plot" in pictures:
+        parts.append(f"![accuracy by round and by bytes]({pictures['plot']})")
+    if "gains_plot" in pictures:
+        parts += ["### What each client gains over training alone", f"![gains by client]({pictures['gains_plot']})", _GAINS]
+    if aged := by_age(comparison.results):
+        parts += ["### Accuracy by the age of a client's last turn", _ages(aged), _AGES]
     if traces := _traces(comparison.results):
         parts += ["### What the merges and the clients reported", traces, _TRACES]
     if comparison.judgements:
@@ -226,6 +250,14 @@ def _to_target(comparison: Comparison) -> list[str]:
     levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
     head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
     return [table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+
+
+def _ages(aged: Mapping[str, Sequence[tuple[int, float | None]]]) -> str:
+    spans = [f"{first} to {following - 1}" for first, following in pairwise(AGES)] + [f"{AGES[-1]} and more"]
+    cells = [
+        (label, *(f"{_percent(mean)} ({count})" if count else "–" for count, mean in groups)) for label, groups in aged.items()
+    ]
+    return table(" | ".join(["method", *(f"{span} rounds" for span in spans)]), cells)
 
 
 def _traces(results: Mapping[str, Mapping[int, Result]]) -> str:

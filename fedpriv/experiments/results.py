@@ -40,9 +40,10 @@ class Result:
 
     Attributes:
         config: the resolved config, without keys on storage and tracking.
-        summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, all
-            protocols, bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's
-            upload in one round), seconds.
+        summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, the same
+            after the last round alone (``accuracy_per_client_at_end``) and the round in which each client trained last
+            (``last_turn_per_client``; results of earlier versions have neither), all protocols, bytes (``bytes_round_zero``: the
+            broadcast of the initial model; ``bytes_per_upload``: one client's upload in one round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
             have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has an entry for
             every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
@@ -139,6 +140,7 @@ def collect(folder: RunFolder, label: str) -> Result:
             "bytes_round_zero": round_zero,
             "bytes_per_upload": round(summary["bytes_up"] / turns) if turns else 0,
             "accuracy_per_client": summary["accuracy_per_client"],
+            "accuracy_per_client_at_end": records[-1].get("per_client", {}).get("accuracy", []),
         },
         curve=_curve(records),
         traces=_traces(records),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
@@ -140,8 +141,8 @@ def compare_curves(
     """Draw several runs: accuracy over rounds and over the bytes sent so far, and against leakage, side by side.
 
     Args:
-        runs: label -> the records of each run (each seed) with that label. Several seeds share a colour: thin lines are
-            the runs, the thick one is their mean over the rounds that all of them evaluated.
+        runs: label -> the records of each run (each seed) with that label. Of several seeds the line is the mean over the rounds
+            that all of them evaluated, and the band goes from the lowest to the highest.
         path: the PNG to write, 1650 pixels wide, with leakage 2400.
         leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
     """
@@ -156,15 +157,13 @@ def compare_curves(
                 left.plot([], [], color=color, linestyle=line, label=f"{label} (no accuracy)")
                 continue
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
-            average = [[sum(curve[number][i] for curve in curves) / len(curves) for number in common] for i in (0, 1)]
-            if len(curves) > 1:
-                for curve in curves:
-                    sent, accuracy = zip(*curve.values(), strict=True)
-                    left.plot(list(curve), accuracy, color=color, linewidth=0.9, alpha=0.45)
-                    right.plot(sent, accuracy, color=color, linewidth=0.9, alpha=0.45)
-            seeds = f" (mean of {len(curves)} seeds)" if len(curves) > 1 else ""
-            left.plot(common, average[1], color=color, linestyle=line, label=label + seeds, **_marks(common))
-            right.plot(*average, color=color, linestyle=line, **_marks(common))
+            sent = [fmean(curve[number][0] for curve in curves) for number in common]
+            seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+            for axes, x in (left, common), (right, sent):
+                by_round = [[curve[number][1] for curve in curves] for number in common]
+                axes.plot(x, list(map(fmean, by_round)), color=color, linestyle=line, label=label + seeds, **_marks(x))
+                if len(curves) > 1:
+                    axes.fill_between(x, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15, linewidth=0)
         left.set_title("Accuracy by round")
         left.set_xlabel("round")
         _whole_rounds(left)
@@ -181,7 +180,7 @@ def compare_curves(
             axes.set_title("Accuracy against leakage")
             axes.set_xlabel("samples that an attack recovered, %")
             axes.set_xlim(-4, 104)
-        figure.legend(loc="outside lower center", ncols=min(3, len(runs)))
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(runs)))
 
     save(draw, path, (16 if audited else 11, 5 + 0.25 * (len(runs) // 3)))
 

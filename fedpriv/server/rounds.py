@@ -205,9 +205,9 @@ class Server:
         """The clients of a round (1-based), by number."""
         return participants(self.agreement, round)
 
-    def trained_clients(self) -> set[int]:
-        """The clients that had a turn so far (re-derived: who takes part is a function of the config)."""
-        return {client for round in range(1, self.progress.round + 1) for client in self.participants(round)}
+    def last_turns(self) -> dict[int, int]:
+        """Client -> round of its last turn so far (re-derived: who takes part is a function of the config)."""
+        return {client: round for round in range(1, self.progress.round + 1) for client in self.participants(round)}
 
     @property
     def ledger(self) -> Ledger:

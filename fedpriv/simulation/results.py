@@ -38,7 +38,7 @@ def write_results(
     config, records, method = agreement.config, folder.records(), agreement.method
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
-    per_client = mean_per_client(records, last)
+    per_client, last_turns = mean_per_client(records, last), server.last_turns()
     kept = PayloadStore(folder.payloads)
     with folder.writing("the results"):
         if method.shared_names:
@@ -83,7 +83,8 @@ def write_results(
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
-            "clients_never_trained": len(set(agreement.trainable) - server.trained_clients()),
+            "clients_never_trained": len(set(agreement.trainable) - last_turns.keys()),
+            "last_turn_per_client": [last_turns.get(client) for client in range(config.data.clients)],
         }
         folder.write_summary(summary)
     return summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,13 @@ def test_as_the_schedule_says(simulate: Simulate, tmp_path: Path) -> None:
 
 
 def test_a_schedule_in_the_config_is_the_schedule_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "schedule.txt").write_text("0 1\n2 3\n4 5\n")
-    for name, schedule in (("file", str(tmp_path / "schedule.txt")), ("inline", [[0, 1], [2, 3], [4, 5]])):
+    (tmp_path / "schedule.txt").write_text("0 1\n2 3\n4 1\n")
+    for name, schedule in (("file", str(tmp_path / "schedule.txt")), ("inline", [[0, 1], [2, 3], [4, 1]])):
         play(tmp_path / name, "fedavg", **{"train.selection": "schedule", "train.schedule": schedule})
     assert computed(tmp_path / "file")["metrics"] == computed(tmp_path / "inline")["metrics"]
     assert (tmp_path / "file" / "config.yaml").read_text().count("schedule.txt") == 0
+    summary = json.loads((tmp_path / "file" / "summary.json").read_text())
+    assert summary["last_turn_per_client"][:6] == [1, 3, 2, 2, 3, None] and summary["clients_never_trained"] == 5
 
 
 @pytest.mark.parametrize(

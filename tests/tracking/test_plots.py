@@ -8,7 +8,7 @@ import pytest
 from fake_runs import line
 from PIL import Image
 
-from fedpriv.plots import compare_curves, learning_curve, per_client_accuracy
+from fedpriv.plots import client_gains, compare_curves, learning_curve, per_client_accuracy
 from fedpriv.tracking import Record
 from tests.marks import quick_first
 
@@ -41,6 +41,12 @@ def test_learning_curve_of_a_diverged_run(tmp_path: Path) -> None:
 def test_per_client_accuracy(tmp_path: Path, accuracies: list[float | None]) -> None:
     per_client_accuracy(accuracies, tmp_path / "clients.png")
     assert drawn(tmp_path / "clients.png")
+
+
+@pytest.mark.slow
+def test_client_gains(tmp_path: Path) -> None:
+    client_gains({"fedavg": [-0.5, -0.4, 0.1] * 20, "fedrep": [0.0]}, "local", tmp_path / "gains.png")
+    assert drawn(tmp_path / "gains.png")
 
 
 @pytest.mark.slow

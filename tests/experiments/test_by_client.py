@@ -1,0 +1,65 @@
+"""What a report says client by client, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_results import write_result, write_yaml
+
+from fedpriv.experiments import Result, read, report
+from fedpriv.experiments.by_client import AGES, by_age, gains
+from fedpriv.experiments.measures import stored_results
+
+RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedrep")}
+FLAT = {10: 0.5, 20: 0.5}
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    """Two seeds of ``local`` and ``fedrep``, one of ``fedavg``; one client of ``fedrep`` was not tested."""
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1])
+    for seed in (0, 1):
+        write_result(path, "local", seed, FLAT, per_client=[0.5, 0.5, 0.5, 0.5])
+        write_result(path, "fedrep", seed, FLAT, per_client=[0.6, 0.5, 0.2 + 0.4 * seed, 0.7])
+    write_result(path, "fedavg", 1, FLAT, per_client=[0.1, 0.1, 0.1, 0.1])
+    return path
+
+
+def with_turns(path: Path, label: str, seed: int, turns: list[int | None], at_end: list[float | None]) -> None:
+    file = read(path).result_file(label, seed)
+    result = Result.load(file)
+    said = {"last_turn_per_client": turns, "accuracy_per_client_at_end": at_end}
+    replace(result, summary=result.summary | said).write(file)
+
+
+def test_gains_are_of_the_same_client_and_seed(yaml_file: Path) -> None:
+    results, _ = stored_results(read(yaml_file))
+    found = gains(results)
+    assert found is not None and found.alone == "local" and list(found.of) == ["fedavg", "fedrep"]
+    assert found.of["fedavg"] == pytest.approx([-0.4] * 4)
+    assert found.of["fedrep"] == pytest.approx([0.1, 0.0, -0.3, 0.2, 0.1, 0.0, 0.1, 0.2])
+    assert gains({label: of for label, of in results.items() if label != "local"}) is None
+    assert gains({"local": results["local"]}) is None
+
+
+def test_clients_are_grouped_by_the_rounds_since_their_last_turn(yaml_file: Path) -> None:
+    """Of 20 rounds: last turns in rounds 20, 16, 15 and 5 are 0, 4, 5 and 15 rounds old."""
+    assert by_age(stored_results(read(yaml_file))[0]) == {}, "results of earlier versions do not say it"
+    with_turns(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
+    with_turns(yaml_file, "fedrep", 1, [20, None, 1, 5], [0.8, 0.1, None, 0.3])
+    (found,) = by_age(stored_results(read(yaml_file))[0]).values()
+    assert AGES == (0, 5, 10, 20, 40)
+    assert [count for count, _ in found] == [3, 1, 2, 0, 0]
+    assert [mean for _, mean in found] == [pytest.approx(0.8), pytest.approx(0.6), pytest.approx(0.4), None, None]
+
+
+@pytest.mark.slow
+def test_both_are_in_the_report(yaml_file: Path) -> None:
+    with_turns(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
+    (said,) = report(yaml_file)["experiments"]
+    text = (yaml_file.parent / "results" / "tiny.md").read_text()
+    assert "![gains by client](tiny-gains.png)" in text and Path(said["gains_plot"]).stat().st_size > 10_000
+    assert "| method | 0 to 4 rounds | 5 to 9 rounds | 10 to 19 rounds | 20 to 39 rounds | 40 and more rounds |" in text
+    assert "| fedrep | 80.00 (2) | 60.00 (1) | 50.00 (1) | – | – |" in text
