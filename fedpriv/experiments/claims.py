@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedpriv.errors import UsageError
+from fedpriv.experiments.paired import PAIRED
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
@@ -48,7 +49,7 @@ class Judgement:
 
     Attributes:
         opponent: the run that ``best_baseline`` stands for.
-        values: seed -> the metric of ``of``, the share of clients, or the difference A - B.
+        values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
         mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes).
     """
 
@@ -65,7 +66,7 @@ def judge(claim: Claim, results: Results) -> Judgement:
     opponent = None
     concerned = list(results) if BEST_BASELINE in claim.labels else claim.labels
     seeds = [
-        seed for seed in sorted(_union(results, concerned)) if all(_has(results[label].get(seed), claim) for label in concerned)
+        seed for seed in sorted(_union(results, concerned)) if _have([results[label].get(seed) for label in concerned], claim)
     ]
     if BEST_BASELINE in claim.labels and seeds:
         others = [label for label in results if label not in claim.labels]
@@ -78,8 +79,8 @@ def judge(claim: Claim, results: Results) -> Judgement:
     values: dict[int, float] = {}
     for seed in seeds:
         sides = [results[opponent if label == BEST_BASELINE and opponent else label][seed] for label in claim.labels]
-        if claim.metric == "clients_better":
-            values[seed] = clients_better(*sides)
+        if claim.metric in PAIRED:
+            values[seed] = PAIRED[claim.metric](*sides) or 0.0
         else:
             first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
             values[seed] = first - sum(other)
@@ -93,8 +94,14 @@ def _union(results: Results, labels: Sequence[str]) -> set[int]:
     return {seed for label in labels for seed in results[label]}
 
 
-def _has(result: Result | None, claim: Claim) -> bool:
-    return result is not None and (claim.metric == "clients_better" or metric(result, claim.metric, claim.fraction) is not None)
+def _have(sides: Sequence[Result | None], claim: Claim) -> bool:
+    """Whether the runs of a seed have what the claim is computed from."""
+    there = [side for side in sides if side is not None]
+    if len(there) < len(sides):
+        return False
+    if claim.metric in PAIRED:
+        return PAIRED[claim.metric](*there) is not None
+    return all(metric(side, claim.metric, claim.fraction) is not None for side in there)
 
 
 def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
@@ -147,7 +154,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
-    """A metric of :data:`fedpriv.experiments.spec.Metric` except ``clients_better``; ``None`` where it does not apply.
+    """A metric of one run (:data:`fedpriv.experiments.spec.Metric`); ``None`` where it does not apply.
 
     ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds; ``test_loss_roughness`` the standard
     deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half;
@@ -177,10 +184,3 @@ def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
     protocol = {"accuracy": "last_rounds_client_mean", "global_accuracy": "global_test"}.get(name, name)
     value = summary["protocols"].get(protocol)  # results of earlier versions have no `fresh_head`
     return None if value is None else float(value)
-
-
-def clients_better(ours: Result, theirs: Result) -> float:
-    """Share of the clients with a strictly higher accuracy in ``ours``, among those tested in both."""
-    pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return statistics.fmean(a > b for a, b in known)

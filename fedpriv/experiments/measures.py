@@ -9,10 +9,9 @@ from typing import Any
 
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
+from fedpriv.experiments.paired import reach
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment
-
-WINDOW = 5  # rounds; the smoothing of "rounds to target"
 
 
 @dataclass(frozen=True)
@@ -201,22 +200,6 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
             )
         )
     return rows
-
-
-def reach(result: Result, target: float) -> tuple[int, int] | None:
-    """The first evaluated round whose smoothed accuracy reaches ``target``, and the bytes until then (both ways, with round 0).
-
-    Smoothed: the mean over the evaluations of the last :data:`WINDOW` rounds, including the round itself: five evaluations where
-    every round is evaluated, a single one where only every fifth is.
-    """
-    if result.tested_at_end:
-        return None
-    points = result.tested()
-    for number, _ in points:
-        if statistics.fmean(accuracy for other, accuracy in points if number - WINDOW < other <= number) >= target:
-            at = result.curve["round"].index(number)
-            return number, result.curve["bytes_up"][at] + result.curve["bytes_down"][at]
-    return None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -20,7 +20,8 @@ from fedpriv.experiments.leakage.pictures import draw
 from fedpriv.experiments.leakage.render import section as leakage_section
 from fedpriv.experiments.leakage.spec import describes_cells, read_leakage
 from fedpriv.experiments.markdown import bullets, table
-from fedpriv.experiments.measures import WINDOW, Comparison, MethodRow
+from fedpriv.experiments.measures import Comparison, MethodRow
+from fedpriv.experiments.paired import PAIRED, WINDOW
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment, read
 from fedpriv.files import write_atomically
@@ -49,6 +50,11 @@ _WHAT = {
     "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
     "upload_bytes": ", one upload",
     "probe": " (linear probe)",
+}
+_WHAT_OF_TWO = {
+    "clients_better": "of the clients better off with {} than with {}",
+    "speed_up": "fewer rounds of {} to the final accuracy of {}",
+    "bytes_saved": "of the bytes saved by {} to the final accuracy of {}",
 }
 
 
@@ -280,8 +286,8 @@ def _range(values: Sequence[float]) -> str:
 def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
     claim = judgement.claim
     names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
-    if claim.metric == "clients_better":
-        unit = f"of the clients better off with {names[0]} than with {names[1]}"
+    if claim.metric in _WHAT_OF_TWO:
+        unit = _WHAT_OF_TWO[claim.metric].format(*names)
     else:
         best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
         unit = " − ".join(names) + best + _WHAT[claim.metric]
@@ -301,7 +307,9 @@ def _number(claim: Claim, value: float) -> str:
         return _bytes(value, 3) if value >= 0 else f"-{_bytes(-value, 3)}"
     if claim.metric == "test_loss_roughness":
         return f"{value:+.4f} nats"
-    if claim.metric == "clients_better" or claim.of:
+    if claim.metric == "speed_up":
+        return f"{value:.2f}×"
+    if claim.metric in PAIRED or claim.of:
         return f"{100 * value:.1f} %"
     return f"{100 * value:+.2f}"
 

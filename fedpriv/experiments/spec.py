@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import UnknownName, UsageError
+from fedpriv.experiments.paired import PAIRED
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
@@ -25,6 +26,8 @@ Metric = Literal[
     "early_accuracy",
     "test_loss_roughness",
     "clients_better",
+    "speed_up",
+    "bytes_saved",
     "upload_bytes",
     "probe",
 ]
@@ -33,8 +36,9 @@ Metric = Literal[
 class Claim(BaseModel):
     """A claim of a paper, and how our number is computed.
 
-    ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with ``metric: clients_better``, that the share of clients
-    with a higher accuracy in A than in B is ``above`` or ``below`` a value. ``of: A`` compares one run's metric with ``above``,
+    ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with a metric of both runs, that it is ``above`` or
+    ``below`` a value: ``clients_better``, the share of clients with a higher accuracy in A than in B; ``speed_up`` and
+    ``bytes_saved``, what A saves until it has B's final accuracy. ``of: A`` compares one run's metric with ``above``,
     ``below``, or, for bytes, which are not random, ``equals`` up to ``within``.
     """
 
@@ -63,15 +67,15 @@ class Claim(BaseModel):
         bounds = [name for name in ("above", "below", "equals") if getattr(self, name) is not None]
         if (self.compare is None) == (self.of is None):
             raise ValueError("give either compare: [A, B] or of: A")
-        if self.metric == "clients_better" and (self.of or bounds not in (["above"], ["below"])):
-            raise ValueError("metric clients_better needs compare: [A, B] and above: or below: a share")
-        if self.metric != "clients_better" and self.compare and bounds:
+        if self.metric in PAIRED and (self.of or bounds not in (["above"], ["below"])):
+            raise ValueError(f"metric {self.metric} needs compare: [A, B] and above: or below: a value")
+        if self.metric not in PAIRED and self.compare and bounds:
             raise ValueError(f"compare takes a margin, not {bounds[0]}")
         if self.of and (len(bounds) != 1 or self.margin):
             raise ValueError("of: A needs one of above, below, equals, and no margin")
         if self.equals is not None and self.metric != "upload_bytes":
             raise ValueError("equals is for upload_bytes only; other metrics need above or below")
-        if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric == "clients_better" else 1):
+        if self.labels.count(BEST_BASELINE) > (0 if self.of or self.metric in PAIRED else 1):
             raise ValueError(f"{BEST_BASELINE} can be used only as one side of a comparison of means")
         return self
 

@@ -111,6 +111,20 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
     assert str(judgement.verdict) == "inconclusive (1 seed)"
 
 
+@pytest.mark.parametrize(("metric", "values"), [("speed_up", {0: 2.0, 1: 0.5}), ("bytes_saved", {0: 0.4, 1: -1.4})])
+def test_what_is_saved_until_the_other_s_final_accuracy(tmp_path: Path, metric: str, values: dict[int, float]) -> None:
+    """FedAvg has its own 0.4 in round 10, after 10,000 bytes; round 0 costs FedRep 1,000 (seed 0) or 4,000."""
+    claim = {"id": "C6", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": metric, "above": 0.3}
+    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1])
+    for seed in (0, 1):
+        write_result(path, "fedavg", seed, {5: 0.1, 10: 0.4, 15: 0.4, 20: 0.4})
+    write_result(path, "fedrep", 0, {5: 0.5, 10: 0.5}, round_zero=1000)
+    write_result(path, "fedrep", 1, {5: 0.1, 10: 0.2, 15: 0.3, 20: 0.3}, round_zero=4000)  # never: all that it took counts
+    experiment = read(path)
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert judgement.values == pytest.approx(values) and judgement.verdict.word == "inconclusive"
+
+
 @pytest.mark.parametrize(
     ("claim", "verdict"),
     [

@@ -13,7 +13,8 @@ from made_results import write_result, write_yaml
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
 from fedpriv.experiments import Result, read, report, results
-from fedpriv.experiments.measures import Comparison, reach
+from fedpriv.experiments.measures import Comparison
+from fedpriv.experiments.paired import reach
 
 RUNS = {name: {"method": {"name": name}} for name in ("fedavg", "fedavg-ft", "fedrep")}
 AVG = {5: 0.1, 10: 0.2, 19: 0.3, 20: 0.5}  # smoothed: 0.1, 0.2, 0.3, 0.4

@@ -68,6 +68,10 @@ CLAIM = {"id": "C3", "statement": "s"}
         ({"runs": FEDAVG, "claims": [{**CLAIM, "of": "fedavg", "equals": 0.8}]}, "equals is for upload_bytes"),
         ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg"] * 2, "above": 0.8}]}, "takes a margin, not above"),
         ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg"] * 2, "metric": "clients_better"}]}, "above: or below:"),
+        (
+            {"runs": FEDAVG, "claims": [{**CLAIM, "of": "fedavg", "metric": "speed_up", "above": 3}]},
+            "metric speed_up needs compare",
+        ),
         ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg"] * 2, "margn": 1}]}, "did you mean 'margin'"),
     ],
 )

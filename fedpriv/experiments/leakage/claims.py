@@ -3,7 +3,8 @@
 A share of images is compared with a bound by its 95 % Wilson interval: **reproduced** if the interval lies on the claimed side,
 **not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts. A claim that one
 error is higher is tested image by image, with errors capped at a grey image's: reproduced if the 95 % interval (Student's t) of
-the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive.
+the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive; also where no attack did better
+than a grey image on any image, as errors that are all capped cannot differ.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def _compared(claim: LeakClaim, cells: Cells) -> Answer:
     differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]
     if n < 2:
         return Answer(claim, Verdict(INCONCLUSIVE, f"{n} images that both attacked"))
+    if not any(error < grey for cell in (first, other) for error, grey in zip(cell.mse[:n], cell.grey[:n], strict=True)):
+        return Answer(claim, Verdict(INCONCLUSIVE, f"on all {n} images both are no better than grey"))
     low, high = mean_interval(differences)
     word = REPRODUCED if low > 0 else NOT_REPRODUCED if high <= 0 else INCONCLUSIVE
     return Answer(claim, Verdict(word, f"{n} images"), difference=statistics.fmean(differences), interval=(low, high))
