@@ -171,7 +171,8 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
         parts += ["### What the merges and the clients reported", traces, _TRACES]
     if comparison.judgements:
         rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
-        parts += ["### What the paper says", table("claim | the paper | ours | each seed | 95 % interval | verdict", rows)]
+        head = "claim | the paper, or what we hold against it | ours | each seed | 95 % interval | verdict"
+        parts += ["### What the paper says", table(head, rows)]
         if len(experiment.seeds) < MIN_SEEDS:
             parts.append(
                 f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
