@@ -23,10 +23,11 @@ _PATH = FilePath()
 )
 @click.option(
     "--features",
-    type=click.Choice(["pooled", "prepool"]),
+    type=click.Choice(["pooled", "prepool", "published"]),
     default="pooled",
     show_default=True,
-    help="The encoder's output, or the feature map before its last pooling (as in L-DAWA's code).",
+    help="The encoder's output; the feature map before its last pooling; or that map with all else as in L-DAWA's code: images "
+    "not normalised, Nesterov momentum, BatchNorm in training mode (100 times the passes: for a GPU).",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the classifier and its batches.")
 @click.option("--device", help="torch device; default: the run's.")
@@ -70,10 +71,8 @@ def probe(
     for name in ("labels", "samples", "accuracy", "logistic regression", "original BatchNorm statistics"):
         table.add_column(name, justify="right")
     for row in result["results"]:
-        as_is = "-" if row["accuracy_as_is"] is None else f"{row['accuracy_as_is']:.1%}"
-        table.add_row(
-            f"{row['fraction']:.3g}", f"{row['samples']:,}", f"{row['accuracy']:.1%}", f"{row['accuracy_logistic']:.1%}", as_is
-        )
+        as_is, logistic = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("accuracy_as_is", "accuracy_logistic"))
+        table.add_row(f"{row['fraction']:.3g}", f"{row['samples']:,}", f"{row['accuracy']:.1%}", logistic, as_is)
     out.print(table)
     chance = f"{result['test_samples']:,} test images, of which the largest class has {result['largest_class']:.1%}"
     out.print(chance, soft_wrap=True)

@@ -2,7 +2,8 @@
 
 The protocol is L-DAWA's, except as noted. Features are computed once, with the net in evaluation mode and without augmentation.
 Before that, BatchNorm's running statistics are re-estimated in one pass over the training images, since averaging over clients
-makes them invalid (L-DAWA's code avoids that by leaving the frozen encoder in training mode). The classifier is trained by SGD
+makes them invalid (L-DAWA's code avoids that by leaving the frozen encoder in training mode:
+:mod:`fedpriv.evaluation.published_probe`). The classifier is trained by SGD
 with momentum for 100 epochs, and tested after the last one. With few labels those epochs are few steps, too few for features of a
 small scale; so the accuracy of a logistic regression on standardised features, fitted to convergence, is reported as well.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +33,7 @@ from fedpriv.seeding import generator, global_rng
 FRACTIONS = (1.0, 0.1, 0.01)
 """Shares of the training labels that the classifier may see (L-DAWA, tables 2 and 3)."""
 Where = Literal["pooled", "prepool"]
+"""The encoder's output, or the flattened input of its last pooling."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Protocol:
     drops: tuple[int, ...] = (60, 80)
     """Epochs after which the learning rate falls to a tenth."""
     batch_size: int = 128
+    nesterov: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,11 @@ class Samples:
     labels: Tensor
 
 
-def samples(dataset: Dataset, shape: Sequence[int], device: torch.device) -> tuple[Samples, Samples]:
+def samples(dataset: Dataset, shape: Sequence[int], device: torch.device, normalised: bool = True) -> tuple[Samples, Samples]:
     """Training and test samples of a data set, resized to ``(C, H, W)`` and normalised by the data set's mean and deviation.
+
+    Args:
+        normalised: false leaves the images in [0, 1].
 
     Raises:
         UsageError: the data set has another number of channels.
@@ -95,7 +102,7 @@ def samples(dataset: Dataset, shape: Sequence[int], device: torch.device) -> tup
             chosen = images[index.to(images.device)].to(device).float() / 255
             if list(chosen.shape[2:]) != sides:
                 chosen = F.interpolate(chosen, sides, mode="bilinear", antialias=True, align_corners=False)
-            return channels_last((chosen - mean) / std)
+            return channels_last((chosen - mean) / std if normalised else chosen)
 
         return Samples(pick, labels.to(device))
 
@@ -127,7 +134,7 @@ def probe(
         UsageError: a fraction leaves a class without a sample, or the encoder has no pooling at its end.
     """
     labels = train.labels.cpu().numpy()
-    chosen = [_choice(labels, fraction) for fraction in fractions]
+    chosen = [choice(labels, fraction) for fraction in fractions]
     plain = copy.deepcopy(encoder).eval().requires_grad_(False)
     versions = [plain]
     if any(isinstance(module, _BatchNorm) for module in plain.modules()):
@@ -172,21 +179,34 @@ def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
 @torch.no_grad()
 def features(encoder: nn.Module, of: Samples, where: Where = "pooled") -> Tensor:
     """``(N, d)`` of all samples, in order."""
+    with seeing(encoder, where) as look:
+        return torch.cat([look(images) for images in _chunks(of)])
+
+
+@contextmanager
+def seeing(encoder: nn.Module, where: Where) -> Iterator[Callable[[Tensor], Tensor]]:
+    """A function from images ``(B, C, H, W)`` to their features ``(B, d)``, which lasts as long as the block.
+
+    Raises:
+        UsageError: the encoder has no pooling at its end, and its input was requested.
+    """
+    if where == "pooled":
+        yield encoder
+        return
+    pools = [module for module in encoder.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
+    if not pools:
+        raise UsageError("features before the pooling need an encoder with average pooling at its end, such as resnet18 or vgg16")
     seen: list[Tensor] = []
-    if where == "prepool":
-        pools = [module for module in encoder.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
-        if not pools:
-            raise UsageError("--features prepool needs an encoder with average pooling at its end, such as resnet18 or vgg16")
-        hook = pools[-1].register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+    hook = pools[-1].register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+
+    def look(images: Tensor) -> Tensor:
+        encoder(images)
+        return seen.pop()
+
     try:
-        for images in _chunks(of):
-            out = encoder(images)
-            if where == "pooled":
-                seen.append(out)
+        yield look
     finally:
-        if where == "prepool":
-            hook.remove()
-    return torch.cat(seen)
+        hook.remove()
 
 
 def _chunks(of: Samples) -> Iterator[Tensor]:
@@ -196,22 +216,35 @@ def _chunks(of: Samples) -> Iterator[Tensor]:
 
 def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) -> nn.Linear:
     """A linear classifier trained on features ``(n, d)``, with its own random generator."""
+    return fit_on(lambda index: x[index], x.shape[1], labels, classes, seed, protocol)
+
+
+def fit_on(
+    look: Callable[[Tensor], Tensor], width: int, labels: Tensor, classes: int, seed: int, protocol: Protocol
+) -> nn.Linear:
+    """As :func:`fit`, on features that are computed when they are needed.
+
+    Args:
+        look: positions ``(B,)`` -> features ``(B, width)``.
+        labels: ``(n,)``.
+    """
     with global_rng(seed, "probe", "classifier"):
-        classifier = nn.Linear(x.shape[1], classes)
-    classifier.to(x.device)
-    optimiser = torch.optim.SGD(classifier.parameters(), lr=protocol.lr, momentum=protocol.momentum)
+        classifier = nn.Linear(width, classes)
+    classifier.to(labels.device)
+    optimiser = torch.optim.SGD(classifier.parameters(), lr=protocol.lr, momentum=protocol.momentum, nesterov=protocol.nesterov)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(protocol.drops))
     draw = generator(seed, "probe", "shuffle")
     for _ in range(protocol.epochs):
-        for index in torch.split(torch.randperm(len(x), generator=draw).to(x.device), protocol.batch_size):
+        for index in torch.split(torch.randperm(len(labels), generator=draw).to(labels.device), protocol.batch_size):
             optimiser.zero_grad()
-            F.cross_entropy(classifier(x[index]), labels[index]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(classifier(look(index)), labels[index]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         schedule.step()
     return classifier.requires_grad_(False)
 
 
-def _choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
+def choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
+    """The positions ``(n,)`` of a share of the samples, always the same, with the classes in proportion."""
     if not 0 < fraction <= 1:
         raise UsageError(f"--fraction {fraction:g}: must be above 0 and at most 1")
     chosen = in_proportion(labels, round(fraction * len(labels)))

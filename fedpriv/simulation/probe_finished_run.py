@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,6 +13,7 @@ from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, samples
 from fedpriv.evaluation.probe_during_run import require_encoder
+from fedpriv.evaluation.published_probe import PUBLISHED, published_probe
 from fedpriv.files import load_tensors, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.reopening import reopened
@@ -23,7 +24,7 @@ def probe_run(
     dataset: str | None = None,
     data_dir: Path | None = None,
     fractions: Sequence[float] | None = None,
-    where: Where = "pooled",
+    features: Where | Literal["published"] = "pooled",
     seed: int = 0,
     device: str | None = None,
 ) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def probe_run(
     Args:
         dataset: another data set than the run's; its images are resized to the encoder's input.
         data_dir: the data folder, if not the run's.
+        features: of which part of the encoder; ``published``: all as in :mod:`fedpriv.evaluation.published_probe`.
 
     Raises:
         UsageError: the run is not finished, its data have changed, the server has no whole encoder, or the data set or a
@@ -50,8 +52,12 @@ def probe_run(
         raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {own.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
     on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
-    train, test = samples(on, own.input_shape, resident.device)
-    found = probe(resident.net.encoder, train, test, len(on.classes), fractions or FRACTIONS, seed, where)
+    train, test = samples(on, own.input_shape, resident.device, normalised=features != "published")
+    encoder, classes, shares_of_labels = resident.net.encoder, len(on.classes), fractions or FRACTIONS
+    if features == "published":
+        found = published_probe(encoder, train, test, classes, shares_of_labels, seed)
+    else:
+        found = probe(encoder, train, test, classes, shares_of_labels, seed, features)
     name = Path(on.name).name
     shares = torch.bincount(test.labels) / len(test.labels)
     facts = {
@@ -59,16 +65,16 @@ def probe_run(
         "run_id": folder.facts["run_id"],
         "dataset": name,
         "trained_on": Path(own.name).name,
-        "features": where,
+        "features": features,
         "seed": seed,
         "train_samples": len(train.labels),
         "test_samples": len(test.labels),
         "largest_class": float(shares.max()),
-        "protocol": asdict(Protocol()),
+        "protocol": asdict(PUBLISHED if features == "published" else Protocol()),
     }
     with folder.writing("the probe"):
         folder.probe.mkdir(exist_ok=True)
         for one in found:
-            file = f"{name}-{one.fraction:g}{'' if where == 'pooled' else '-' + where}.json"
+            file = f"{name}-{one.fraction:g}{'' if features == 'pooled' else '-' + features}.json"
             save_json(folder.probe / file, facts | asdict(one))
     return facts | {"results": [asdict(one) for one in found]}

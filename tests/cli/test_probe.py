@@ -130,7 +130,7 @@ def test_probe_of_a_supervised_run_beats_that_of_random_weights(fedpriv: Fedpriv
     [
         (("--fraction", "0"), "above 0"),
         (("--fraction", "0.001"), "leaves no sample"),
-        (("--features", "prepool", "--fraction", "1"), "needs an encoder with average pooling"),
+        (("--features", "prepool", "--fraction", "1"), "need an encoder with average pooling"),
         (("--dataset", "digts"), "digits"),
     ],
 )

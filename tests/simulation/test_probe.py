@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.linear_probe import Protocol, Samples, features, fit, probe, recalibrated, samples
+from fedpriv.evaluation.published_probe import published_probe
+from fedpriv.seeding import generator
 
 SHORT = Protocol(epochs=8, drops=(5, 7))
 
@@ -89,13 +93,13 @@ def test_the_classifier_is_plain_sgd_with_momentum_and_two_drops() -> None:
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 1438), (0.1, 144), (0.01, 14)])
 def test_fractions_keep_the_classes_in_proportion(fraction: float, count: int) -> None:
-    from fedpriv.evaluation.linear_probe import _choice
+    from fedpriv.evaluation.linear_probe import choice
 
     labels = load_dataset("digits").train_labels.numpy()
-    chosen = _choice(labels, fraction).numpy()
+    chosen = choice(labels, fraction).numpy()
     assert len(chosen) == len(set(chosen.tolist())) == count
     shares = np.bincount(labels[chosen], minlength=10) - fraction * np.bincount(labels)
-    assert np.abs(shares).max() < 1 and np.array_equal(chosen, _choice(labels, fraction).numpy())
+    assert np.abs(shares).max() < 1 and np.array_equal(chosen, choice(labels, fraction).numpy())
 
 
 @pytest.mark.parametrize(("fraction", "said"), [(0.0, "above 0"), (1.5, "at most 1"), (0.002, "leaves no sample of class")])
@@ -134,7 +138,7 @@ def test_features_before_the_pooling() -> None:
     assert features(net, given).shape == (5, 2)
     flat = features(net, given, "prepool")
     assert torch.equal(flat, net[0](given.images(torch.arange(5))).flatten(1).detach())
-    with pytest.raises(UsageError, match="needs an encoder with average pooling"):
+    with pytest.raises(UsageError, match="need an encoder with average pooling"):
         features(nn.Flatten(), given, "prepool")
 
 
@@ -149,5 +153,51 @@ def test_another_data_set_is_resized_and_normalised_by_its_own_colours() -> None
     images = train.images(torch.tensor([0, 3]))
     assert images.shape == (2, 3, 8, 8)
     torch.testing.assert_close(images, torch.full_like(images, 2.0))
+    plain, _ = samples(made((3, 10, 20), 255), (3, 8, 8), torch.device("cpu"), normalised=False)
+    torch.testing.assert_close(plain.images(torch.tensor([0])), torch.ones(1, 3, 8, 8))
     with pytest.raises(UsageError, match="takes images of 1 channel, made has 3"):
         samples(made((3, 8, 8), 0), (1, 8, 8), torch.device("cpu"))
+
+
+class Dimmed(nn.Module):
+    """BatchNorm whose statistics were spoilt, before a pooling that leaves all as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.pool, self.flat = nn.BatchNorm2d(1), nn.AdaptiveAvgPool2d(4), nn.Flatten()
+        self.norm.running_var.fill_(30)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.flat(self.pool(self.norm(x)))
+
+
+def test_the_published_protocol_trains_with_the_batch_s_statistics_and_tests_with_those_of_all_batches() -> None:
+    """Against the loop written out."""
+    train, test, net = planted(60), planted(50, seed=1), Dimmed()
+    before = copy.deepcopy(net.state_dict())
+    protocol = Protocol(epochs=8, drops=(6,), batch_size=20, nesterov=True)
+    (found,) = published_probe(net, train, test, 4, seed=0, protocol=protocol)
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
+    norm, classifier = copy.deepcopy(net.norm), fit(torch.zeros(60, 16), train.labels, 4, 0, Protocol(epochs=0))
+    classifier.requires_grad_(True)
+    optimiser = torch.optim.SGD(classifier.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    draw = generator(0, "probe", "shuffle")
+    for epoch in range(8):
+        optimiser.param_groups[0]["lr"] = 0.001 if epoch >= 6 else 0.01
+        for index in torch.split(torch.randperm(60, generator=draw), 20):
+            optimiser.zero_grad()
+            with torch.no_grad():
+                x = norm.train()(train.images(index)).flatten(1)
+            nn.functional.cross_entropy(classifier(x), train.labels[index]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    scores = classifier(norm.eval()(test.images(torch.arange(50))).flatten(1))
+    assert found.accuracy == pytest.approx(float((scores.argmax(1) == test.labels).double().mean()))
+    assert found.accuracy > 0.9 and (found.accuracy_as_is, found.accuracy_logistic) == (None, None)
+
+
+def test_without_batchnorm_it_is_the_usual_probe_with_nesterov() -> None:
+    train, test = planted(200), planted(100, seed=1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
+    protocol = Protocol(epochs=4, drops=(3,), nesterov=True)
+    usual = probe(net, train, test, 4, (1.0, 0.5), 0, protocol=protocol, logistic=False)
+    assert published_probe(net, train, test, 4, (1.0, 0.5), 0, "pooled", protocol) == usual

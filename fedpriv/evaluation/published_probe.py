@@ -1,0 +1,73 @@
+"""The linear evaluation as L-DAWA's code does it, to compare with its tables (Rehman et al., 2023).
+
+It differs from :func:`fedpriv.evaluation.linear_probe.probe` in five things. The classifier sees the feature map before the last
+pooling (512 x 4 x 4 numbers of a ResNet-18 on 32 x 32 pixels). Images are in [0, 1], although they were normalised in training.
+Momentum is Nesterov's. Only the encoder's weights are frozen: the net is in training mode, so BatchNorm normalises by the batch,
+and its running statistics follow the batches of all epochs; the test uses these, which hides what averaging did to them. And
+since features depend on the batch, the encoder computes them anew in each step: 100 passes over the images in place of one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.client.model import CHUNK
+from fedpriv.evaluation.linear_probe import Probed, Protocol, Samples, Where, choice, fit_on, seeing
+from fedpriv.seeding import global_rng
+
+PUBLISHED = Protocol(nesterov=True)
+
+
+def published_probe(
+    encoder: nn.Module,
+    train: Samples,
+    test: Samples,
+    classes: int,
+    fractions: Sequence[float] = (1.0,),
+    seed: int = 0,
+    where: Where = "prepool",
+    protocol: Protocol = PUBLISHED,
+) -> list[Probed]:
+    """Probe an encoder, which is not changed.
+
+    Args:
+        encoder: (B, C, H, W) -> (B, d).
+        train, test: images that are not normalised (``samples(..., normalised=False)``).
+
+    Returns:
+        a result for each fraction, in their order; without the accuracies that this protocol does not have.
+
+    Raises:
+        UsageError: a fraction leaves a class without a sample, or the encoder has no pooling at its end.
+    """
+    found = []
+    for fraction in fractions:
+        chosen = choice(train.labels.cpu().numpy(), fraction).to(train.labels.device)
+        copied = copy.deepcopy(encoder).requires_grad_(False)
+        with seeing(copied, where) as look, global_rng(seed, "probe", "dropout"):
+            width = look(test.images(torch.arange(1))).shape[1]
+            copied.train()
+            classifier = fit_on(
+                lambda index, chosen=chosen, look=look: look(train.images(chosen[index])),  # type: ignore[misc]
+                width,
+                train.labels[chosen],
+                classes,
+                seed,
+                protocol,
+            )
+            copied.eval()
+            right = [_right(classifier(look(test.images(part))), test.labels[part]) for part in _chunks(len(test.labels))]
+        found.append(Probed(fraction, len(chosen), sum(right) / len(test.labels), None, None))
+    return found
+
+
+def _right(scores: Tensor, labels: Tensor) -> int:
+    return int((scores.argmax(1) == labels).sum())
+
+
+def _chunks(count: int) -> Sequence[Tensor]:
+    return torch.split(torch.arange(count), CHUNK)
