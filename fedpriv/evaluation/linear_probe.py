@@ -3,9 +3,9 @@
 The protocol is L-DAWA's, except as noted. Features are computed once, with the net in evaluation mode and without augmentation.
 Before that, BatchNorm's running statistics are re-estimated in one pass over the training images, since averaging over clients
 makes them invalid (L-DAWA's code avoids that by leaving the frozen encoder in training mode:
-:mod:`fedpriv.evaluation.published_probe`). The classifier is trained by SGD
-with momentum for 100 epochs, and tested after the last one. With few labels those epochs are few steps, too few for features of a
-small scale; so the accuracy of a logistic regression on standardised features, fitted to convergence, is reported as well.
+:mod:`fedpriv.evaluation.published_probe`). The classifier is trained by SGD with momentum for 100 epochs, and tested after the
+last one. With few labels those epochs are few steps, too few for features of a small scale; so the accuracy of a logistic
+regression on standardised features, fitted to convergence, is reported as well.
 """
 
 from __future__ import annotations

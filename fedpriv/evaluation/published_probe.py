@@ -13,10 +13,9 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedpriv.client.model import CHUNK
-from fedpriv.evaluation.linear_probe import Probed, Protocol, Samples, Where, choice, fit_on, seeing
+from fedpriv.evaluation.linear_probe import Probed, Protocol, Samples, Where, choice, features, fit_on, seeing
 from fedpriv.seeding import global_rng
 
 PUBLISHED = Protocol(nesterov=True)
@@ -47,7 +46,7 @@ def published_probe(
     found = []
     for fraction in fractions:
         chosen = choice(train.labels.cpu().numpy(), fraction).to(train.labels.device)
-        copied = copy.deepcopy(encoder).requires_grad_(False)
+        copied = copy.deepcopy(encoder).eval().requires_grad_(False)
         with seeing(copied, where) as look, global_rng(seed, "probe", "dropout"):
             width = look(test.images(torch.arange(1))).shape[1]
             copied.train()
@@ -59,15 +58,6 @@ def published_probe(
                 seed,
                 protocol,
             )
-            copied.eval()
-            right = [_right(classifier(look(test.images(part))), test.labels[part]) for part in _chunks(len(test.labels))]
-        found.append(Probed(fraction, len(chosen), sum(right) / len(test.labels), None, None))
+        right = classifier(features(copied.eval(), test, where)).argmax(1) == test.labels
+        found.append(Probed(fraction, len(chosen), float(right.double().mean()), None, None))
     return found
-
-
-def _right(scores: Tensor, labels: Tensor) -> int:
-    return int((scores.argmax(1) == labels).sum())
-
-
-def _chunks(count: int) -> Sequence[Tensor]:
-    return torch.split(torch.arange(count), CHUNK)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedpriv.experiments.claims import Results
+from fedpriv.experiments.paired import client_differences
 from fedpriv.experiments.results import Result
 
 AGES = (0, 5, 10, 20, 40)
@@ -39,8 +40,7 @@ def gains(results: Results) -> Gains | None:
         if label == alone:
             continue
         for seed in sorted(of_label.keys() & results[alone].keys()):
-            pairs = zip(*(run.summary["accuracy_per_client"] for run in (of_label[seed], results[alone][seed])), strict=True)
-            found.setdefault(label, []).extend(ours - its for ours, its in pairs if ours is not None and its is not None)
+            found.setdefault(label, []).extend(client_differences(of_label[seed], results[alone][seed]))
     return Gains(alone, found) if found else None
 
 

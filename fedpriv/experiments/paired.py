@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 from fedpriv.experiments.results import Result
 
@@ -27,11 +26,15 @@ def reach(result: Result, target: float) -> tuple[int, int] | None:
     return None
 
 
+def client_differences(ours: Result, theirs: Result) -> list[float]:
+    """Accuracy in ``ours`` less that in ``theirs``, of each client that was tested in both."""
+    pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
+    return [a - b for a, b in pairs if a is not None and b is not None]
+
+
 def clients_better(ours: Result, theirs: Result) -> float:
     """Share of the clients with a strictly higher accuracy in ``ours``, among those tested in both."""
-    pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return statistics.fmean(a > b for a, b in known)
+    return statistics.fmean(difference > 0 for difference in client_differences(ours, theirs))
 
 
 def speed_up(ours: Result, theirs: Result) -> float | None:
@@ -40,7 +43,7 @@ def speed_up(ours: Result, theirs: Result) -> float | None:
     If ``ours`` never does, all its rounds count: the value is then an upper bound. ``None`` where ``theirs`` never does.
     """
     its = reach(theirs, theirs.summary["accuracy"])
-    return its and its[0] / (_reached(ours, theirs)[0])
+    return its and its[0] / _reached(ours, theirs)[0]
 
 
 def bytes_saved(ours: Result, theirs: Result) -> float | None:
@@ -54,7 +57,7 @@ def _reached(ours: Result, theirs: Result) -> tuple[int, int]:
     return reach(ours, theirs.summary["accuracy"]) or at_the_end
 
 
-PAIRED: dict[Any, Callable[[Result, Result], float | None]] = {
+PAIRED: dict[str, Callable[[Result, Result], float | None]] = {
     "clients_better": clients_better,
     "speed_up": speed_up,
     "bytes_saved": bytes_saved,

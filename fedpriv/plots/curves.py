@@ -159,8 +159,8 @@ def compare_curves(
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
             sent = [fmean(curve[number][0] for curve in curves) for number in common]
             seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+            by_round = [[curve[number][1] for curve in curves] for number in common]
             for axes, x in (left, common), (right, sent):
-                by_round = [[curve[number][1] for curve in curves] for number in common]
                 axes.plot(x, list(map(fmean, by_round)), color=color, linestyle=line, label=label + seeds, **_marks(x))
                 if len(curves) > 1:
                     axes.fill_between(x, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15, linewidth=0)
