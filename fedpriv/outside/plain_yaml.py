@@ -17,6 +17,10 @@ MOST_REPEATED = 10_000
 LONGEST = 40
 """Digits of an integer."""
 
+_TOO_DEEP = f"nested more than {DEEPEST} levels deep"
+# PyYAML 6.0.4 has a limit of its own (1000), and reads so far ahead that it may reach it before the first event is seen here.
+_LIBRARY_TOO_DEEP = "exceeded maximum nesting depth"
+
 _PATTERNS = {
     "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -66,6 +70,8 @@ def load(text: str) -> Any:
         _check_size(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem == _LIBRARY_TOO_DEEP:
+            raise PlainYamlError(f"{_line(error.problem_mark)}: {_TOO_DEEP}") from None
         raise PlainYamlError(" ".join(str(error).split())) from None
 
 
@@ -74,18 +80,22 @@ def dump(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
 
 
+def _line(mark: Any) -> str:
+    return f"line {mark.line + 1}" if mark else "somewhere"
+
+
 def _check_size(text: str) -> None:
     """Refuse from the document's events, of which there are no more than letters, what would be large once it is composed."""
     sizes, repeated = dict[str, int](), 0
     open_ones: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and values within so far
     for event in yaml.parse(text, _Loader):
-        line = f"line {event.start_mark.line + 1}" if event.start_mark else "somewhere"
+        line = _line(event.start_mark)
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
             raise PlainYamlError(f"{line}: tags such as {event.tag} are not read")
         if isinstance(event, yaml.CollectionStartEvent):
             open_ones.append((event.anchor, 1))
             if len(open_ones) > DEEPEST + 1:
-                raise PlainYamlError(f"{line}: nested more than {DEEPEST} levels deep")
+                raise PlainYamlError(f"{line}: {_TOO_DEEP}")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_ones.pop()

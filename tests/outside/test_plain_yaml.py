@@ -64,6 +64,7 @@ def bomb(levels: int) -> str:
         ("[*b]", r"\*b names nothing"),
         ("[" * 1000 + "]" * 1000, f"more than {DEEPEST} levels"),
         ("[" * 100_000, f"more than {DEEPEST} levels"),
+        ("- " * 2000 + "x", f"more than {DEEPEST} levels"),
         ("{a: " * 1000, f"more than {DEEPEST} levels"),
         ("9" * 5000, "5000 digits"),
         ("!!python/object/apply:os.system [ls]", "tags such as"),
