@@ -133,6 +133,12 @@ class Comparison:
                 }
                 for judgement in self.judgements
             ],
+            "leakage": {
+                f"{label}-s{seed}": result.leakage
+                for label, of_label in self.results.items()
+                for seed, result in of_label.items()
+                if result.leakage
+            },
             "missing": self.missing,
             "complaints": list(self.complaints),
         }

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from fedpriv import plots
 from fedpriv.errors import UsageError
+from fedpriv.experiments import leaks
 from fedpriv.experiments.by_client import AGES, by_age, gains
 from fedpriv.experiments.claims import MIN_SEEDS, Judgement
 from fedpriv.experiments.leakage.comparison import LeakageComparison
@@ -159,6 +160,7 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
         if silent := [row.label for row in comparison.methods if row.mean is None and not row.probe]:
             parts.append(f"No accuracy: {', '.join(silent)} (self-supervised, and not probed).")
         parts += ["### Cost", _cost(comparison.methods), _COST]
+    parts += leaks.section(comparison.results)
     if comparison.to_target:
         parts += [f"### Until the final accuracy of {experiment.target} is reached", *_to_target(comparison)]
     if "plot" in pictures:

@@ -49,6 +49,7 @@ class Result:
             every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
             ``probe_as_is/1``, the same without re-estimated BatchNorm statistics.
         traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
+        leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
     """
 
     label: str
@@ -62,10 +63,11 @@ class Result:
     summary: dict[str, Any]
     curve: dict[str, list[Any]]
     traces: dict[str, list[Any]] = field(default_factory=dict)
+    leakage: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one line per field, so that diffs are readable."""
-        values = asdict(self)
+        values = {name: value for name, value in asdict(self).items() if value or name != "leakage"}
         tables = {name: values.pop(name) for name in ("curve", "traces")}
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
         for table, columns in tables.items():

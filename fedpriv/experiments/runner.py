@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 from fedpriv.errors import FedprivError
+from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, collect, difference, is_finished
 from fedpriv.experiments.spec import Experiment
 from fedpriv.outside.addresses import with_secrets
@@ -153,7 +154,7 @@ class _Runner:
             if stored.exists():
                 result = Result.load(stored)
                 if difference(config, result.config) is None:
-                    return Outcome(label, seed, "done", result.summary["accuracy"])
+                    return self._done(label, seed, result)
             folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
@@ -165,6 +166,16 @@ class _Runner:
             return Outcome(label, seed, "failed", error=str(error))
         except OSError as error:
             return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
+
+    def _done(self, label: str, seed: int, result: Result) -> Outcome:
+        """The outcome of a run with a result, which gets the figures of an audit that was made since."""
+        folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
+        state: State = "done"
+        found = leakage(folder.path)
+        if found and found != result.leakage and difference(self.experiment.config(label, seed), folder.config()) is None:
+            replace(result, leakage=found).write(self.experiment.result_file(label, seed))
+            state = "collected"
+        return Outcome(label, seed, state, result.summary["accuracy"])
 
     def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -212,7 +223,7 @@ class _Runner:
         return Outcome(job.label, job.seed, "failed", error=f"{reason} (log {_short(job.log)})")
 
     def _store(self, label: str, seed: int, folder: RunFolder, state: State) -> Outcome:
-        result = collect(folder, label)
+        result = replace(collect(folder, label), leakage=leakage(folder.path))
         result.write(self.experiment.result_file(label, seed))
         return Outcome(label, seed, state, result.summary["accuracy"])
 

@@ -1,0 +1,116 @@
+"""What ``fedpriv audit`` found in an experiment's run, stored with its result: accuracy, bytes and leakage of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.text.verdict import best_reading
+from fedpriv.audit.verdict import best_attempt, counted
+from fedpriv.experiments.markdown import table
+from fedpriv.experiments.results import Result
+from fedpriv.files import Damaged, load_json
+
+Found = Mapping[str, Any]
+
+TITLE = "### What the messages leak"
+TEXT = """By `fedpriv audit` of the same runs, from what crossed the wire. Round: of the samples behind one client's message of
+that round, those that the best attack reconstructed. One sample each: the same for simulated clients with a single sample.
+Members: area under the curve of the best membership attack on the last kept round; the interval holds for all attacks at once,
+and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
+layer's gradient or the class centres; by shadows: F1 of the classes found by a classifier that was trained on the messages of
+simulated clients, and in brackets of the better guess without the message (every class, or those that most simulated clients
+hold). A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
+
+
+def leakage(run_dir: Path) -> dict[str, Any]:
+    """The figures of the audit in a run's folder, as JSON.
+
+    Returns:
+        ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts);
+        ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low`` and ``high`` of the best membership
+        attack; ``classes``: ``exact`` of ``of`` messages, by the last layer's gradient or the class centres (``None``: neither
+        was sent); ``classes_by_shadows``; and the audit's ``options``. Empty where the run was not audited.
+    """
+    try:
+        audit = load_json(run_dir / "audit" / "audit.json")
+    except Damaged:  # or not there
+        return {}
+    run = next((one for one in audit["runs"] if one["name"] == run_dir.name), None)
+    if run is None:
+        return {}
+    targets = [_target(one) for one in (*run["attacks"], *(run.get("texts") or []))]
+    singles = [one for one in targets if one["kind"] != "message"]
+    best = max(run["membership"], key=lambda one: one["auc"], default=None)
+    return {
+        "answer": run["answer"]["words"],
+        "messages": [one for one in targets if one["kind"] == "message"],
+        "singles": max(singles, key=lambda one: (one["recovered"] or 0) / one["samples"], default=None),
+        "members": best and {"attack": best["attack"], "auc": best["auc"], **best["together"]},
+        "classes": _classes(run["labels"]),
+        "classes_by_shadows": run["label_shadow"],
+        "options": audit["options"],
+    }
+
+
+def _target(one: Found) -> dict[str, Any]:
+    """A message, or the clients with one sample each, and how many of its samples the best attack recovered."""
+    if "images" in one:
+        samples, best = one["images"], best_attempt(one)
+        hit = best and counted(best)
+    else:
+        samples, best = one["texts"], best_reading(one)
+        hit = best and best["exact"]
+    return {
+        **{name: one[name] for name in ("kind", "round", "client")},
+        "samples": samples,
+        "recovered": hit and hit["successes"],
+        "attack": best and best["attacker"],
+    }
+
+
+def _classes(labels: Sequence[Found]) -> dict[str, int] | None:
+    if all(one["how"] == NO_RULE for one in labels):
+        return None
+    return {"exact": sum(bool(one["exact"]) for one in labels), "of": len(labels)}
+
+
+def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
+    """A table with a row for each result of an audited run; empty where there is none."""
+    audited = [result for of_label in results.values() for _, result in sorted(of_label.items()) if result.leakage]
+    if not audited:
+        return []
+    rounds = sorted({one["round"] for result in audited for one in result.leakage["messages"]})
+    head = [
+        "method",
+        "seed",
+        "answer",
+        *(f"round {number}" for number in rounds),
+        "one sample each",
+        "members",
+        "classes by rule",
+        "by shadows",
+    ]
+    return [TITLE, table(" | ".join(head), [_row(result, rounds) for result in audited]), TEXT]
+
+
+def _row(result: Result, rounds: Sequence[int]) -> list[str]:
+    found = result.leakage
+    messages = {one["round"]: one for one in found["messages"]}
+    members, classes, shadows = found["members"], found["classes"], found["classes_by_shadows"]
+    return [
+        result.label,
+        str(result.seed),
+        found["answer"],
+        *(_recovered(messages.get(number)) for number in rounds),
+        _recovered(found["singles"]),
+        f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f})" if members else "–",
+        f"{classes['exact']} of {classes['of']}" if classes else "–",
+        f"{shadows['f1']:.2f} ({max(shadows['majority_f1'], shadows['all_f1']):.2f})" if shadows else "–",
+    ]
+
+
+def _recovered(one: Found | None) -> str:
+    return "–" if one is None or one["recovered"] is None else f"{one['recovered']} of {one['samples']}"

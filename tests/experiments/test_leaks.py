@@ -1,0 +1,91 @@
+"""What an audit found is stored with a run's result, and is a table of the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_results import BASE, play, write_result, write_yaml
+
+import fedpriv
+from fedpriv.experiments import Result, read, report, run
+from fedpriv.experiments.leaks import leakage
+from fedpriv.experiments.spec import Experiment
+
+FOUND: dict[str, Any] = {
+    "answer": "Members were identified",
+    "messages": [
+        {"kind": "message", "round": 1, "client": 0, "samples": 72, "recovered": 13, "attack": "analytic"},
+        {"kind": "message", "round": 20, "client": 3, "samples": 70, "recovered": None, "attack": None},
+    ],
+    "singles": {"kind": "single image", "round": 1, "client": 0, "samples": 24, "recovered": 0, "attack": "known-head"},
+    "members": {"attack": "LiRA", "auc": 0.804, "low": 0.71, "high": 0.86, "of": 12},
+    "classes": {"exact": 2, "of": 6},
+    "classes_by_shadows": {"f1": 0.5, "majority_f1": 0.1, "all_f1": 0.3},
+    "options": {"messages": 3},
+}
+
+
+def with_audit(path: Path, found: dict[str, Any]) -> None:
+    replace(Result.load(path), leakage=found).write(path)
+
+
+def test_the_report_has_a_row_for_each_audited_run(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1, 2])
+    results = [write_result(path, "fedavg", seed, {10: 0.5, 20: 0.7}) for seed in (0, 1, 2)]
+    found = report(path)
+    assert found["experiments"][0]["leakage"] == {} and "leak" not in Path(found["report"]).read_text()
+    with_audit(results[0], FOUND)
+    nothing = {"members": None, "classes": None, "classes_by_shadows": None, "singles": None}
+    with_audit(results[2], FOUND | nothing | {"answer": "Leakage not known", "messages": FOUND["messages"][1:]})
+    found = report(path)
+    assert found["experiments"][0]["leakage"]["fedavg-s0"] == FOUND
+    text = Path(found["report"]).read_text()
+    assert "| method | seed | answer | round 1 | round 20 | one sample each | members | classes by rule | by shadows |" in text
+    row = "| fedavg | 0 | Members were identified | 13 of 72 | – | 0 of 24 | 0.80 (0.71 to 0.86) | 2 of 6 | 0.50 (0.30) |"
+    assert row in text
+    assert "| fedavg | 2 | Leakage not known | – | – | – | – | – | – |" in text and "| fedavg | 1 | " not in text
+
+
+def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
+    assert leakage(tmp_path) == {}
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.json").write_text('{"runs": [')
+    assert leakage(tmp_path) == {}
+    (tmp_path / "audit" / "audit.json").write_text('{"runs": [{"name": "another run"}]}')
+    assert leakage(tmp_path) == {}
+
+
+def stored(experiment: Experiment) -> dict[str, Any]:
+    return Result.load(experiment.result_file("fedavg", 0)).leakage
+
+
+@pytest.mark.slow
+def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> None:
+    base = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
+    path, runs_dir = write_yaml(tmp_path / "paper", base=base, runs={"fedavg": {"method": {"name": "fedavg"}}}), tmp_path / "runs"
+    experiment = read(path)
+    play(experiment, runs_dir, "fedavg")
+    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert stored(experiment) == {} and "leakage" not in experiment.result_file("fedavg", 0).read_text()
+
+    folder = experiment.run_dir(runs_dir, "fedavg", 0)
+    fedpriv.audit(folder, messages=1, label_shadows=0, membership_shadows=0, singles=1)
+    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["done"]
+
+    found, audited = stored(experiment), json.loads((folder / "audit" / "audit.json").read_text())["runs"][0]
+    assert found["answer"] == audited["answer"]["words"]
+    (message,) = found["messages"]
+    assert (message["round"], message["samples"]) == (1, next(a["images"] for a in audited["attacks"] if a["kind"] == "message"))
+    best = audited["best"]["single image"]
+    assert found["singles"]["recovered"] == best["success"]["successes"] == best["success"]["n"] == found["singles"]["samples"]
+    assert found["members"] is None and found["classes_by_shadows"] is None
+    assert found["classes"] == {"exact": sum(one["exact"] for one in audited["labels"]), "of": len(audited["labels"])}
+
+    experiment.result_file("fedavg", 0).unlink()
+    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert stored(experiment) == found
