@@ -15,17 +15,22 @@ SMALLEST = 16
 
 
 def two_conv_two_fc(
-    input_shape: Shape, channels: tuple[int, int], widths: tuple[int, int], dropout: float | None = None
+    input_shape: Shape,
+    channels: tuple[int, int],
+    widths: tuple[int, int],
+    dropout: float | None = None,
+    batch_norm: bool = False,
 ) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, widths[1])."""
+    """(B, C, H, W) -> (B, widths[1]); with BatchNorm, each convolution has it."""
     height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(input_shape[0], channels[0], 5),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(channels[0], channels[1], 5),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (into, out) in enumerate(((input_shape[0], channels[0]), channels), start=1):
+        layers[f"conv{number}"] = nn.Conv2d(into, out, 5)
+        if batch_norm:
+            layers[f"bn{number}"] = nn.BatchNorm2d(out)
+        layers[f"pool{number}"] = nn.MaxPool2d(2)
+        layers[f"relu{number}"] = nn.ReLU()
+    layers.update(
         flatten=nn.Flatten(),
         fc1=nn.Linear(channels[1] * height * width, widths[0]),
         relu3=nn.ReLU(),
@@ -43,6 +48,18 @@ def two_conv_two_fc(
 def cnn10(input_shape: Shape) -> tuple[nn.Module, int]:
     """64 and 64 channels, 120 and 64 units; the fifth layer of the released net is the head here."""
     return two_conv_two_fc(input_shape, (64, 64), (120, 64))
+
+
+@register_model(
+    "cnn10_batchnorm",
+    input_shape=(3, 32, 32),
+    classes=10,
+    smallest=SMALLEST,
+    source="cnn10 with BatchNorm after its convolutions",
+)
+def cnn10_batchnorm(input_shape: Shape) -> tuple[nn.Module, int]:
+    """As re-implementations of FedRep have it; the released net has none."""
+    return two_conv_two_fc(input_shape, (64, 64), (120, 64), batch_norm=True)
 
 
 @register_model("cnn100", input_shape=(3, 32, 32), classes=100, smallest=SMALLEST, source="FedRep's CIFAR-100 net (4.2 MB)")

@@ -40,6 +40,7 @@ def seeded(name: str, shape: tuple[int, ...], classes: int, projection: int | No
     ("name", "shape", "classes", "projection", "encoder", "projector", "head"),
     [
         ("cnn10", (3, 32, 32), 10, 128, 307_192, 12_480, 1_290),
+        ("cnn10_batchnorm", (3, 32, 32), 10, 128, 307_192 + 2 * 2 * 64, 12_480, 1_290),
         ("cnn100", (3, 32, 32), 100, 128, 1_062_144, 33_024, 12_900),
         ("cnn100_64", (3, 32, 32), 100, 128, 550_080, 33_024, 12_900),
         ("mlp_lineage", (1, 28, 28), 10, 128, 549_696, 12_480, 1_290),
