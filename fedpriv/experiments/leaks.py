@@ -22,7 +22,7 @@ Members: area under the curve of the best membership attack on the last kept rou
 and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
 layer's gradient or the class centres; by shadows: F1 of the classes found by a classifier that was trained on the messages of
 simulated clients, and in brackets of the better guess without the message (every class, or those that most simulated clients
-hold). A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
+hold), in the first of these rounds. A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
 
 
 def leakage(run_dir: Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _target(one: Found) -> dict[str, Any]:
         hit = best and best["exact"]
     return {
         **{name: one[name] for name in ("kind", "round", "client")},
-        "samples": samples,
+        "samples": hit["n"] if hit else samples,  # an attack may have been tried on some of them
         "recovered": hit and hit["successes"],
         "attack": best and best["attacker"],
     }

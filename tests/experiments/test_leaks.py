@@ -59,6 +59,18 @@ def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
     assert leakage(tmp_path) == {}
 
 
+def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
+    rate = {"successes": 5, "n": 6, "low": 0.4, "high": 1.0, "share": 5 / 6}
+    tried = {"attacker": "dlg", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
+    attack = {"kind": "single image", "round": 1, "client": 0, "images": 72, "attempts": [tried]}
+    run = {"name": tmp_path.name, "attacks": [attack], "membership": [], "labels": [], "label_shadow": None}
+    audit = {"runs": [run | {"answer": {"words": "Single samples leak"}}], "options": {}}
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.json").write_text(json.dumps(audit))
+    found = leakage(tmp_path)["singles"]
+    assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
+
+
 def stored(experiment: Experiment) -> dict[str, Any]:
     return Result.load(experiment.result_file("fedavg", 0)).leakage
 
