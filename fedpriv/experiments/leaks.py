@@ -10,7 +10,7 @@ from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import best_attempt, counted
 from fedpriv.experiments.markdown import table
-from fedpriv.experiments.results import Result
+from fedpriv.experiments.results import Result, rounded
 from fedpriv.files import Damaged, load_json
 
 Found = Mapping[str, Any]
@@ -44,7 +44,7 @@ def leakage(run_dir: Path) -> dict[str, Any]:
     targets = [_target(one) for one in (*run["attacks"], *(run.get("texts") or []))]
     singles = [one for one in targets if one["kind"] != "message"]
     best = max(run["membership"], key=lambda one: one["auc"], default=None)
-    return {
+    found = {
         "answer": run["answer"]["words"],
         "messages": [one for one in targets if one["kind"] == "message"],
         "singles": max(singles, key=lambda one: (one["recovered"] or 0) / one["samples"], default=None),
@@ -53,6 +53,7 @@ def leakage(run_dir: Path) -> dict[str, Any]:
         "classes_by_shadows": run["label_shadow"],
         "options": audit["options"],
     }
+    return {name: rounded(value) for name, value in found.items()}
 
 
 def _target(one: Found) -> dict[str, Any]:

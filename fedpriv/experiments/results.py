@@ -148,7 +148,7 @@ def collect(folder: RunFolder, label: str) -> Result:
         traces=_traces(records),
     )
     # The config is not rounded: a variance of 8.4e-7 would become 1e-6, and the result would not match the run.
-    return Result(**{name: value if name == "config" else _rounded(value) for name, value in asdict(result).items()})
+    return Result(**{name: value if name == "config" else rounded(value) for name, value in asdict(result).items()})
 
 
 def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
@@ -175,13 +175,13 @@ def _traces(records: Sequence[Record]) -> dict[str, list[Any]]:
     return {name: [metrics.get(name) for metrics in rounds] for name in names}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Floats rounded to 6 digits; ``None`` for those that are not finite, which JSON cannot represent."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _portable(config: RunConfig) -> dict[str, Any]:
