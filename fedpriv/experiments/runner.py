@@ -150,12 +150,12 @@ class _Runner:
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
         """Return a run's outcome if it is done or can be collected, else start its process."""
         config, stored = self.experiment.config(label, seed), self.experiment.result_file(label, seed)
+        folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
         try:
             if stored.exists():
                 result = Result.load(stored)
                 if difference(config, result.config) is None:
-                    return self._done(label, seed, result)
-            folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
+                    return self._done(label, seed, result, folder)
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
                     raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")
@@ -167,9 +167,8 @@ class _Runner:
         except OSError as error:
             return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
 
-    def _done(self, label: str, seed: int, result: Result) -> Outcome:
+    def _done(self, label: str, seed: int, result: Result, folder: RunFolder) -> Outcome:
         """The outcome of a run with a result, which gets the figures of an audit that was made since."""
-        folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
         state: State = "done"
         found = leakage(folder.path)
         if found and found != result.leakage and difference(self.experiment.config(label, seed), folder.config()) is None:
