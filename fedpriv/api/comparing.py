@@ -69,31 +69,24 @@ def figures(folder: Path) -> dict[str, Any]:
         "partition_hash": facts.get("partition_hash"),
         "defence": defence(read_yaml(folder / "config.yaml")),
         "epsilon": (reached.get("privacy") or {}).get("epsilon"),
-        **leakage(folder, facts["run_id"]),
+        **leakage(folder),
     }
 
 
-def leakage(folder: Path, run_id: str) -> dict[str, Any]:
+def leakage(folder: Path) -> dict[str, Any]:
     """What the run's audit found, in three figures; all ``None``: it was not audited.
 
     Raises:
         UsageError: the report in the folder is not one.
     """
-    from fedpriv.errors import UsageError
+    from fedpriv.tracking.folder import audit_of
 
-    path, found = folder / "audit" / "audit.json", dict.fromkeys(("answer", "recovered", "membership_auc"))
-    if not path.exists():
-        return found
-    from fedpriv.audit.conditions import MEASURES
-    from fedpriv.tracking.folder import read_json
-
-    try:
-        run = next((one for one in read_json(path)["runs"] if one["run_id"] == run_id), None)
+    with audit_of(folder) as run:
         if run is None:
-            return found
+            return dict.fromkeys(("answer", "recovered", "membership_auc"))
+        from fedpriv.audit.conditions import MEASURES
+
         return {"answer": str(run["answer"]["words"]), **{name: MEASURES[name](run) for name in ("recovered", "membership_auc")}}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UsageError(f"{path} is not what fedpriv writes") from None
 
 
 def summary(folder: Path) -> dict[str, Any]:

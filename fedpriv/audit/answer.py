@@ -23,7 +23,7 @@ from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
-from fedpriv.audit.membership.verdict import few_false_alarms, of_attacks
+from fedpriv.audit.membership.verdict import best_attack, few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.audit.verdict import best_attempt, copied, counted, of_images, of_labels
 
@@ -147,10 +147,9 @@ def _words(run: Found) -> Iterator[Finding]:
 
 
 def _members(run: Found) -> Iterator[Finding]:
-    if run["membership"]:
-        best = max(run["membership"], key=lambda one: one["auc"])
-        if best["together"]["low"] > 0.5 or few_false_alarms(run["membership"]):
-            yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
+    best = best_attack(run["membership"])
+    if best is not None and (best["together"]["low"] > 0.5 or few_false_alarms(run["membership"])):
+        yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
 
 
 def _beyond_copies(attack: Found) -> bool:

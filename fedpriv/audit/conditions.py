@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedpriv.audit.membership.verdict import best_attack
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import best_attempt, counted
 from fedpriv.errors import UsageError
@@ -33,7 +34,8 @@ def _recovered(run: Found) -> float | None:
 
 
 def _membership(run: Found) -> float | None:
-    return max((one["auc"] for one in run["membership"] if one["auc"] is not None), default=None)
+    best = best_attack(run["membership"])
+    return None if best is None else float(best["auc"])
 
 
 def _epsilon(run: Found) -> float | None:

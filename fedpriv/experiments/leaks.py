@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.verdict import NO_RULE, best_attack
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import best_attempt, counted
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
-from fedpriv.files import Damaged, load_json
+from fedpriv.tracking.folder import audit_of
 
 Found = Mapping[str, Any]
 
@@ -33,27 +33,27 @@ def leakage(run_dir: Path) -> dict[str, Any]:
         ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low`` and ``high`` of the best membership
         attack; ``classes``: ``exact`` of ``of`` messages, by the last layer's gradient or the class centres (``None``: neither
         was sent); ``classes_by_shadows``; and the audit's ``options``. Empty where the run was not audited.
+
+    Raises:
+        UsageError: the report in the folder is not what fedpriv writes.
     """
-    try:
-        audit = load_json(run_dir / "audit" / "audit.json")
-    except Damaged:  # or not there
-        return {}
-    run = next((one for one in audit["runs"] if one["name"] == run_dir.name), None)
-    if run is None:
-        return {}
+    with audit_of(run_dir) as run:
+        return {name: rounded(value) for name, value in _figures(run).items()} if run else {}
+
+
+def _figures(run: Found) -> dict[str, Any]:
     targets = [_target(one) for one in (*run["attacks"], *(run.get("texts") or []))]
     singles = [one for one in targets if one["kind"] != "message"]
-    best = max(run["membership"], key=lambda one: one["auc"], default=None)
-    found = {
+    best = best_attack(run["membership"])
+    return {
         "answer": run["answer"]["words"],
         "messages": [one for one in targets if one["kind"] == "message"],
         "singles": max(singles, key=lambda one: (one["recovered"] or 0) / one["samples"], default=None),
         "members": best and {"attack": best["attack"], "auc": best["auc"], **best["together"]},
         "classes": _classes(run["labels"]),
         "classes_by_shadows": run["label_shadow"],
-        "options": audit["options"],
+        "options": run["options"],
     }
-    return {name: rounded(value) for name, value in found.items()}
 
 
 def _target(one: Found) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,26 @@ def _sound(lines: Sequence[bytes]) -> Iterator[Record]:
 def read_records(run_dir: Path) -> list[Record]:
     """All records of a run, one per round in order; ``Damaged`` where one is not known any more."""
     return RunFolder(run_dir).records()
+
+
+@contextmanager
+def audit_of(run_dir: Path) -> Iterator[dict[str, Any] | None]:
+    """What an audit found in a run, with the audit's ``options``, for a block that reads it; ``None``: it was not audited.
+
+    Raises:
+        UsageError: the report is not what fedpriv writes; also where the block misses something in it.
+    """
+    path = run_dir / "audit" / "audit.json"
+    if not path.exists():
+        yield None
+        return
+    run_id = read_run(run_dir)["run_id"]
+    try:
+        audit = read_json(path)
+        found = next((one for one in audit["runs"] if one["run_id"] == run_id), None)
+        yield found and {**found, "options": audit.get("options")}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} is not what fedpriv writes") from None
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

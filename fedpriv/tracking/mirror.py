@@ -21,7 +21,7 @@ from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
-from fedpriv.tracking.folder import read_json, read_lines, read_records, read_run
+from fedpriv.tracking.folder import audit_of, read_json, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
     STATUS,
@@ -315,10 +315,8 @@ class _Copy:
                 self._send_summary(read_json(path))
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
-                try:
-                    values = audit_values(read_json(path), self.facts["run_id"])
-                except (AttributeError, KeyError, TypeError, ValueError):
-                    raise UsageError(f"{path} is not what fedpriv writes") from None
+                with audit_of(self.run_dir) as found:
+                    values = audit_values(found) if found else {}
                 self._log(as_points(values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(read_json(path)), int(time.time() * 1000), 0))

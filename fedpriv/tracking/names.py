@@ -102,22 +102,19 @@ def summary_values(summary: dict[str, Any]) -> dict[str, float]:
     return {f"final/{key}": value for key, value in values.items()}
 
 
-def audit_values(audit: dict[str, Any], run_id: str) -> dict[str, float]:
-    """MLflow's metrics from ``audit.json``, under ``audit/``: the leakage, for a table of runs."""
+def audit_values(run: dict[str, Any]) -> dict[str, float]:
+    """MLflow's metrics from an audit's findings in a run, under ``audit/``: the leakage, for a table of runs."""
     values: dict[str, float | None] = {}
-    for run in audit["runs"]:
-        if run["run_id"] != run_id:
-            continue
-        for kind, most in run["best"].items():
-            values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
-        for kind, read in (run.get("best_of_texts") or {}).items():
-            place = kind.replace(" ", "_")
-            values[f"token_recall_from_{place}"] = read and read["recall"]
-            values[f"token_precision_from_{place}"] = read and read["precision"]
-            values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
-        if run["labels"]:
-            values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
-        values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
+    for kind, most in run["best"].items():
+        values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
+    for kind, read in (run.get("best_of_texts") or {}).items():
+        place = kind.replace(" ", "_")
+        values[f"token_recall_from_{place}"] = read and read["recall"]
+        values[f"token_precision_from_{place}"] = read and read["precision"]
+        values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
+    if run["labels"]:
+        values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
+    values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 

@@ -50,23 +50,39 @@ def test_the_report_has_a_row_for_each_audited_run(tmp_path: Path) -> None:
     assert "| fedavg | 2 | Leakage not known | – | – | – | – | – | – |" in text and "| fedavg | 1 | " not in text
 
 
+def with_report(folder: Path, text: str) -> None:
+    """Make the folder that of an audited run, with this for the audit's findings."""
+    if not (folder / "run.json").exists():
+        (folder / "run.json").write_text('{"run_id": "run"}')
+    (folder / "audit").mkdir()
+    (folder / "audit" / "audit.json").write_text(text)
+
+
 def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
+    assert leakage(tmp_path / "no folder") == leakage(tmp_path) == {}
+    with_report(tmp_path, '{"runs": [{"run_id": "another run"}]}')
     assert leakage(tmp_path) == {}
-    (tmp_path / "audit").mkdir()
-    (tmp_path / "audit" / "audit.json").write_text('{"runs": [')
-    assert leakage(tmp_path) == {}
-    (tmp_path / "audit" / "audit.json").write_text('{"runs": [{"name": "another run"}]}')
-    assert leakage(tmp_path) == {}
+
+
+@pytest.mark.parametrize("report", ['{"runs": [', '{"runs": {"attacks": 1}}', '{"runs": [{"run_id": "run", "attacks": []}]}'])
+def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str, tmp_path: Path) -> None:
+    experiment = read(write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1]))
+    for seed in (0, 1):
+        play(experiment, tmp_path / "runs", "fedavg", seed)
+    folder = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
+    with_report(folder, report.replace('"run"', f'"{folder.name}"'))
+    damaged, whole = run(experiment, tmp_path / "runs", workers=0)
+    assert (damaged.state, whole.state) == ("failed", "collected")
+    assert damaged.error is not None and str(folder / "audit" / "audit.json") in damaged.error
 
 
 def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
     rate = {"successes": 5, "n": 6, "low": 0.4, "high": 1.0, "share": 5 / 6}
     tried = {"attacker": "dlg", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
     attack = {"kind": "single image", "round": 1, "client": 0, "images": 72, "attempts": [tried]}
-    run = {"name": tmp_path.name, "attacks": [attack], "membership": [], "labels": [], "label_shadow": None}
+    run = {"run_id": "run", "attacks": [attack], "membership": [], "labels": [], "label_shadow": None}
     audit = {"runs": [run | {"answer": {"words": "Single samples leak"}}], "options": {}}
-    (tmp_path / "audit").mkdir()
-    (tmp_path / "audit" / "audit.json").write_text(json.dumps(audit))
+    with_report(tmp_path, json.dumps(audit))
     found = leakage(tmp_path)["singles"]
     assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
 

@@ -56,13 +56,20 @@ def _known(target: Found, what: str, best: tuple[str, Found] | None) -> list[dic
     return [{"round": target["round"], "client": target["client"], "what": what, "attacker": best[0], "known": dict(best[1])}]
 
 
+def best_attack(attacks: Sequence[Found]) -> Found | None:
+    """The membership attack of the largest area under the curve; ``None``: there is none."""
+    return max((one for one in attacks if one["auc"] is not None), key=lambda one: one["auc"], default=None)
+
+
 def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
     """The sentence on the best of some membership attacks.
 
     Args:
+        attacks: at least one.
         besides: samples were reconstructed, which are members.
     """
-    best, count = max(attacks, key=lambda one: one["auc"]), len(attacks)
+    best, count = best_attack(attacks), len(attacks)
+    assert best is not None
     interval = f"95 % interval {best['together']['low']:.2f} to {best['together']['high']:.2f}"
     held = f", which holds for the best of {count}" if count > 1 else ""
     area = f"AUC {best['auc']:.2f}, {interval}{held}; 0.5 is guessing"

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
+from fedpriv.audit.membership.verdict import best_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
@@ -91,7 +92,7 @@ def _environment(**settings: Any) -> Environment:
     made.globals |= {
         "interval_of": _interval_of,
         "labels_found": _labels_found,
-        "best_membership": _best_membership,
+        "best_membership_attack": best_attack,
         "is_best": _is_best,
     }
     made.globals |= {"keys_of": _keys_of, "values_of": _values_of, "because": _because, "best_reading": best_reading}
@@ -113,10 +114,6 @@ def _interval_of(share: float | None, n: int) -> str:
         return formats.NOTHING
     rate = wilson(round(share * n), n)
     return formats.span(rate.low, rate.high)
-
-
-def _best_membership(run: Found) -> Found | None:
-    return max((m for m in run["membership"] if m["auc"] is not None), key=lambda m: m["auc"], default=None)
 
 
 def _is_best(run: Found, attack: Found, attempt: Found) -> bool:
