@@ -13,16 +13,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.tracking import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":")  # by repetition of the palette
+MARKERS = "os^DvPX*<>dph"
 
 _STYLE: Any = {
     "font.size": 12,
@@ -140,6 +144,8 @@ def compare_curves(
 ) -> None:
     """Draw several runs: accuracy over rounds and over the bytes sent so far, and against leakage, side by side.
 
+    The legend has them in the order of their accuracies at the end. A run of a single evaluation is a hollow mark.
+
     Args:
         runs: label -> the records of each run (each seed) with that label. Of several seeds the line is the mean over the rounds
             that all of them evaluated, and the band goes from the lowest to the highest.
@@ -151,19 +157,19 @@ def compare_curves(
     def draw(figure: Figure) -> None:
         left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
         for index, (label, group) in enumerate(runs.items()):
-            color, line = PALETTE[index % len(PALETTE)], LINES[index // len(PALETTE) % len(LINES)]
             curves = [curve for records in group if (curve := _curve(records))]
             if not curves:
-                left.plot([], [], color=color, linestyle=line, label=f"{label} (no accuracy)")
+                left.plot([], [], label=f"{label} (no accuracy)", **_look(index, 0))
                 continue
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
             sent = [fmean(curve[number][0] for curve in curves) for number in common]
             seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
             by_round = [[curve[number][1] for curve in curves] for number in common]
             for axes, x in (left, common), (right, sent):
-                axes.plot(x, list(map(fmean, by_round)), color=color, linestyle=line, label=label + seeds, **_marks(x))
+                axes.plot(x, list(map(fmean, by_round)), label=label + seeds, **(look := _look(index, len(x))))
                 if len(curves) > 1:
-                    axes.fill_between(x, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15, linewidth=0)
+                    low, high = list(map(min, by_round)), list(map(max, by_round))
+                    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         left.set_title("Accuracy by round")
         left.set_xlabel("round")
         _whole_rounds(left)
@@ -175,12 +181,14 @@ def compare_curves(
         right.set_ylabel("")
         for axes in third:
             for label, points in audited.items():
-                color = PALETTE[list(runs).index(label) % len(PALETTE)]
-                axes.plot([100 * x for x, _ in points], [y for _, y in points], "o", color=color, markersize=9)
+                look = _look(list(runs).index(label), len(points))
+                share, accuracy = [100 * x for x, _ in points], [y for _, y in points]
+                axes.plot(share, accuracy, look["marker"], color=look["color"], markersize=9)
             axes.set_title("Accuracy against leakage")
             axes.set_xlabel("samples that an attack recovered, %")
             axes.set_xlim(-4, 104)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(runs)))
+        lines = sorted(left.get_lines(), key=_end, reverse=True)
+        figure.legend(handles=lines, loc="outside lower center", ncols=min(3, len(runs)))
 
     save(draw, path, (16 if audited else 11, 5 + 0.25 * (len(runs) // 3)))
 
@@ -202,6 +210,22 @@ def _clients(record: Record) -> list[float | None]:
 def _bytes(record: Record) -> float:
     metrics = record["metrics"]
     return float(metrics.get("total_bytes_up", 0) + metrics.get("total_bytes_down", 0))
+
+
+def _look(index: int, points: int) -> dict[str, Any]:
+    """Of the curve with this number among several: neighbours mark other points, so that both are seen where they coincide."""
+    look = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
+    if points == 1:
+        return look | {"linestyle": "none", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 2}
+    line = LINES[index // len(PALETTE) % len(LINES)]
+    every = max(2, points // 6)
+    return look | {"linestyle": line, "markersize": 6, "markevery": (index % every, every)}
+
+
+def _end(line: Line2D) -> float:
+    """The last height of a curve; below all others where it has none."""
+    heights = np.asarray(line.get_ydata(), dtype=float)
+    return float(heights[-1]) if len(heights) else -math.inf
 
 
 def _marks(points: Sequence[Any]) -> dict[str, Any]:

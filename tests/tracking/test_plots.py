@@ -57,6 +57,21 @@ def test_compare_curves(tmp_path: Path) -> None:
     assert drawn(tmp_path / "compare.png")
 
 
+def test_runs_that_coincide_are_both_seen(tmp_path: Path) -> None:
+    same = records(20)
+    for name, runs in {"one": {"a": [same]}, "both": {"a": [same], "b": [same]}}.items():
+        compare_curves(runs, tmp_path / f"{name}.png")
+
+    def colors(name: str) -> set[object]:
+        with Image.open(tmp_path / f"{name}.png") as image:
+            curves = image.convert("RGB").crop((0, 0, image.width, 2 * image.height // 3))  # without the legend
+            return {color for _, color in curves.getcolors(1 << 24) or []}
+
+    blue, orange = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+    assert blue in colors("one") and orange not in colors("one")
+    assert {blue, orange} <= colors("both")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("probed", [False, True])
 def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) -> None:
