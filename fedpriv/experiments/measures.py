@@ -139,6 +139,7 @@ class Comparison:
                 for seed, result in of_label.items()
                 if result.leakage
             },
+            "total": len(self.experiment.select()),
             "missing": self.missing,
             "complaints": list(self.complaints),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -22,6 +23,7 @@ from fedpriv.experiments.leakage.render import section as leakage_section
 from fedpriv.experiments.leakage.spec import describes_cells, read_leakage
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.experiments.measures import Comparison, MethodRow
+from fedpriv.experiments.overview import anchor, overview, place
 from fedpriv.experiments.paired import PAIRED, WINDOW
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment, read
@@ -75,7 +77,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         UsageError: there is no YAML, or one is not valid.
     """
     if path.is_dir():
-        files = sorted(path.glob("*.yaml"))
+        files = sorted(path.glob("*.yaml"), key=place)
         if not files:
             raise UsageError(f"no experiment (*.yaml) in {path}")
         output, name = output or path / "REPORT.md", path.absolute().name
@@ -86,14 +88,15 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         "Written by `fedpriv experiment report`; edit the YAML, not this file.",
         _RULE,
     ]
-    data, waiting = [], []
+    data, done, waiting = [], [], []
     for file in files:
         record, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
         data.append(record)
         if len(section) > 1:
-            parts += section
+            done += [anchor(record), *section]
         else:
             waiting += section
+    parts += [*(overview(data) if len(data) > 1 else []), *done]
     if waiting:
         parts += ["## Not run yet", bullets(waiting)]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +322,7 @@ def _number(claim: Claim, value: float) -> str:
 
 def _provenance(results: Sequence[Result]) -> str:
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
-    commits = sorted({result.git_commit or "not recorded" for result in results})
+    commits = sorted({re.sub(r"^(\w{12})\w*", r"\1", result.git_commit or "not recorded") for result in results})
     partitions = sorted({(result.seed, result.partition_hash[:12]) for result in results})
     devices = sorted({result.device for result in results})
     return (

@@ -84,6 +84,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
+    section: int | None = Field(None, description="place in the folder's report; those without one follow, by file name")
     base: dict[str, Any] = {}
     runs: dict[str, dict[str, Any]] = Field(min_length=1)
     seeds: list[NonNegativeInt] = Field(min_length=1)

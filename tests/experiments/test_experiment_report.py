@@ -163,3 +163,33 @@ def test_command(yaml_file: Path) -> None:
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no experiment"):
         report(tmp_path)
+
+
+def test_a_folders_report_begins_with_every_verdict(tmp_path: Path) -> None:
+    claims = [
+        {"id": "C10", "statement": "Above FedAvg.", "compare": ["fedrep", "fedavg"]},
+        {"id": "C9", "statement": "Far above FedAvg.", "compare": ["fedrep", "fedavg"], "margin": 0.5},
+        {"id": "extra", "statement": "Ours: below FedRep.", "compare": ["fedavg", "fedrep"]},
+    ]
+    runs = {name: RUNS[name] for name in ("fedavg", "fedrep")}
+    first = write_yaml(tmp_path / "paper", "later", runs=runs, seeds=[0, 1, 2], claims=claims[:1], section=1, title="First")
+    second = write_yaml(tmp_path / "paper", "early", runs=runs, seeds=[0, 1, 2], claims=claims, title="Second")
+    write_yaml(tmp_path / "paper", "never", runs=runs, claims=[claims[0] | {"id": "C1"}], title="Third")
+    for seed in (0, 1, 2):
+        for path in (first, second):
+            write_result(path, "fedavg", seed, AVG)
+        write_result(second, "fedrep", seed, REP)
+    text = Path(report(tmp_path / "paper")["report"]).read_text()
+    glance = text[text.index("## At a glance") : text.index("## First")]
+    assert [line for line in glance.splitlines() if line.startswith("| ")] == [
+        "| experiment | done |",
+        "| --- | --- |",
+        "| [First](#later) | 3 of 6 |",
+        "| [Second](#early) | 6 of 6 |",
+        "| Third | 0 of 2 |",
+        "| claim | the paper | verdict |",
+        "| --- | --- | --- |",
+        "| C9 | Far above FedAvg. | not reproduced ([early](#early)) |",
+        "| C10 | Above FedAvg. | inconclusive ([later](#later)), reproduced ([early](#early)) |",
+    ]
+    assert '<a id="later"></a>\n\n## First' in text and text.index("## First") < text.index("## Second")

@@ -96,6 +96,7 @@ class LeakageComparison:
                 }
                 for one in self.answers
             ],
+            "total": len(self.experiment.cells),
             "missing": self.missing,
             "complaints": list(self.complaints),
         }

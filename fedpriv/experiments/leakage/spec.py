@@ -73,6 +73,7 @@ class LeakClaim(_Section):
 
 class _File(_Section):
     title: str
+    section: int | None = None
     base: dict[str, Any] = {}
     cells: dict[str, dict[str, Any]] = Field(min_length=1)
     tables: tuple[Table, ...] = ()
