@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
 from fedpriv.experiments.paired import reach
-from fedpriv.experiments.results import Result, difference
+from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
+from fedpriv.experiments.stored import stored_results
 
 
 @dataclass(frozen=True)
@@ -66,35 +66,13 @@ class TargetRow:
     tested_at_end: bool
 
 
-def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]], list[str]]:
-    """The valid results beside the YAML, and a line on each that is not valid."""
-    results: dict[str, dict[int, Result]] = {label: {} for label in experiment.configs}
-    complaints = []
-    for label, seed in experiment.select():
-        path = experiment.result_file(label, seed)
-        if not path.exists():
-            continue
-        try:
-            result = Result.load(path)
-            other = difference(experiment.config(label, seed), result.config)
-        except UsageError as error:
-            other = str(error)
-        if other is None:
-            results[label][seed] = result
-        else:
-            complaints.append(f"{label}-s{seed} is left out: {other}")
-    for seed in experiment.seeds:
-        if len({of_label[seed].partition_hash for of_label in results.values() if seed in of_label}) > 1:
-            complaints.append(f"seed {seed}: the methods ran on different partitions, so their differences are not paired")
-    return results, complaints
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """The results of an experiment so far."""
+    """The results of an experiment so far; ``others``: as of :func:`stored_results`."""
 
     experiment: Experiment
     results: Results
+    others: Mapping[str, str]
     complaints: Sequence[str]
     methods: Sequence[MethodRow]
     to_target: Sequence[TargetRow]
@@ -103,15 +81,20 @@ class Comparison:
     @classmethod
     def of(cls, experiment: Experiment) -> Comparison:
         """From the results stored beside the YAML."""
-        results, complaints = stored_results(experiment)
+        results, others, complaints = stored_results(experiment)
         to_target = target_rows(results, experiment.target) if experiment.target else []
         judgements = [judge(claim, results) for claim in experiment.claims]
-        return cls(experiment, results, complaints, method_rows(results), to_target, judgements)
+        return cls(experiment, results, others, complaints, method_rows(results), to_target, judgements)
 
     @property
     def missing(self) -> list[str]:
         """Runs without a valid result, as ``<label>-s<seed>``."""
         return [f"{label}-s{seed}" for label, seed in self.experiment.select() if seed not in self.results[label]]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a result, besides those that are other experiments'."""
+        return len(self.others) < sum(map(len, self.results.values()))
 
     def as_data(self) -> dict[str, Any]:
         """The comparison as JSON."""
@@ -139,8 +122,10 @@ class Comparison:
                 for seed, result in of_label.items()
                 if result.leakage
             },
+            "begun": self.begun,
             "total": len(self.experiment.select()),
             "missing": self.missing,
+            "others": dict(self.others),
             "complaints": list(self.complaints),
         }
 

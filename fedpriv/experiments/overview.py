@@ -14,8 +14,8 @@ from fedpriv.experiments.markdown import table
 OURS = "Ours:"
 """What the statement of a claim that is not the paper's begins with."""
 
-_REST = """Verdicts by experiment; the sections have the figures and what differs from the paper. Claims that are held against
-experiments without a run are in their YAML."""
+_REST = """Verdicts by experiment; the sections have the figures and what differs from the paper. Claims that no run has been held
+against yet are in the YAML."""
 
 Record = Mapping[str, Any]
 """An experiment as a report says it as data."""
@@ -36,12 +36,12 @@ def overview(records: Sequence[Record]) -> list[str]:
     """Paragraphs: a table of the experiments, and one of the paper's claims that some runs were held against, by id."""
     parts = [
         "## At a glance",
-        table("experiment | done", [(_linked(one, one["title"]), f"{_done(one)} of {one['total']}") for one in records]),
+        table("experiment | done", [(_linked(one, one["title"]), _done(one)) for one in records]),
     ]
     found: dict[str, tuple[str, dict[str, list[Record]]]] = {}
     for record in records:
-        for claim in record["claims"] if _done(record) else []:
-            if not claim["statement"].startswith(OURS):
+        for claim in record["claims"] if record["begun"] else []:
+            if claim.get("values") != {} and not claim["statement"].startswith(OURS):
                 _, verdicts = found.setdefault(claim["id"], (claim["statement"], {}))
                 verdicts.setdefault(claim["verdict"], []).append(record)
     rows = [(id, " ".join(found[id][0].split()), _verdicts(found[id][1])) for id in sorted(found, key=_by_number)]
@@ -60,12 +60,12 @@ def _by_number(id: str) -> list[int | str]:
 
 
 def _linked(record: Record, text: str) -> str:
-    return f"[{text}](#{_name(record)})" if _done(record) else text
+    return f"[{text}](#{_name(record)})" if record["begun"] else text
 
 
 def _name(record: Record) -> str:
     return Path(record["file"]).stem
 
 
-def _done(record: Record) -> int:
-    return int(record["total"] - len(record["missing"]))
+def _done(record: Record) -> str:
+    return f"{record['total'] - len(record['missing'])} of {record['total']}"

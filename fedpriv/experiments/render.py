@@ -150,13 +150,15 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     experiment, missing = comparison.experiment, comparison.missing
     total = len(experiment.select())
     claims = f"{len(experiment.claims)} claim{'s' * (len(experiment.claims) != 1)}"
-    if not comparison.methods and not comparison.complaints:
+    if not comparison.begun and not comparison.complaints:
         return [f"{experiment.title}: {total} runs, {claims} and what differs, in `{experiment.path.name}`."]
     parts = [f"## {experiment.title}"]
     if missing:
         named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {named}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
+    if comparison.others:
+        parts.append(_others(comparison))
     if comparison.methods:
         parts += _accuracy([row for row in comparison.methods if row.mean is not None])
         parts += _probe([row for row in comparison.methods if row.probe])
@@ -189,6 +191,15 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     if comparison.methods:
         parts.append(_provenance([result for of_label in comparison.results.values() for result in of_label.values()]))
     return parts
+
+
+def _others(comparison: Comparison) -> str:
+    """What is said of results that are other experiments'."""
+    runs: dict[str, list[str]] = {}
+    for name, other in comparison.others.items():
+        runs.setdefault(other, []).append(name)
+    told = "; ".join(f"{', '.join(names)} of `{other}.yaml`" for other, names in sorted(runs.items()))
+    return f"Runs of the same config in other experiments of this folder: {told}."
 
 
 def _probe(rows: Sequence[MethodRow]) -> list[str]:

@@ -20,6 +20,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, collect, difference, is_finished
 from fedpriv.experiments.spec import Experiment
+from fedpriv.experiments.stored import elsewhere
 from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
 from fedpriv.server.run_folder import RunFolder
@@ -156,6 +157,8 @@ class _Runner:
                 result = Result.load(stored)
                 if difference(config, result.config) is None:
                     return self._done(label, seed, result, folder)
+            elif (found := elsewhere(self.experiment, label, seed)) is not None:
+                return Outcome(label, seed, "done", found[0].summary["accuracy"])
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
                     raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")

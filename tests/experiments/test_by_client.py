@@ -10,7 +10,7 @@ from made_results import write_result, write_yaml
 
 from fedpriv.experiments import Result, read, report
 from fedpriv.experiments.by_client import AGES, by_age, gains
-from fedpriv.experiments.measures import stored_results
+from fedpriv.experiments.stored import stored_results
 
 RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedrep")}
 FLAT = {10: 0.5, 20: 0.5}
@@ -35,7 +35,7 @@ def with_turns(path: Path, label: str, seed: int, turns: list[int | None], at_en
 
 
 def test_gains_are_of_the_same_client_and_seed(yaml_file: Path) -> None:
-    results, _ = stored_results(read(yaml_file))
+    results, *_ = stored_results(read(yaml_file))
     found = gains(results)
     assert found is not None and found.alone == "local" and list(found.of) == ["fedavg", "fedrep"]
     assert found.of["fedavg"] == pytest.approx([-0.4] * 4)

@@ -12,8 +12,8 @@ from made_results import write_result, write_yaml
 from fedpriv.config import load_config
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import Judgement, decide, judge, mean_interval, metric
-from fedpriv.experiments.measures import stored_results
 from fedpriv.experiments.results import difference
+from fedpriv.experiments.stored import stored_results
 
 RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
 

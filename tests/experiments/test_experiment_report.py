@@ -12,7 +12,7 @@ from made_results import write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
-from fedpriv.experiments import Result, read, report, results
+from fedpriv.experiments import Result, read, report, results, run
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.paired import reach
 
@@ -172,19 +172,20 @@ def test_a_folders_report_begins_with_every_verdict(tmp_path: Path) -> None:
         {"id": "extra", "statement": "Ours: below FedRep.", "compare": ["fedavg", "fedrep"]},
     ]
     runs = {name: RUNS[name] for name in ("fedavg", "fedrep")}
-    first = write_yaml(tmp_path / "paper", "later", runs=runs, seeds=[0, 1, 2], claims=claims[:1], section=1, title="First")
+    first = write_yaml(tmp_path / "paper", "later", runs=runs, seeds=[0, 7], claims=claims[:1], section=1, title="First")
     second = write_yaml(tmp_path / "paper", "early", runs=runs, seeds=[0, 1, 2], claims=claims, title="Second")
-    write_yaml(tmp_path / "paper", "never", runs=runs, claims=[claims[0] | {"id": "C1"}], title="Third")
+    write_yaml(tmp_path / "paper", "never", runs=runs, seeds=[5], claims=[claims[0] | {"id": "C1"}], title="Third")
     for seed in (0, 1, 2):
-        for path in (first, second):
-            write_result(path, "fedavg", seed, AVG)
+        write_result(second, "fedavg", seed, AVG)
         write_result(second, "fedrep", seed, REP)
+    write_result(first, "fedavg", 0, AVG)
+    write_result(first, "fedrep", 0, REP)
     text = Path(report(tmp_path / "paper")["report"]).read_text()
     glance = text[text.index("## At a glance") : text.index("## First")]
     assert [line for line in glance.splitlines() if line.startswith("| ")] == [
         "| experiment | done |",
         "| --- | --- |",
-        "| [First](#later) | 3 of 6 |",
+        "| [First](#later) | 2 of 4 |",
         "| [Second](#early) | 6 of 6 |",
         "| Third | 0 of 2 |",
         "| claim | the paper | verdict |",
@@ -193,3 +194,31 @@ def test_a_folders_report_begins_with_every_verdict(tmp_path: Path) -> None:
         "| C10 | Above FedAvg. | inconclusive ([later](#later)), reproduced ([early](#early)) |",
     ]
     assert '<a id="later"></a>\n\n## First' in text and text.index("## First") < text.index("## Second")
+
+
+def test_a_run_in_two_experiments_has_one_result(tmp_path: Path) -> None:
+    runs = {"baseline": RUNS["fedavg"], "fedrep": RUNS["fedrep"]}
+    first = write_yaml(tmp_path / "paper", "first", runs={"fedavg": RUNS["fedavg"]}, seeds=[0, 1], target=None)
+    second = write_yaml(tmp_path / "paper", "second", runs=runs, seeds=[0, 1])
+    longer = write_yaml(tmp_path / "paper", "longer", runs={"fedavg": {"method": {"name": "fedavg"}, "train": {"rounds": 30}}})
+    write_result(first, "fedavg", 0, AVG)
+    assert "## Not run yet" in Path(report(second)["report"]).read_text()
+    write_result(second, "fedrep", 0, REP)
+    comparison = Comparison.of(read(second))
+    assert comparison.others == {"baseline-s0": "first"}
+    assert comparison.results["baseline"][0].label == "baseline" and comparison.methods[0].accuracy == pytest.approx({0: 0.4})
+    assert comparison.missing == ["baseline-s1", "fedrep-s1"]
+    assert Comparison.of(read(longer)).others == {}, "another number of rounds"
+    told = "Runs of the same config in other experiments of this folder: baseline-s0 of `first.yaml`."
+    assert told in Path(report(second)["report"]).read_text()
+    done = run(read(second), tmp_path / "runs", workers=0)
+    assert [(one.name, one.state) for one in done if one.label == "baseline"] == [
+        ("baseline-s0", "done"),
+        ("baseline-s1", "left"),
+    ]
+
+    write_result(second, "baseline", 0, REP)
+    assert Comparison.of(read(second)).others == {}, "its own result counts first"
+    write_result(second, "baseline", 0, {20: 0.5}).unlink()
+    (tmp_path / "paper" / "results" / "first" / "fedavg-s0.json").write_text('{"label": "fedavg"}')
+    assert Comparison.of(read(second)).others == {}, "what is no result is passed over"

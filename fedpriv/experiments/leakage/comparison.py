@@ -13,8 +13,8 @@ from fedpriv.experiments.claims import mean_interval, metric
 from fedpriv.experiments.leakage.claims import Answer, Cells, answer, best_attack
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
-from fedpriv.experiments.measures import stored_results
 from fedpriv.experiments.spec import read
+from fedpriv.experiments.stored import stored_results
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class LeakageComparison:
                 }
                 for one in self.answers
             ],
+            "begun": bool(self.cells),
             "total": len(self.experiment.cells),
             "missing": self.missing,
             "complaints": list(self.complaints),
@@ -125,7 +126,7 @@ def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
     """The cost by run of the cost experiment, over the seeds that it and the undefended run have finished."""
     if experiment.costs is None:
         return {}, []
-    results, complaints = stored_results(read(experiment.path.parent / experiment.costs.file))
+    results, _, complaints = stored_results(read(experiment.path.parent / experiment.costs.file))
     undefended = results[experiment.costs.undefended]
     costs = {}
     for run, of_run in results.items():
