@@ -1,7 +1,7 @@
 """Experiments, one YAML per table or figure of a paper: the runs, the results as data, the comparison with the paper."""
 
 from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
-from fedpriv.experiments.render import report
+from fedpriv.experiments.page.render import report
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.runner import run
 from fedpriv.experiments.spec import Experiment, read

@@ -12,7 +12,7 @@ from fedpriv.errors import UsageError
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import metric
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.render import report
+from fedpriv.experiments.page.render import report
 from fedpriv.experiments.results import collect
 from fedpriv.experiments.runner import run
 

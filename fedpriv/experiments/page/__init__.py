@@ -1,0 +1,1 @@
+"""The comparison with the paper as Markdown and pictures: the report of a folder or of an experiment."""

@@ -1,0 +1,232 @@
+"""The tables of an experiment's section: paragraphs of a heading, a table and the text that explains it; none without results."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rich.filesize import decimal
+
+from fedpriv.experiments.by_client import AGES, by_age
+from fedpriv.experiments.claims import MIN_SEEDS, Judgement
+from fedpriv.experiments.markdown import table
+from fedpriv.experiments.measures import Comparison
+from fedpriv.experiments.paired import PAIRED, WINDOW
+from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment
+
+_TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
+rounds is at least the target of the same seed. Where only every fifth round is evaluated, that mean is a single evaluation, and
+the round is known to within 5. Ratios are means over the seeds at which both runs reach it. *Rounds saved* is the paper's traffic
+saving, as if a round cost every method the same; *bytes* are those counted, both ways, round 0 included."""
+_COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
+benchmark: machines and their load varied."""
+_AGES = """Percent; in brackets the number of clients, of all seeds. After the last round, by the number of rounds since a
+client's last turn: its private part is that old, while the model that it is tested with is new."""
+_TRACES = """Mean over all rounds and seeds (least to greatest round); tensor by tensor in the results only."""
+_WHAT = {
+    "accuracy": "",
+    "worst_tenth": " in the worst tenth",
+    "fresh_head": " with fresh heads",
+    "global_accuracy": " (global model)",
+    "early_accuracy": " in the first quarter of the rounds",
+    "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
+    "upload_bytes": ", one upload",
+    "probe": " (linear probe)",
+}
+_WHAT_OF_TWO = {
+    "clients_better": "of the clients better off with {} than with {}",
+    "speed_up": "fewer rounds of {} to the final accuracy of {}",
+    "bytes_saved": "of the bytes saved by {} to the final accuracy of {}",
+}
+
+
+def others(comparison: Comparison) -> list[str]:
+    """Which results are other experiments'."""
+    runs: dict[str, list[str]] = {}
+    for name, other in comparison.others.items():
+        runs.setdefault(other, []).append(name)
+    told = "; ".join(f"{', '.join(names)} of `{other}.yaml`" for other, names in sorted(runs.items()))
+    return [f"Runs of the same config in other experiments of this folder: {told}."] if told else []
+
+
+def probe(comparison: Comparison) -> list[str]:
+    """The accuracy of linear classifiers, and which runs have no accuracy at all."""
+    silent = [row.label for row in comparison.methods if row.mean is None and not row.probe]
+    none = [f"No accuracy: {', '.join(silent)} (self-supervised, and not probed)."] if silent else []
+    if not (rows := [row for row in comparison.methods if row.probe]):
+        return none
+    shares = sorted({share for row in rows for share in row.probe}, key=float, reverse=True)
+    cells = [
+        (row.label, *(_by_seed({seed: _percent(value) for seed, value in row.probe.get(share, {}).items()}) for share in shares))
+        for row in rows
+    ]
+    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, each seed" for share in shares)])
+    text = "Percent. Accuracy on all test images of a linear classifier on the frozen encoder after the last round."
+    return ["### Linear probe", table(head, cells), text, *none]
+
+
+def accuracy(comparison: Comparison) -> list[str]:
+    """The clients' accuracy by method."""
+    if not (rows := [row for row in comparison.methods if row.mean is not None]):
+        return []
+    best, last = max(row.mean or 0.0 for row in rows), max(row.averaged_rounds for row in rows)
+    fresh = any(row.fresh_head is not None for row in rows)
+    cells = [
+        (
+            row.label + (" ¹" if row.averaged_rounds < last else ""),
+            f"**{_percent(row.mean)}**" if row.mean == best else _percent(row.mean),
+            "–" if row.sd is None else f"{100 * row.sd:.2f}",
+            _by_seed({seed: _percent(value) for seed, value in row.accuracy.items()}),
+            _percent(row.worst_tenth),
+            *([_percent(row.fresh_head)] if fresh else []),
+            _percent(row.global_accuracy),
+            _by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
+        )
+        for row in rows
+    ]
+    texts = [
+        f"Percent. Accuracy: mean over all clients and over the last {last} rounds. Worst tenth: of the clients. A client "
+        "that was never sampled is tested with the initial head, where it has one of its own."
+    ]
+    if any(row.averaged_rounds < last for row in rows):
+        texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
+    if fresh:
+        texts.append("Fresh heads: after the last round, with each client's head trained further on the present encoder.")
+    columns = ["method", "accuracy", "sd over seeds", "each seed", "worst tenth", *(["fresh heads"] if fresh else [])]
+    head = " | ".join([*columns, "global model, server's test set", "clients never trained"])
+    return ["### Accuracy", table(head, cells), *texts]
+
+
+def cost(comparison: Comparison) -> list[str]:
+    """Bytes and seconds by method."""
+    cells = []
+    for row in comparison.methods:
+        traffic = [_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
+        cells.append((row.label, row.rounds, *traffic, _bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
+    head = "method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds"
+    return ["### Cost", table(head, cells), _COST] if cells else []
+
+
+def to_target(comparison: Comparison) -> list[str]:
+    """Rounds and bytes until the target's accuracy, by method."""
+    if not comparison.to_target:
+        return []
+    cells = []
+    for row in comparison.to_target:
+        reached = [count for count in row.bytes.values() if count is not None]
+        rounds = _by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()})
+        cells.append(
+            (
+                row.label,
+                "tested after the last round only" if row.tested_at_end else rounds,
+                "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
+                "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:.1f} %",
+                "–" if not reached else _bytes(statistics.fmean(reached)),
+                "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
+            )
+        )
+    targets = comparison.results[comparison.experiment.target or ""]
+    levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
+    head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
+    heading = f"### Until the final accuracy of {comparison.experiment.target} is reached"
+    return [heading, table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+
+
+def ages(comparison: Comparison) -> list[str]:
+    """Accuracy by the rounds since a client's last turn, by method."""
+    if not (aged := by_age(comparison.results)):
+        return []
+    spans = [f"{first} to {following - 1}" for first, following in pairwise(AGES)] + [f"{AGES[-1]} and more"]
+    cells = [
+        (label, *(f"{_percent(mean)} ({count})" if count else "–" for count, mean in groups)) for label, groups in aged.items()
+    ]
+    head = " | ".join(["method", *(f"{span} rounds" for span in spans)])
+    return ["### Accuracy by the age of a client's last turn", table(head, cells), _AGES]
+
+
+def traces(comparison: Comparison) -> list[str]:
+    """A row for each number that was reported, a column for each method that reported any."""
+    seen: dict[str, dict[str, list[float]]] = {}
+    for label, of_label in comparison.results.items():
+        for result in of_label.values():
+            for name, column in result.traces.items():
+                if name.count("/") == 1:
+                    seen.setdefault(name, {}).setdefault(label, []).extend(value for value in column if value is not None)
+    labels = [label for label in comparison.results if any(label in of_name for of_name in seen.values())]
+    cells = [(name, *(_range(of_name.get(label, [])) for label in labels)) for name, of_name in seen.items()]
+    heading = "### What the merges and the clients reported"
+    return [heading, table(" | ".join(["reported", *labels]), cells), _TRACES] if cells else []
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3g} ({min(values):.3g} to {max(values):.3g})" if values else "–"
+
+
+def claims(comparison: Comparison) -> list[str]:
+    """Our number and the verdict, by claim."""
+    if not comparison.judgements:
+        return []
+    experiment = comparison.experiment
+    rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
+    head = "claim | the paper, or what we hold against it | ours | each seed | 95 % interval | verdict"
+    few = f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
+    return ["### What the paper says", table(head, rows), *([few] if len(experiment.seeds) < MIN_SEEDS else [])]
+
+
+def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
+    claim = judgement.claim
+    names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
+    if claim.metric in _WHAT_OF_TWO:
+        unit = _WHAT_OF_TWO[claim.metric].format(*names)
+    else:
+        best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
+        unit = " − ".join(names) + best + _WHAT[claim.metric]
+    low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
+    return (
+        claim.id,
+        " ".join(claim.statement.split()),
+        f"– ({unit})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {unit}",
+        _by_seed({seed: _number(claim, value) for seed, value in judgement.values.items()}),
+        f"[{low_high}]" if low_high else "–",
+        str(judgement.verdict),
+    )
+
+
+def _number(claim: Claim, value: float) -> str:
+    if claim.metric == "upload_bytes":
+        return _bytes(value, 3) if value >= 0 else f"-{_bytes(-value, 3)}"
+    if claim.metric == "test_loss_roughness":
+        return f"{value:+.4f} nats"
+    if claim.metric == "speed_up":
+        return f"{value:.2f}×"
+    if claim.metric in PAIRED or claim.of:
+        return f"{100 * value:.1f} %"
+    return f"{100 * value:+.2f}"
+
+
+def provenance(comparison: Comparison) -> list[str]:
+    """With what the results were made."""
+    if not (results := [result for of_label in comparison.results.values() for result in of_label.values()]):
+        return []
+    versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
+    commits = sorted({re.sub(r"^(\w{12})\w*", r"\1", result.git_commit or "not recorded") for result in results})
+    partitions = sorted({(result.seed, result.partition_hash[:12]) for result in results})
+    devices = sorted({result.device for result in results})
+    return [
+        f"Run with {'; '.join(versions)}; commit {', '.join(commits)}; device {', '.join(devices)}; "
+        f"partitions {', '.join(f'{digest} (seed {seed})' for seed, digest in partitions)}."
+    ]
+
+
+def _by_seed(values: Mapping[int, str]) -> str:
+    return ", ".join(values[seed] for seed in sorted(values)) or "–"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _bytes(value: float, precision: int = 1) -> str:
+    return "0" if not value else str(decimal(round(value), precision=precision))
