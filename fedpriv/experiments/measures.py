@@ -68,7 +68,7 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of an experiment so far; ``others``: as of :func:`stored_results`."""
+    """The results of an experiment so far; ``others``: run -> the run of another experiment whose result it is."""
 
     experiment: Experiment
     results: Results
@@ -93,8 +93,9 @@ class Comparison:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a result, besides those that are other experiments'."""
-        return len(self.others) < sum(map(len, self.results.values()))
+        """Whether there is something to report: a result of its own, valid or not, or all results."""
+        own = sum(map(len, self.results.values())) - len(self.others)
+        return own > 0 or bool(self.complaints) or not self.missing
 
     def as_data(self) -> dict[str, Any]:
         """The comparison as JSON."""
@@ -111,6 +112,7 @@ class Comparison:
                     "values": dict(judgement.values),
                     "mean": judgement.mean,
                     "interval": judgement.interval,
+                    "tested": bool(judgement.values),
                     "verdict": judgement.verdict.word,
                     "remark": judgement.verdict.remark,
                 }

@@ -156,9 +156,10 @@ class _Runner:
             if stored.exists():
                 result = Result.load(stored)
                 if difference(config, result.config) is None:
-                    return self._done(label, seed, result, folder)
-            elif (found := elsewhere(self.experiment, label, seed)) is not None:
-                return Outcome(label, seed, "done", found[0].summary["accuracy"])
+                    return self._done(label, seed, result, stored, folder)
+            if (found := elsewhere(self.experiment, label, seed)) is not None:
+                self.say(f"{label}-s{seed}: is {found[1].parent.name}/{found[1].stem}, whose result counts")
+                return self._done(label, seed, *found, folder)
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
                     raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")
@@ -170,12 +171,16 @@ class _Runner:
         except OSError as error:
             return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
 
-    def _done(self, label: str, seed: int, result: Result, folder: RunFolder) -> Outcome:
-        """The outcome of a run with a result, which gets the figures of an audit that was made since."""
+    def _done(self, label: str, seed: int, result: Result, stored: Path, folder: RunFolder) -> Outcome:
+        """The outcome of a run with a result, which gets the figures of an audit that was made since.
+
+        Args:
+            stored: the file of the result, which may be another experiment's.
+        """
         state: State = "done"
         found = leakage(folder.path)
         if found and found != result.leakage and difference(self.experiment.config(label, seed), folder.config()) is None:
-            replace(result, leakage=found).write(self.experiment.result_file(label, seed))
+            replace(Result.load(stored), leakage=found).write(stored)
             state = "collected"
         return Outcome(label, seed, state, result.summary["accuracy"])
 

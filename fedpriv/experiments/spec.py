@@ -84,7 +84,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
-    section: int | None = Field(None, description="place in the folder's report; those without one follow, by file name")
+    section: int | None = None
     base: dict[str, Any] = {}
     runs: dict[str, dict[str, Any]] = Field(min_length=1)
     seeds: list[NonNegativeInt] = Field(min_length=1)
@@ -99,6 +99,7 @@ class Experiment:
     """An experiment, as its YAML describes it.
 
     Attributes:
+        section: its place in the folder's report; those without one follow, by file name.
         configs: label -> config, without the seed.
         target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
         meaning: interpretation of the results, written by hand.
@@ -107,6 +108,7 @@ class Experiment:
 
     path: Path
     title: str
+    section: int | None
     configs: Mapping[str, RunConfig]
     seeds: tuple[int, ...]
     target: str | None
@@ -161,7 +163,8 @@ def read(path: Path) -> Experiment:
     target = file.target or ("fedavg" if "fedavg" in configs and objective_of(configs["fedavg"]).labels else None)
     if target is not None and not objective_of(configs[target]).labels:
         raise UsageError(f"target of {path}: run {target} is self-supervised and has no accuracy to reach")
-    return Experiment(path, file.title, configs, tuple(file.seeds), target, claims, tuple(file.meaning), tuple(file.notes))
+    texts = (tuple(file.meaning), tuple(file.notes))
+    return Experiment(path, file.title, file.section, configs, tuple(file.seeds), target, claims, *texts)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class _Frontier:
         """Train and audit points with a seed."""
         configs = {one.label: one.config for one in points}
         self._points |= {one.label: one for one in points}
-        runs = _Grid(self.folder / "frontier.yaml", "frontier", configs, (seed,), None, (), (), ())
+        runs = _Grid(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
         for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say):
             if outcome.state in ("interrupted", "left"):
                 raise KeyboardInterrupt

@@ -165,8 +165,9 @@ def compare_curves(
             sent = [fmean(curve[number][0] for curve in curves) for number in common]
             seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
             by_round = [[curve[number][1] for curve in curves] for number in common]
+            look = _look(index, len(common))
             for axes, x in (left, common), (right, sent):
-                axes.plot(x, list(map(fmean, by_round)), label=label + seeds, **(look := _look(index, len(x))))
+                axes.plot(x, list(map(fmean, by_round)), label=label + seeds, **look)
                 if len(curves) > 1:
                     low, high = list(map(min, by_round)), list(map(max, by_round))
                     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
@@ -213,7 +214,7 @@ def _bytes(record: Record) -> float:
 
 
 def _look(index: int, points: int) -> dict[str, Any]:
-    """Of the curve with this number among several: neighbours mark other points, so that both are seen where they coincide."""
+    """Colour, line and marks of curve number ``index``; neighbours mark other points, so that both show where they coincide."""
     look = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
     if points == 1:
         return look | {"linestyle": "none", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 2}

@@ -72,13 +72,13 @@ def audit_of(run_dir: Path) -> Iterator[dict[str, Any] | None]:
     if not path.exists():
         yield None
         return
-    run_id = read_run(run_dir)["run_id"]
+    run_id = read_run(run_dir).get("run_id")
     try:
         audit = read_json(path)
         found = next((one for one in audit["runs"] if one["run_id"] == run_id), None)
         yield found and {**found, "options": audit.get("options")}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UsageError(f"{path} is not what fedpriv writes") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is not what fedpriv writes") from error
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

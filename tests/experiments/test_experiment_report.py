@@ -165,34 +165,39 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         report(tmp_path)
 
 
+def glance(folder: Path) -> list[str]:
+    """The rows of the tables at the head of a folder's report."""
+    text = Path(report(folder)["report"]).read_text()
+    head = text[text.index("## At a glance") :].partition("<a id=")[0].partition("## Not run yet")[0]
+    return [line for line in head.splitlines() if line.startswith("| ") and "---" not in line]
+
+
 def test_a_folders_report_begins_with_every_verdict(tmp_path: Path) -> None:
     claims = [
-        {"id": "C10", "statement": "Above FedAvg.", "compare": ["fedrep", "fedavg"]},
+        {"id": "C10", "statement": "Above FedAvg.", "compare": ["fedrep", "fedavg"], "stand_in": "digits for letters"},
         {"id": "C9", "statement": "Far above FedAvg.", "compare": ["fedrep", "fedavg"], "margin": 0.5},
         {"id": "extra", "statement": "Ours: below FedRep.", "compare": ["fedavg", "fedrep"]},
     ]
-    runs = {name: RUNS[name] for name in ("fedavg", "fedrep")}
-    first = write_yaml(tmp_path / "paper", "later", runs=runs, seeds=[0, 7], claims=claims[:1], section=1, title="First")
-    second = write_yaml(tmp_path / "paper", "early", runs=runs, seeds=[0, 1, 2], claims=claims, title="Second")
-    write_yaml(tmp_path / "paper", "never", runs=runs, seeds=[5], claims=[claims[0] | {"id": "C1"}], title="Third")
+    runs, folder = {name: RUNS[name] for name in ("fedavg", "fedrep")}, tmp_path / "paper"
+    first = write_yaml(folder, "later", runs=runs, seeds=[0, 7], claims=claims[:1], section=2, title="First")
+    second = write_yaml(folder, "early", runs=runs, seeds=[0, 1, 2], claims=claims, section=10, title="Second")
+    write_yaml(folder, "never", runs=runs, seeds=[5], claims=[claims[0] | {"id": "C1"}], title="Third")
     for seed in (0, 1, 2):
         write_result(second, "fedavg", seed, AVG)
         write_result(second, "fedrep", seed, REP)
     write_result(first, "fedavg", 0, AVG)
     write_result(first, "fedrep", 0, REP)
-    text = Path(report(tmp_path / "paper")["report"]).read_text()
-    glance = text[text.index("## At a glance") : text.index("## First")]
-    assert [line for line in glance.splitlines() if line.startswith("| ")] == [
+    assert glance(folder) == [
         "| experiment | done |",
-        "| --- | --- |",
         "| [First](#later) | 2 of 4 |",
         "| [Second](#early) | 6 of 6 |",
         "| Third | 0 of 2 |",
-        "| claim | the paper | verdict |",
-        "| --- | --- | --- |",
-        "| C9 | Far above FedAvg. | not reproduced ([early](#early)) |",
-        "| C10 | Above FedAvg. | inconclusive ([later](#later)), reproduced ([early](#early)) |",
+        "| claim | the paper | experiment | verdict |",
+        "| C9 | Far above FedAvg. | [early](#early) | not reproduced (3 seeds, the sign holds, the size does not) |",
+        "| C10 | Above FedAvg. | [later](#later) | inconclusive (1 seed; digits for letters) |",
+        "| C10 | Above FedAvg. | [early](#early) | reproduced (3 seeds; digits for letters) |",
     ]
+    text = (folder / "REPORT.md").read_text()
     assert '<a id="later"></a>\n\n## First' in text and text.index("## First") < text.index("## Second")
 
 
@@ -202,23 +207,42 @@ def test_a_run_in_two_experiments_has_one_result(tmp_path: Path) -> None:
     second = write_yaml(tmp_path / "paper", "second", runs=runs, seeds=[0, 1])
     longer = write_yaml(tmp_path / "paper", "longer", runs={"fedavg": {"method": {"name": "fedavg"}, "train": {"rounds": 30}}})
     write_result(first, "fedavg", 0, AVG)
-    assert "## Not run yet" in Path(report(second)["report"]).read_text()
+    assert "## Not run yet" in Path(report(second)["report"]).read_text() and not list(tmp_path.rglob("second.png"))
     write_result(second, "fedrep", 0, REP)
     comparison = Comparison.of(read(second))
-    assert comparison.others == {"baseline-s0": "first"}
+    assert comparison.others == {"baseline-s0": "first/fedavg-s0"}
     assert comparison.results["baseline"][0].label == "baseline" and comparison.methods[0].accuracy == pytest.approx({0: 0.4})
     assert comparison.missing == ["baseline-s1", "fedrep-s1"]
     assert Comparison.of(read(longer)).others == {}, "another number of rounds"
-    told = "Runs of the same config in other experiments of this folder: baseline-s0 of `first.yaml`."
+    told = "Taken from other experiments of this folder, whose runs have the same config: baseline-s0 (first/fedavg-s0)."
     assert told in Path(report(second)["report"]).read_text()
-    done = run(read(second), tmp_path / "runs", workers=0)
-    assert [(one.name, one.state) for one in done if one.label == "baseline"] == [
-        ("baseline-s0", "done"),
-        ("baseline-s1", "left"),
-    ]
+    said: list[str] = []
+    done = run(read(second), tmp_path / "runs", workers=0, say=said.append)
+    assert [one.state for one in done if one.label == "baseline"] == ["done", "left"]
+    assert said == ["baseline-s0: is first/fedavg-s0, whose result counts"]
 
     write_result(second, "baseline", 0, REP)
     assert Comparison.of(read(second)).others == {}, "its own result counts first"
-    write_result(second, "baseline", 0, {20: 0.5}).unlink()
+    stale = replace(Result.load(write_result(second, "baseline", 0, REP)), config={"train": {"rounds": "many"}})
+    stale.write(read(second).result_file("baseline", 0))
+    comparison = Comparison.of(read(second))
+    assert comparison.others == {"baseline-s0": "first/fedavg-s0"} and len(comparison.complaints) == 1
+    read(second).result_file("baseline", 0).unlink()
     (tmp_path / "paper" / "results" / "first" / "fedavg-s0.json").write_text('{"label": "fedavg"}')
     assert Comparison.of(read(second)).others == {}, "what is no result is passed over"
+
+
+def test_an_experiment_whose_runs_are_all_anothers_is_reported(tmp_path: Path) -> None:
+    runs = {name: RUNS[name] for name in ("fedavg", "fedrep")}
+    claims = [{"id": "C1", "statement": "Above FedAvg.", "compare": ["fedrep", "fedavg"]}]
+    whole = write_yaml(tmp_path / "paper", "whole", runs=runs, title="Whole")
+    write_yaml(tmp_path / "paper", "all_of_it", runs=runs, claims=claims, title="All of it")
+    write_result(whole, "fedavg", 0, AVG)
+    write_result(whole, "fedrep", 0, REP)
+    assert glance(tmp_path / "paper")[1:] == [
+        "| [All of it](#all_of_it) | 2 of 2 |",
+        "| [Whole](#whole) | 2 of 2 |",
+        "| claim | the paper | experiment | verdict |",
+        "| C1 | Above FedAvg. | [all_of_it](#all_of_it) | inconclusive (1 seed) |",
+    ]
+    assert "Not run yet" not in (tmp_path / "paper" / "REPORT.md").read_text()

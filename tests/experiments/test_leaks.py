@@ -61,6 +61,9 @@ def with_report(folder: Path, text: str) -> None:
 def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
     assert leakage(tmp_path / "no folder") == leakage(tmp_path) == {}
     with_report(tmp_path, '{"runs": [{"run_id": "another run"}]}')
+    (tmp_path / "run.json").write_text("{}")
+    assert leakage(tmp_path) == {}
+    (tmp_path / "run.json").write_text('{"run_id": "run"}')
     assert leakage(tmp_path) == {}
 
 

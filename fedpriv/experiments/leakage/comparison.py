@@ -91,12 +91,13 @@ class LeakageComparison:
                     "rate": one.rate and asdict(one.rate),
                     "difference": one.difference,
                     "interval": one.interval,
+                    "tested": all(label in self.cells for label in one.claim.labels),
                     "verdict": one.verdict.word,
                     "remark": one.verdict.remark,
                 }
                 for one in self.answers
             ],
-            "begun": bool(self.cells),
+            "begun": True,
             "total": len(self.experiment.cells),
             "missing": self.missing,
             "complaints": list(self.complaints),

@@ -90,6 +90,7 @@ class Leakage:
 
     path: Path
     title: str
+    section: int | None
     cells: Mapping[str, Cell]
     tables: tuple[Table, ...]
     costs: Costs | None
@@ -140,7 +141,7 @@ def read_leakage(path: Path) -> Leakage:
         if label not in cells:
             raise UnknownName(f"cell in {where} of {path}", label, cells)
     _check_costs(path, file)
-    fields = ("title", "tables", "costs", "protections", "claims", "recommendation", "notes")
+    fields = ("title", "section", "tables", "costs", "protections", "claims", "recommendation", "notes")
     return Leakage(path, cells=cells, **{name: getattr(file, name) for name in fields})
 
 

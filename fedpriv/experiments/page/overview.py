@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpriv.config import read_yaml
 from fedpriv.experiments.markdown import table
 
 OURS = "Ours:"
 """What the statement of a claim that is not the paper's begins with."""
 
-_REST = """Verdicts by experiment; the sections have the figures and what differs from the paper. Claims that no run has been held
-against yet are in the YAML."""
+_REST = """Claims of our own, and the figures, are in the sections. Claims without a result yet are in the YAML."""
 
 Record = Mapping[str, Any]
-"""An experiment as a report says it as data."""
-
-
-def place(file: Path) -> tuple[float, str]:
-    """The place of a YAML's section among those of its folder: by its ``section``, then by the file's name."""
-    section = read_yaml(file).get("section")
-    return (section if isinstance(section, int) else math.inf, file.name)
+"""An experiment's ``as_data()``."""
 
 
 def anchor(record: Record) -> str:
-    """What links to an experiment's section lead to."""
+    """The anchor of an experiment's section."""
     return f'<a id="{_name(record)}"></a>'
 
 
 def overview(records: Sequence[Record]) -> list[str]:
-    """Paragraphs: a table of the experiments, and one of the paper's claims that some runs were held against, by id."""
-    parts = [
-        "## At a glance",
-        table("experiment | done", [(_linked(one, one["title"]), _done(one)) for one in records]),
+    """Paragraphs: a table of the experiments, and one of the paper's claims for which there are results, by id.
+
+    Args:
+        records: the experiments in the order of their sections; ``begun``: has a section.
+    """
+    experiments = [(_linked(one, one["title"]), f"{one['total'] - len(one['missing'])} of {one['total']}") for one in records]
+    parts = ["## At a glance", table("experiment | done", experiments)]
+    claims = [(claim, record) for record in records if record["begun"] for claim in record["claims"] if _counts(claim)]
+    if not claims:
+        return parts
+    rows = [
+        (claim["id"], " ".join(claim["statement"].split()), _linked(record, _name(record)), _verdict(claim))
+        for claim, record in sorted(claims, key=lambda pair: _by_number(pair[0]["id"]))
     ]
-    found: dict[str, tuple[str, dict[str, list[Record]]]] = {}
-    for record in records:
-        for claim in record["claims"] if record["begun"] else []:
-            if claim.get("values") != {} and not claim["statement"].startswith(OURS):
-                _, verdicts = found.setdefault(claim["id"], (claim["statement"], {}))
-                verdicts.setdefault(claim["verdict"], []).append(record)
-    rows = [(id, " ".join(found[id][0].split()), _verdicts(found[id][1])) for id in sorted(found, key=_by_number)]
-    return [*parts, table("claim | the paper | verdict", rows), _REST] if rows else parts
+    return [*parts, table("claim | the paper | experiment | verdict", rows), _REST]
 
 
-def _verdicts(of_claim: Mapping[str, Sequence[Record]]) -> str:
-    """Such as ``not reproduced`` (where), ``inconclusive`` (where)."""
-    parts = [f"{verdict} ({', '.join(_linked(one, _name(one)) for one in where)})" for verdict, where in of_claim.items()]
-    return ", ".join(parts)
+def _counts(claim: Record) -> bool:
+    return claim["tested"] and not claim["statement"].startswith(OURS)
+
+
+def _verdict(claim: Record) -> str:
+    return f"{claim['verdict']} ({claim['remark']})" if claim["remark"] else str(claim["verdict"])
 
 
 def _by_number(id: str) -> list[int | str]:
@@ -65,7 +60,3 @@ def _linked(record: Record, text: str) -> str:
 
 def _name(record: Record) -> str:
     return Path(record["file"]).stem
-
-
-def _done(record: Record) -> str:
-    return f"{record['total'] - len(record['missing'])} of {record['total']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +15,12 @@ from fedpriv.experiments.by_client import gains
 from fedpriv.experiments.leakage.comparison import LeakageComparison
 from fedpriv.experiments.leakage.pictures import draw
 from fedpriv.experiments.leakage.render import section as leakage_section
-from fedpriv.experiments.leakage.spec import describes_cells, read_leakage
+from fedpriv.experiments.leakage.spec import Leakage, describes_cells, read_leakage
 from fedpriv.experiments.markdown import bullets
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.page import tables
-from fedpriv.experiments.page.overview import anchor, overview, place
-from fedpriv.experiments.spec import read
+from fedpriv.experiments.page.overview import anchor, overview
+from fedpriv.experiments.spec import Experiment, read
 from fedpriv.files import write_atomically
 
 _RULE = """A claim is *reproduced* only if the mean difference over at least 3 seeds has the claimed sign and size and its paired
@@ -46,7 +47,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         UsageError: there is no YAML, or one is not valid.
     """
     if path.is_dir():
-        files = sorted(path.glob("*.yaml"), key=place)
+        files = sorted(path.glob("*.yaml"))
         if not files:
             raise UsageError(f"no experiment (*.yaml) in {path}")
         output, name = output or path / "REPORT.md", path.absolute().name
@@ -58,10 +59,13 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         _RULE,
     ]
     data, done, waiting = [], [], []
-    for file in files:
-        record, section = (_of_cells if describes_cells(file) else _of_runs)(file, output.parent)
+    for experiment in sorted(map(_read, files), key=lambda one: math.inf if one.section is None else one.section):
+        if isinstance(experiment, Leakage):
+            record, section = _of_cells(experiment, output.parent)
+        else:
+            record, section = _of_runs(experiment, output.parent)
         data.append(record)
-        if len(section) > 1:
+        if record["begun"]:
             done += [anchor(record), *section]
         else:
             waiting += section
@@ -73,18 +77,23 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     return {"experiments": data, "report": str(output)}
 
 
-def _of_runs(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """An experiment as data, and as a section of a report in ``folder``."""
-    comparison = Comparison.of(read(file))
-    pictures = {"plot": _draw(comparison), "gains_plot": _draw_gains(comparison)}
+def _read(file: Path) -> Experiment | Leakage:
+    return read_leakage(file) if describes_cells(file) else read(file)
+
+
+def _of_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """An experiment as data, and as a section of a report in ``folder``, or a line where it has not begun."""
+    comparison = Comparison.of(experiment)
+    drawn = (_draw(comparison), _draw_gains(comparison)) if comparison.begun else (None, None)
+    pictures = dict(zip(("plot", "gains_plot"), drawn, strict=True))
     data = {**comparison.as_data(), **{name: path and str(path) for name, path in pictures.items()}}
     return data, _section(comparison, {name: os.path.relpath(path, folder) for name, path in pictures.items() if path})
 
 
-def _of_cells(file: Path, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _of_cells(experiment: Leakage, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """A leakage experiment as data, and as a section of a report in ``folder``."""
-    leakage = LeakageComparison.of(read_leakage(file))
-    pictures = draw(leakage.cells, file.parent / "results", file.stem)
+    leakage = LeakageComparison.of(experiment)
+    pictures = draw(leakage.cells, experiment.path.parent / "results", experiment.path.stem)
     data = {**leakage.as_data(), "plot": [str(path) for path in pictures.values()]}
     return data, leakage_section(leakage, [(what, os.path.relpath(path, folder)) for what, path in pictures.items()])
 
@@ -119,7 +128,7 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     experiment, missing = comparison.experiment, comparison.missing
     total = len(experiment.select())
     claims = f"{len(experiment.claims)} claim{'s' * (len(experiment.claims) != 1)}"
-    if not comparison.begun and not comparison.complaints:
+    if not comparison.begun:
         return [f"{experiment.title}: {total} runs, {claims} and what differs, in `{experiment.path.name}`."]
     parts = [f"## {experiment.title}"]
     if missing:

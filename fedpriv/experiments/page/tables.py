@@ -44,11 +44,8 @@ _WHAT_OF_TWO = {
 
 def others(comparison: Comparison) -> list[str]:
     """Which results are other experiments'."""
-    runs: dict[str, list[str]] = {}
-    for name, other in comparison.others.items():
-        runs.setdefault(other, []).append(name)
-    told = "; ".join(f"{', '.join(names)} of `{other}.yaml`" for other, names in sorted(runs.items()))
-    return [f"Runs of the same config in other experiments of this folder: {told}."] if told else []
+    told = ", ".join(f"{name} ({other})" for name, other in sorted(comparison.others.items()))
+    return [f"Taken from other experiments of this folder, whose runs have the same config: {told}."] if told else []
 
 
 def probe(comparison: Comparison) -> list[str]:
