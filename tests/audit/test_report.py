@@ -81,7 +81,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
             one["together"]["low"] < one["auc_low"] <= one["auc_high"] < one["together"]["high"] for one in run["membership"]
         )
         assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
-        values = audit_values(found, run["run_id"])
+        values = audit_values(run)
         assert values.keys() >= {"audit/recovered_from_message", "audit/labels_exact", "audit/membership_auc"}
 
 

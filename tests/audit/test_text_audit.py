@@ -132,7 +132,7 @@ def test_a_run_on_texts(runs: Runs) -> None:
     for shown in (page, text):
         assert "Attacks on texts" in shown and "Attacks on images" not in shown
         assert tokens["recovered"][0]["true"][0] in shown
-    values = audit_values({"runs": [run]}, run["run_id"])
+    values = audit_values(run)
     assert values["audit/token_recall_from_message"] == values["audit/token_precision_from_message"] == 1.0
     exact = run["best_of_texts"]["single text"]["exact"]
     assert exact is not None and values["audit/exact_texts_from_single_text"] == exact["share"]
@@ -180,7 +180,7 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
     said = " ".join(run["verdict"])
     assert f"images behind client {message['client']}'s message" in said and "that hold a single text" in said
-    values = audit_values({"runs": [run]}, run["run_id"])
+    values = audit_values(run)
     assert {"audit/recovered_from_message", "audit/token_recall_from_message"} <= values.keys()
     assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
     tokens, *others = run["texts"][0]["attempts"]
