@@ -1,8 +1,9 @@
 """Rounds of a group of clients against those of one client after another, by the size of a net without convolutions.
 
 ``mlp_lineage`` on digits resized to several sides, rounds alternating in one process. CPU time of one thread, the vectorized
-executor's over the sequential one's; below 1, the group is faster. ``executor auto`` decides by the number of parameters
-(``LARGEST_DENSE`` in fedpriv/simulation/executor_choice.py).
+executor's over the sequential one's; below 1, the group is faster. ``executor auto`` decides by the mean number of parameters a
+step, which is smaller where a method trains its head on cached features (``LARGEST_DENSE`` in
+fedpriv/simulation/executor_choice.py).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> None:
     rows = []
     for side in (8, 12, 16, 22, 28):
         parameters = sum(one.numel() for one in build_model("mlp_lineage", (1, side, side), 10, 128).parameters())
-        for method in ("fedavg", "mpfedcon"):
+        for method in ("fedavg", "fedrep", "mpfedcon"):
             for batch in (10, 32):
                 with tempfile.TemporaryDirectory() as folder:
                     found = spread(ratios(method, side, batch, options.rounds, Path(folder)))

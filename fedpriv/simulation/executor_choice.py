@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Phase
 from fedpriv.models.compiled import CompiledNet
-from fedpriv.models.net import Net
+from fedpriv.models.net import AFTER_ENCODER, Net
 from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
 from fedpriv.samples import Inputs
 
 WIDEST = 64
 """Largest number of channels, of the convolution with most of the work, at which stacked nets are not slower than single ones."""
 LARGEST_DENSE = 300_000
-"""Largest number of parameters of a net without convolutions at which a group is faster on a CPU (``benchmarks/groups.py``)."""
+"""Without convolutions, the largest mean number of parameters a step at which a group is faster on a CPU
+(``benchmarks/groups.py``)."""
 FEWEST_ABREAST = 1.5
 """Smallest mean number of clients that train at a time, for which a group is faster."""
 TESTED_RAY = "2.60"
@@ -57,14 +59,15 @@ class ExecutorChoice:
         return f"{how}{where}: {self.why}"
 
 
-def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -> ExecutorChoice:
+def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], phases: Sequence[Phase]) -> ExecutorChoice:
     """The executor of a config, or with ``auto`` the faster one for the net.
 
-    The choice depends on the config and the net alone, so that a run is determined by its config.
+    The choice depends on the config, the net and the clients alone, so that a run is determined by its config.
 
     Args:
         samples: some of a client's training data.
         sizes: numbers of samples of the clients of a round.
+        phases: a client's training in a round.
 
     Raises:
         UsageError: the requested executor cannot run this config.
@@ -88,7 +91,7 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int]) -
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
         why = reason or "as requested"
-    elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes)):
+    elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes, phases)):
         return _sequential(asked, reason)
     else:
         why = "the net is small, and several together use the CPU better"
@@ -152,7 +155,7 @@ def _no_ray() -> str:
     return ""
 
 
-def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) -> str:
+def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], phases: Sequence[Phase]) -> str:
     """Why running clients one after another is faster; empty: it is not."""
     if len(sizes) < 2:
         return "one client a round"
@@ -163,8 +166,8 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) 
         for module, output in _layers(net, samples)
         if isinstance(module, nn.Conv2d)
     ]
-    if not work and (parameters := sum(one.numel() for one in net.parameters())) > LARGEST_DENSE:
-        return f"a net of {parameters:,} parameters without convolutions gains nothing"
+    if not work and (parameters := _parameters_a_step(config, net, phases)) > LARGEST_DENSE:
+        return f"steps on {parameters:,} parameters without convolutions gain nothing"
     if work and (channels := max(work)[1]) > WIDEST:
         return f"convolutions of {channels} channels use the CPU fully"
     largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
@@ -173,6 +176,15 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int]) 
     if abreast < FEWEST_ABREAST:
         return f"clients differ so much in size that only {abreast:.1f} would train at a time on average"
     return ""
+
+
+def _parameters_a_step(config: RunConfig, net: Net, phases: Sequence[Phase]) -> int:
+    """Number of parameters that a training step runs, on average: without the encoder's where its features are cached."""
+    caches = config.train.cache_features and config.data.augment in (None, "none")
+    parts = {role: sum(one.numel() for one in part.parameters()) for role, part in net.named_children()}
+    of_all, after_encoder = sum(parts.values()), sum(parts.get(role, 0) for role in AFTER_ENCODER)
+    total = sum(one.epochs * (after_encoder if caches and "encoder" not in one.trains else of_all) for one in phases)
+    return total // max(1, sum(one.epochs for one in phases))
 
 
 def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:

@@ -115,7 +115,7 @@ def build(config: RunConfig) -> Federation:
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
-    choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes)
+    choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
     return Federation(agreement, prepared, dataset, data, resident, augment, choice)
 

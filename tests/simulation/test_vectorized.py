@@ -18,6 +18,7 @@ from fedpriv.config import RunConfig, load_config
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.interfaces import phase
 from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
 from fedpriv.models.registry import Shape, register_model
@@ -357,6 +358,9 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
     assert flat == sorted(flat, reverse=True)
 
 
+DENSE_REP = {"method.name": "fedrep", "model.name": "mlp_lineage", "data.image_size": 28}
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -366,7 +370,11 @@ def test_groups_are_even(played: Callable[..., Simulation], clients: int, most: 
             "sequential: this net trains one client at a time, more slowly, with the same results (encoder: call function",
         ),
         ({"model.name": "mlp2"}, "vectorized, groups of up to 2 clients: the net is small, and several"),
-        ({"model.name": "mlp_lineage", "data.image_size": 28}, "parameters without convolutions gains nothing"),
+        ({"model.name": "mlp_lineage", "data.image_size": 28}, "steps on 554,466 parameters without convolutions gain nothing"),
+        # Ten epochs of the head on cached features, and one of the whole net; with augmentation each is one of the whole net.
+        ({**DENSE_REP, "train.local_epochs": 1}, "vectorized, groups of up to 2 clients: the net is small, and several"),
+        ({**DENSE_REP, "train.local_epochs": 30}, "steps on 417,042 parameters without convolutions gain nothing"),
+        ({**DENSE_REP, "data.augment": "crop_flip"}, "steps on 554,466 parameters without convolutions gain nothing"),
         ({"model.name": "wide"}, "sequential: convolutions of 128 channels use the CPU fully"),
         (
             {"model.name": "pixels"},
@@ -434,9 +442,11 @@ def test_what_cannot_be_compiled_says_why(played: Callable[..., Simulation], mon
 
 def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
     net, config = registry.build_model("pooled", (1, 8, 8), 10), load_config(None, {**SMALL, "method.name": "fedavg"})
-    uneven = choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 10, 30, 10])  # two groups, whose largest have 1000 and 10
+    phases = [phase(epochs=5)]
+    image = torch.zeros(1, 1, 8, 8)
+    uneven = choose(config, net, image, [1000, 10, 30, 10], phases)  # two groups, whose largest have 1000 and 10
     assert str(uneven) == "sequential: clients differ so much in size that only 1.0 would train at a time on average"
-    assert choose(config, net, torch.zeros(1, 1, 8, 8), [1000, 800, 30, 20]).form is not None
+    assert choose(config, net, image, [1000, 800, 30, 20], phases).form is not None
 
 
 def test_one_that_cannot_be_used_says_why() -> None:
