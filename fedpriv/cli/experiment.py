@@ -121,7 +121,7 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
             table.add_row(claim["id"], claim["verdict"] + (f" ({claim['remark']})" if claim["remark"] else ""))
         out.print(table)
         if section["missing"]:
-            hint = f"{len(section['missing'])} runs are missing: fedpriv experiment run {section['file']}"
+            hint = f"without a result: {len(section['missing'])} of its runs; fedpriv experiment run {section['file']}"
             out.print(hint, soft_wrap=True)
     out.print(f"report: {result['report']}", soft_wrap=True)
     return result

@@ -144,4 +144,4 @@ def test_command(yaml_file: Path) -> None:
     (section,) = json.loads(done.stdout.splitlines()[-1])["experiments"]
     assert [claim["verdict"] for claim in section["claims"]][:2] == ["reproduced", "not reproduced"]
     assert section["cells"]["strong"]["recovered"]["successes"] == 4
-    assert "1 runs are missing" in done.stderr
+    assert "without a result: 1 of its runs; fedpriv experiment run" in done.stderr
