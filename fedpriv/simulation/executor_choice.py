@@ -14,7 +14,7 @@ from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Phase
 from fedpriv.models.compiled import CompiledNet
-from fedpriv.models.net import AFTER_ENCODER, Net
+from fedpriv.models.net import Net, describe
 from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
 from fedpriv.samples import Inputs
 
@@ -181,9 +181,9 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], 
 def _parameters_a_step(config: RunConfig, net: Net, phases: Sequence[Phase]) -> int:
     """Number of parameters that a training step runs, on average: without the encoder's where its features are cached."""
     caches = config.train.cache_features and config.data.augment in (None, "none")
-    parts = {role: sum(one.numel() for one in part.parameters()) for role, part in net.named_children()}
-    of_all, after_encoder = sum(parts.values()), sum(parts.get(role, 0) for role in AFTER_ENCODER)
-    total = sum(one.epochs * (after_encoder if caches and "encoder" not in one.trains else of_all) for one in phases)
+    size = {one.role: one.parameters for one in describe(net)}
+    whole = sum(size.values())
+    total = sum(one.epochs * (whole - size["encoder"] if caches and "encoder" not in one.trains else whole) for one in phases)
     return total // max(1, sum(one.epochs for one in phases))
 
 
