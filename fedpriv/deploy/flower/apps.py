@@ -38,7 +38,7 @@ MOST_ENDS = 3
 def relay(message: Message, context: Context) -> Message:
     """Give a frame to the resident process, and its answer back. No error holds a path, as it crosses."""
     try:
-        head, parts = _asked(Path(str(context.node_config["socket"])), *_unpacked(message), message.metadata.ttl)
+        head, parts = _asked(Path(str(context.node_config["socket"])), *_unpacked(message.content), message.metadata.ttl)
     except (OSError, EOFError, Broken) as error:
         head, parts = json.dumps({"error": f"its process does not answer ({type(error).__name__})"}).encode(), []
     return Message(_packed(head, parts), reply_to=message)
@@ -130,12 +130,14 @@ def _packed(head: bytes, parts: Any) -> RecordDict:
     return RecordDict({"head": ConfigRecord({"head": head}), "parts": ArrayRecord(arrays)})
 
 
-def _unpacked(message: Message) -> tuple[bytes, list[bytes]]:
+def _unpacked(content: RecordDict) -> tuple[bytes, list[bytes]]:
     try:
-        head, parts = message.content["head"]["head"], message.content["parts"]
-        return bytes(head), [parts[name].data for name in sorted(parts)]
-    except (KeyError, TypeError, AttributeError):
+        head, parts = content.config_records["head"]["head"], content.array_records["parts"]
+    except KeyError:
         raise Broken("a message that holds no frame") from None
+    if not isinstance(head, bytes):  # of a number, bytes() would make that many zeros
+        raise Broken("a message whose head is no bytes")
+    return head, [parts[name].data for name in sorted(parts)]
 
 
 def _answer(reply: Message) -> Frame | str | Lost:
@@ -147,6 +149,6 @@ def _answer(reply: Message) -> Frame | str | Lost:
         code = reply.error.code
         return Lost(_LOST[code]) if code in _LOST else f"Flower's error {code}"
     try:
-        return Frame.of(*_unpacked(reply))
+        return Frame.of(*_unpacked(reply.content))
     except (Broken, Refused) as reason:
         return str(reason)

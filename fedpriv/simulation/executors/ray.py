@@ -237,7 +237,7 @@ def connected(address: str | None) -> Any:
 
     if ray.is_initialized():
         return ray
-    local = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    local: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
