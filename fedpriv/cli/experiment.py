@@ -46,13 +46,23 @@ def experiment() -> None:
 @click.option(
     "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
 )
+@click.option("--allow-dirty", is_flag=True, help="Run with changes in the git checkout that are not committed.")
 def run(
-    file: Path, jobs: int, labels: tuple[str, ...], seeds: tuple[int, ...], data_dir: Path | None, runs_dir: Path
+    file: Path,
+    jobs: int,
+    labels: tuple[str, ...],
+    seeds: tuple[int, ...],
+    data_dir: Path | None,
+    runs_dir: Path,
+    allow_dirty: bool,
 ) -> dict[str, Any]:
     """Run each label and seed of FILE that is not done; the results are stored beside FILE.
 
     The same command resumes interrupted runs. FILE may describe the cells of a leakage experiment in place of runs: then each
     cell that is not done is run, and --only names cells.
+
+    Where FILE lies in a git checkout with changes that are not committed, nothing is run: a result names the commit that repeats
+    it.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
@@ -73,9 +83,9 @@ def run(
     if describes_cells(file):
         if seeds:
             raise UsageError(f"--seed: the cells of {file} have their seeds in images, victim and attacker")
-        outcomes = run_cells(read_leakage(file), jobs, labels, data_dir, say)
+        outcomes = run_cells(read_leakage(file), jobs, labels, data_dir, say, allow_dirty)
     else:
-        outcomes = run_experiment(read(file), runs_dir, jobs, labels, seeds, data_dir, say)
+        outcomes = run_experiment(read(file), runs_dir, jobs, labels, seeds, data_dir, say, allow_dirty)
     say(_count(outcomes))
     states = {outcome.state for outcome in outcomes}
     if "interrupted" in states or (jobs and "left" in states):

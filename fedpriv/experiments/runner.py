@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Literal
 
 from fedpriv.errors import FedprivError
+from fedpriv.experiments.checkout import refuse_changes
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, collect, difference, is_finished
 from fedpriv.experiments.spec import Experiment
@@ -80,6 +81,7 @@ def run(
     seeds: Sequence[int] = (),
     data_dir: Path | None = None,
     say: Say = lambda text: None,
+    allow_dirty: bool = False,
 ) -> list[Outcome]:
     """Finish the runs of an experiment, each in its own process with one torch thread.
 
@@ -91,11 +93,14 @@ def run(
         labels, seeds: the runs; all where none are given.
         data_dir: the data folder, if not that of the YAML or ``FEDPRIV_DATA``.
         say: called with progress messages of one line.
+        allow_dirty: start runs in a git checkout with changes that are not committed, too.
 
     Raises:
-        UsageError: the experiment has no such label or seed.
+        UsageError: the experiment has no such label or seed, or lies in a checkout with such changes.
     """
     waiting = deque(experiment.select(labels, seeds))
+    if workers and not allow_dirty:
+        refuse_changes(experiment.path)
     jobs: list[_Job] = []
     outcomes: list[Outcome] = []
 
@@ -105,7 +110,7 @@ def run(
             say(text)
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as asked, _counting_interrupts(say) as interrupts:
-        runner = _Runner(experiment, runs_dir, data_dir, Path(asked), say)
+        runner = _Runner(experiment, runs_dir, data_dir, Path(asked), say, allow_dirty)
         while waiting or jobs:
             while waiting and not interrupts.count and len(jobs) < max(1, workers):
                 begun = runner.begin(*waiting.popleft(), may_start=workers > 0)
@@ -147,6 +152,7 @@ class _Runner:
     data_dir: Path | None
     asked: Path
     say: Say
+    allow_dirty: bool
 
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
         """Return a run's outcome if it is done or can be collected, else start its process."""
@@ -185,6 +191,8 @@ class _Runner:
         return Outcome(label, seed, state, result.summary["accuracy"])
 
     def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
+        if not self.allow_dirty:  # a change since the first run began would train this one
+            refuse_changes(self.experiment.path)
         folder.path.mkdir(parents=True, exist_ok=True)
         if folder.config_file.exists():
             with folder.alone():  # a process would take seconds to find that another has it

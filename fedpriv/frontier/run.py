@@ -133,7 +133,7 @@ class _Frontier:
         configs = {one.label: one.config for one in points}
         self._points |= {one.label: one for one in points}
         runs = _Grid(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
-        for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say):
+        for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say, allow_dirty=True):
             if outcome.state in ("interrupted", "left"):
                 raise KeyboardInterrupt
             if outcome.state == "failed":

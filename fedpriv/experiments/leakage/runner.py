@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedpriv.errors import FedprivError
+from fedpriv.experiments.checkout import refuse_changes
 from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
@@ -43,6 +44,7 @@ def run_cells(
     labels: Sequence[str] = (),
     data_dir: Path | None = None,
     say: Say = lambda text: None,
+    allow_dirty: bool = False,
 ) -> list[CellOutcome]:
     """Run the cells without a result, with one torch thread each; each result is stored when its cell ends.
 
@@ -51,10 +53,13 @@ def run_cells(
     Args:
         workers: number of processes at a time; 0: run none, only report which cells are done.
         labels: the cells to run; empty: all.
+        allow_dirty: run cells in a git checkout with changes that are not committed, too.
 
     Raises:
-        UsageError: the experiment has no such label.
+        UsageError: the experiment has no such label, or lies in a checkout with such changes.
     """
+    if workers and not allow_dirty:
+        refuse_changes(experiment.path)
     outcomes, waiting = [], []
     for label in experiment.select(labels):
         if _is_done(experiment, label):
