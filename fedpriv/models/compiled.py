@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedpriv.errors import FedprivError
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, ForwardContext, StackedNet
+from fedpriv.models.stacked import Form, StackedNet
+from fedpriv.models.stacked_layers import ForwardContext
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]

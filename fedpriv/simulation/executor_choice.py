@@ -15,7 +15,8 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import Phase
 from fedpriv.models.compiled import CompiledNet
 from fedpriv.models.net import Net, describe
-from fedpriv.models.stacked import Form, NotStackable, StackedNet, VmappedNet
+from fedpriv.models.stacked import Form, StackedNet, VmappedNet
+from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.samples import Inputs
 
 WIDEST = 64

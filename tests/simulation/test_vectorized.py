@@ -22,7 +22,8 @@ from fedpriv.interfaces import phase
 from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.models.stacked import NotStackable, StackedNet
+from fedpriv.models.stacked import StackedNet
+from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.server.clients import Instruction
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import setup

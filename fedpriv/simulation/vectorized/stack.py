@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, ForwardContext, to_stack
+from fedpriv.models.stacked import Form
+from fedpriv.models.stacked_layers import ForwardContext, to_stack
 from fedpriv.parameters import ParameterSpace
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
 from fedpriv.simulation.vectorized.lane import Lane

@@ -1,0 +1,218 @@
+"""Layers of K nets of the same architecture, as one layer.
+
+Images of all clients are one tensor ``(B, K*C, H, W)``, channels last, so that a convolution of six channels for ten clients
+fills vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products. Clients do not
+interact: the functions are those of the single layer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class NotStackable(Exception):
+    """A part of the net has no stacked form."""
+
+
+@dataclass
+class ForwardContext:
+    """The context of one forward pass through the stacked net.
+
+    Attributes:
+        clients: K.
+        tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; buffers are updated in place.
+        training: the roles in training mode.
+        draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, from each client's own generator.
+    """
+
+    clients: int
+    tensors: Mapping[str, Tensor]
+    training: frozenset[str]
+    draw: Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the single net, by its full name."""
+
+    name: str
+    module: nn.Module
+
+    def tensor(self, ctx: ForwardContext, name: str) -> Tensor | None:
+        """A tensor of the layer ``(K, *shape)``; ``None`` if it has none of this name. Constants are the same for all."""
+        own: Tensor | None = getattr(self.module, name)
+        if own is None or (known := ctx.tensors.get(f"{self.name}.{name}")) is not None:
+            return known if own is not None else None
+        return own.detach().expand(ctx.clients, *own.shape)
+
+    def training(self, ctx: ForwardContext) -> bool:
+        return self.name.partition(".")[0] in ctx.training
+
+
+LayerForm = Callable[[Layer, ForwardContext, Tensor], Tensor]
+IMAGES, VECTORS = 4, 3
+"""Number of dimensions of stacked images and of stacked vectors."""
+
+
+def _convolution(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    return with_bias(layer, ctx, without_bias(layer, ctx, x))
+
+
+def without_bias(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    """Convolve ``(B, K*C, H, W)``, without the bias."""
+    module, weight = layer.module, layer.tensor(ctx, "weight")
+    assert isinstance(module, nn.Conv2d) and weight is not None
+    padding: Any = module.padding
+    return F.conv2d(x, weight.flatten(0, 1), None, module.stride, padding, module.dilation, module.groups * ctx.clients)
+
+
+def with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
+    """Add a convolution's bias separately, since oneDNN's gradient of it takes half as long as the convolution."""
+    bias = layer.tensor(ctx, "bias")
+    return y if bias is None else y + bias.flatten()[:, None, None]
+
+
+def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
+    assert weight is not None
+    y: Tensor = _MatrixProducts.apply(x, weight)
+    return y if bias is None else y + bias[:, None]
+
+
+class _MatrixProducts(torch.autograd.Function):
+    """``x @ weight^T`` of each client: ``(K, B, in)`` and ``(K, out, in)`` -> ``(K, B, out)``.
+
+    torch gives the weights' gradient transposed in memory; copying it into the rows then takes as long as computing it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = (saved.to(gradient) for saved in ctx.saved_tensors)  # autocast: the product was computed in half precision
+        of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
+
+
+def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, _BatchNorm)
+    flat = x if x.ndim == IMAGES else x.transpose(0, 1).flatten(1)
+    stored = [layer.tensor(ctx, name) for name in ("running_mean", "running_var")]
+    # Copies, as the rows are not contiguous and backward needs their values unchanged.
+    running = [None if tensor is None else tensor.flatten().clone() for tensor in stored]
+    weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
+    training = layer.training(ctx) or running[0] is None
+    momentum = 0.0 if module.momentum is None else module.momentum
+    y = F.batch_norm(flat, running[0], running[1], weight, bias, training, momentum, module.eps)
+    if training:
+        with torch.no_grad():
+            for old, new in zip(stored, running, strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new.view_as(old))
+    return y if x.ndim == IMAGES else by_client(y, ctx.clients)
+
+
+def _group_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.GroupNorm)
+    weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
+    return F.group_norm(x, module.num_groups * ctx.clients, weight, bias, module.eps)
+
+
+def _layer_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.LayerNorm)
+    y = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
+    y = y if weight is None else y * weight[:, None]
+    return y if bias is None else y + bias[:, None]
+
+
+def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    module = layer.module
+    assert isinstance(module, nn.Dropout)
+    if not layer.training(ctx) or not module.p:
+        return x
+    if x.ndim == IMAGES:
+        raise NotStackable(f"{layer.name}: dropout on images, whose draws would differ from those of a single client")
+    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p))
+
+
+def _alike(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    """A layer without state that acts on each entry, or each channel, separately."""
+    y: Tensor = layer.module(x)
+    return y
+
+
+FORMS: dict[type[nn.Module], LayerForm] = {
+    nn.Conv2d: _convolution,
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
+    nn.Flatten: lambda layer, ctx, x: to_vectors(x, ctx.clients),
+    nn.Dropout: _dropout,
+    **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _alike),
+}
+"""The stacked form of each kind of layer."""
+
+
+def _flattened(ctx: ForwardContext, x: Tensor) -> Tensor:
+    return to_vectors(x, ctx.clients)
+
+
+FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((operator.add, operator.iadd, torch.add), lambda ctx, x, y: x + y),
+    **dict.fromkeys((torch.relu, F.relu), lambda ctx, x: F.relu(x)),
+    torch.flatten: _flattened,
+}
+"""The stacked form of each function between layers."""
+
+
+def to_vectors(x: Tensor, clients: int) -> Tensor:
+    """Images ``(B, K*C, H, W)`` flattened to vectors ``(K, B, C*H*W)``; vectors are unchanged."""
+    return x if x.ndim == VECTORS else by_client(x, clients).flatten(2)
+
+
+def by_client(x: Tensor, clients: int) -> Tensor:
+    """``(B, K*C, ...)`` -> ``(K, B, C, ...)``."""
+    return x.view(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)
+
+
+def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
+    """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``; shorter ones are padded with zeros."""
+    padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
+    if samples[0].ndim == IMAGES:
+        return torch.cat(padded, 1).contiguous(memory_format=torch.channels_last)
+    return torch.stack(padded)
+
+
+def step_of(layer: Layer) -> Callable[[ForwardContext, Tensor], Tensor]:
+    """The layer's forward pass over stacked tensors.
+
+    Raises:
+        NotStackable: it has none.
+    """
+    form = FORMS.get(type(layer.module))
+    if form is None:
+        raise NotStackable(f"{layer.name}: {type(layer.module).__name__}")
+    if isinstance(layer.module, nn.Conv2d) and layer.module.padding_mode != "zeros":
+        raise NotStackable(f"{layer.name}: a convolution padded by {layer.module.padding_mode}")
+    if isinstance(layer.module, _BatchNorm) and layer.module.momentum is None:
+        raise NotStackable(f"{layer.name}: BatchNorm with a cumulative mean")
+    if isinstance(layer.module, nn.Flatten) and (layer.module.start_dim, layer.module.end_dim) != (1, -1):
+        raise NotStackable(f"{layer.name}: a flattening of some dimensions only")
+    return lambda ctx, x: form(layer, ctx, x)
