@@ -18,16 +18,16 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.config import RunConfig, parse
+from fedpriv.config import RunConfig
 from fedpriv.data.augment import augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData
 from fedpriv.data.partition import Partition, make_partition
+from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
-from fedpriv.models.own import is_own
 from fedpriv.outside.names import printable, shortened
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, dealt, load
@@ -116,7 +116,7 @@ class Site:
 
     def _describe(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Say of its data what the server must know."""
-        loaded = self._load(_config(asked))
+        loaded = self._load(config_of(asked))
         dataset, data = loaded.dataset, loaded.data
         if dataset.vectors is not None and self.source.share == "own":
             raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
@@ -160,10 +160,10 @@ class Site:
 
     def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Take a turn."""
-        opened, round, last = self._of(run), _number(asked, "round"), asked.get("last")
+        opened, round = self._of(run), number_of(asked, "round")
         message = frame.sealed(asked.get("message"))
         opened.check_repeated(round, message)
-        answer = opened.client.train(opened.model, opened.received(round, message), _last(last, round))
+        answer = opened.client.train(opened.model, opened.received(round, message), last_of(asked, round))
         if opened.masking is not None:
             answer = opened.masking.hold(answer, {} if message is None else message.tensors())
         letter.say({}, upload=answer.upload, report=answer.report)
@@ -177,19 +177,19 @@ class Site:
 
     def _test(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Score the server's model on its own test samples."""
-        opened, round = self._of(run), _number(asked, "round")
+        opened, round = self._of(run), number_of(asked, "round")
         message = frame.sealed(asked.get("message"))
-        answer = opened.client.test(opened.model, opened.received(round, message), _last(asked.get("last"), round + 1))
+        answer = opened.client.test(opened.model, opened.received(round, message), last_of(asked, round + 1))
         letter.say({}, report=answer.report)
 
     def _forget(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Remove states that the server will not name again."""
-        self._of(run).store.forget((self.number, round) for round in _rounds(asked))
+        self._of(run).store.forget((self.number, round) for round in rounds_of(asked))
         letter.say({})
 
     def _keep_only(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Remove all states but some."""
-        self._of(run).store.keep_only([(self.number, round) for round in _rounds(asked)])
+        self._of(run).store.keep_only([(self.number, round) for round in rounds_of(asked)])
         letter.say({})
 
     _acts: Mapping[Any, Callable[[Site, str, Mapping[str, Any], Frame, Letter], None]] = {
@@ -223,7 +223,7 @@ class Site:
                 raise UsageError(
                     f"this client runs fedpriv {code_version()}, the server {terms.get('code')}; install the same on both"
                 )
-            config = _config(terms)
+            config = config_of(terms)
             config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
             loaded = self._load(config)
@@ -330,33 +330,6 @@ def digest_of(row: torch.Tensor) -> str:
 
 def _with_source(config: RunConfig, name: str, folder: Path | None) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"name": name, "dir": folder})})
-
-
-def _config(asked: Mapping[str, Any]) -> RunConfig:
-    config = parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
-    if is_own(config.model.name):
-        raise Refused("a config whose model names something to import")
-    return config
-
-
-def _number(asked: Mapping[str, Any], name: str) -> int:
-    found = asked.get(name)
-    if type(found) is not int or found < 0:
-        raise Refused(f"a frame without its {name}")
-    return found
-
-
-def _last(last: Any, before: int) -> int | None:
-    if last is not None and (type(last) is not int or not 0 <= last < before):
-        raise Refused(f"a frame that names a state of round {last!r}")
-    return last
-
-
-def _rounds(asked: Mapping[str, Any]) -> list[int]:
-    found = asked.get("rounds")
-    if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
-        raise Refused("a frame that names no rounds")
-    return found
 
 
 def _pathless(text: str) -> str:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
+from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
 from fedpriv.tracking.folder import audit_of, read_json, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
@@ -52,7 +53,6 @@ ARTIFACTS = (
     "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "plots/**/*",
     "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
-_CURSOR = "tracking.json"
 _CLIENTS = "clients.json"
 _WITH_ADDRESSES = ("config.yaml", "run.json")
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
@@ -71,36 +71,6 @@ class SyncReport:
     status: str | None = None
 
 
-@dataclass
-class Cursor:
-    """The progress of the copy (``tracking.json``)."""
-
-    uri: str
-    experiment: str
-    experiment_id: str | None = None
-    mlflow_run_id: str | None = None
-    lines_sent: int = 0
-    last_round: int = -1
-    params_sent: bool = False
-    artifacts_sent: dict[str, str] = field(default_factory=dict)
-    status_sent: str | None = None
-
-    @classmethod
-    def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
-        """The stored cursor, or a fresh one if there is none, it is unreadable, or it belongs to another store."""
-        try:
-            stored = cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return cls(uri, experiment)
-        return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
-
-    def save(self, path: Path) -> None:
-        """Write the cursor atomically."""
-        draft = path.with_suffix(".json.new")
-        draft.write_text(json.dumps(asdict(self), indent=1))
-        draft.replace(path)
-
-
 def target_uri(run_dir: Path, uri: str | None = None) -> str:
     """The store to which :func:`sync` sends a run: ``uri``, else the last one, else that of ``run.json``, else the default.
 
@@ -110,12 +80,7 @@ def target_uri(run_dir: Path, uri: str | None = None) -> str:
     if uri is not None:
         return named_store(uri)
     wanted = read_run(run_dir).get("tracking") or {}
-    return permitted_store(run_dir, _read_cursor(run_dir).get("uri") or wanted.get("uri"))
-
-
-def _read_cursor(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / _CURSOR
-    return read_json(path) if path.exists() else {}
+    return permitted_store(run_dir, stored_cursor(run_dir).get("uri") or wanted.get("uri"))
 
 
 def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
@@ -132,8 +97,8 @@ def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -
         ForeignStore: the folder names a store that the user's own configuration does not.
         TrackingError: the server does not answer or refuses; records that it accepted before are not sent again.
     """
-    facts, before = read_run(run_dir), _read_cursor(run_dir)
-    wanted, cursor_path = facts.get("tracking") or {}, run_dir / _CURSOR
+    facts, before = read_run(run_dir), stored_cursor(run_dir)
+    wanted, cursor_path = facts.get("tracking") or {}, run_dir / CURSOR
     uri = target_uri(run_dir, uri)
     experiment = experiment or before.get("experiment") or wanted.get("experiment") or "fedpriv"
     if uri == "none":

@@ -17,8 +17,8 @@ from torch import nn
 import fedpriv
 from fedpriv.cli import main
 from fedpriv.config import load_config
+from fedpriv.deploy.asked import config_of
 from fedpriv.deploy.serving import _check_possible
-from fedpriv.deploy.site import _config
 from fedpriv.errors import FedprivError
 from fedpriv.models import own
 from fedpriv.models.net import Net
@@ -164,7 +164,7 @@ def test_other_machines_import_nothing_that_a_server_names() -> None:
     with pytest.raises(fedpriv.UsageError, match="clients import nothing that a server names"):
         _check_possible(config)
     with pytest.raises(Refused, match="names something to import"):
-        _config({"config": config.model_dump(mode="json")})
+        config_of({"config": config.model_dump(mode="json")})
 
 
 def test_a_predictor_is_put_beside_its_head() -> None:

@@ -1,0 +1,42 @@
+"""What a server asks of a client, read from the head of a frame; each raises ``Refused`` where it is not of its form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedpriv.config import RunConfig, parse
+from fedpriv.models.own import is_own
+from fedpriv.wire.message import Refused
+
+
+def config_of(asked: Mapping[str, Any]) -> RunConfig:
+    """The run's config, without plug-ins and folder; ``UsageError`` where it is none."""
+    config = parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
+    if is_own(config.model.name):
+        raise Refused("a config whose model names something to import")
+    return config
+
+
+def number_of(asked: Mapping[str, Any], name: str) -> int:
+    """A whole number, not negative."""
+    found = asked.get(name)
+    if type(found) is not int or found < 0:
+        raise Refused(f"a frame without its {name}")
+    return found
+
+
+def last_of(asked: Mapping[str, Any], before: int) -> int | None:
+    """The round of the client's last turn, before a round; ``None``: it has had none."""
+    last = asked.get("last")
+    if last is not None and (type(last) is not int or not 0 <= last < before):
+        raise Refused(f"a frame that names a state of round {last!r}")
+    return last
+
+
+def rounds_of(asked: Mapping[str, Any]) -> list[int]:
+    """The numbers of rounds."""
+    found = asked.get("rounds")
+    if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
+        raise Refused("a frame that names no rounds")
+    return found

@@ -1,0 +1,48 @@
+"""The progress of copying a run to MLflow, in ``tracking.json`` of the run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpriv.tracking.folder import read_json
+
+CURSOR = "tracking.json"
+
+
+@dataclass
+class Cursor:
+    """How far the copy to a store is."""
+
+    uri: str
+    experiment: str
+    experiment_id: str | None = None
+    mlflow_run_id: str | None = None
+    lines_sent: int = 0
+    last_round: int = -1
+    params_sent: bool = False
+    artifacts_sent: dict[str, str] = field(default_factory=dict)
+    status_sent: str | None = None
+
+    @classmethod
+    def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
+        """The stored cursor, or a fresh one if there is none, it is unreadable, or it belongs to another store."""
+        try:
+            stored = cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return cls(uri, experiment)
+        return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
+
+    def save(self, path: Path) -> None:
+        """Write the cursor atomically."""
+        draft = path.with_suffix(".json.new")
+        draft.write_text(json.dumps(asdict(self), indent=1))
+        draft.replace(path)
+
+
+def stored_cursor(run_dir: Path) -> dict[str, Any]:
+    """What the file says, of whatever store; empty where there is none."""
+    path = run_dir / CURSOR
+    return read_json(path) if path.exists() else {}
