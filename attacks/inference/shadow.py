@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -41,11 +42,16 @@ class ShadowOptions:
 class ShadowReport:
     """
     Attributes:
-        f1, auc: mean over the classes (macro); ``auc`` over the classes that some, not all, tested clients hold; NaN if none.
+        f1: mean over the classes (macro) that a tested client holds or was said to hold.
+        auc: mean over the classes that some, not all, tested clients hold; NaN if none.
         exact: share of clients whose label set was found exactly.
         majority_f1, all_f1: F1 of two trivial guesses: for each class what holds for most shadow clients, and that every client
             holds every class. Compare ``f1`` with ``all_f1``, which is high where clients hold most classes. (Both have AUC 0.5.)
         clients: number of tested clients.
+        lacking: of these, the clients that lack a class; only their sets say something of them.
+        lacking_exact: of those, the clients whose set was found exactly.
+        guess: share of such clients that hold the most common set: no answer that ignores the messages is right more often.
+        p: probability that guessing at this rate finds ``lacking_exact`` or more sets (binomial); 1 if no client lacks a class.
     """
 
     f1: float
@@ -54,6 +60,10 @@ class ShadowReport:
     majority_f1: float
     all_f1: float
     clients: int
+    lacking: int
+    lacking_exact: int
+    guess: float
+    p: float
 
 
 @dataclass(frozen=True)
@@ -105,21 +115,41 @@ def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: Shadow
     return ShadowClassifier(options, tuple(models), y.mean(axis=0))
 
 
-def score_shadows(classifier: ShadowClassifier, messages: Sequence[Message], label_sets: Tensor) -> ShadowReport:
-    """Scores on the label sets ``(n, C)`` of other clients than the shadows; a class is predicted at probability 0.5 or more."""
+def score_shadows(
+    classifier: ShadowClassifier, messages: Sequence[Message], label_sets: Tensor, population: Tensor | None = None
+) -> ShadowReport:
+    """Scores on other clients than the shadows; a class is predicted at probability 0.5 or more.
+
+    Args:
+        label_sets: ``(n, C)`` bool: those of the clients that sent the messages.
+        population: ``(m, C)`` bool: those of all clients, for what guessing would find; by default of the tested ones.
+    """
     y, probabilities = label_sets.cpu().numpy().astype(bool), classifier.probabilities(messages)
     found = probabilities >= 0.5
     mixed = [c for c in range(y.shape[1]) if 0 < y[:, c].sum() < len(y)]
     areas = [roc_auc_score(y[:, c], probabilities[:, c]) for c in mixed]
+    exact, lacking = (found == y).all(axis=1), ~y.all(axis=1)
+    tested, hits = int(lacking.sum()), int(exact[lacking].sum())
+    guess = _most_common(y if population is None else population.cpu().numpy().astype(bool))
 
     def f1(guess: npt.NDArray[np.bool_]) -> float:
-        return float(f1_score(y, guess, average="macro", zero_division=0))
+        return float(f1_score(y, guess, average="macro", zero_division=np.nan))
 
     return ShadowReport(
         f1=f1(found),
         auc=float(np.mean(areas)) if areas else float("nan"),
-        exact=float((found == y).all(axis=1).mean()),
+        exact=float(exact.mean()),
         majority_f1=f1(np.broadcast_to(classifier.prior >= 0.5, y.shape)),
         all_f1=f1(np.ones_like(y)),
         clients=len(y),
+        lacking=tested,
+        lacking_exact=hits,
+        guess=guess,
+        p=float(binom.sf(hits - 1, tested, guess)) if tested else 1.0,
     )
+
+
+def _most_common(label_sets: npt.NDArray[np.bool_]) -> float:
+    """The share of the most common set among those that lack a class; 1 if there are none."""
+    sets = label_sets[~label_sets.all(axis=1)]
+    return float(np.unique(sets, axis=0, return_counts=True)[1].max() / len(sets)) if len(sets) else 1.0

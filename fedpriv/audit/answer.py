@@ -10,7 +10,9 @@ The first of these rules that holds gives the words:
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
    once; or it finds more of them at a low false-positive rate than guessing would.
 4. *Single samples leak*: as 1, but from clients with one sample each, which the audit simulated.
-5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class.
+5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
+   from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
+   clients, for most of them and for more than guessing would find.
 6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
@@ -23,9 +25,9 @@ from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, few_false_alarms, of_attacks
+from fedpriv.audit.membership.verdict import NO_RULE, best_attack, few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
-from fedpriv.audit.verdict import best_attempt, copied, counted, of_images, of_labels
+from fedpriv.audit.verdict import best_attempt, copied, counted, finds_classes, of_images, of_labels, of_shadows
 
 Found = Mapping[str, Any]
 
@@ -133,9 +135,25 @@ def _findings(run: Found) -> Iterator[Finding]:
             best = best_reading(read)
             if read["kind"] == wanted and best is not None and best["exact"] and best["exact"]["successes"]:
                 yield Finding(level, of_texts([read])[0])
-    telling = [one for one in run["labels"] if len(one["true"]) < one.get("of", 0)]
-    if telling and 2 * sum(one["exact"] for one in telling) > len(telling):
+    yield from _classes(run)
+
+
+def _classes(run: Found) -> Iterator[Finding]:
+    if _mostly_exact(run["labels"]):
         yield Finding(CLASSES, of_labels(run["labels"])[0])
+    together = run.get("labels_over_rounds") or []
+    if _mostly_exact(together):
+        exact = sum(one["exact"] for one in together)
+        found = f"from all its kept messages together for {exact} of {len(together)} clients"
+        yield Finding(CLASSES, f"The set of a client's classes was found exactly {found}.")
+    if finds_classes(shadow := run.get("label_shadow")):
+        yield Finding(CLASSES, of_shadows(shadow)[0])
+
+
+def _mostly_exact(inferred: Sequence[Found]) -> bool:
+    """Whether most sets of classes were found exactly, of clients that lack a class."""
+    telling = [one for one in inferred if len(one["true"]) < one.get("of", 0)]
+    return 2 * sum(bool(one["exact"]) for one in telling) > len(telling)
 
 
 def _words(run: Found) -> Iterator[Finding]:
@@ -163,7 +181,8 @@ def _nothing(run: Found) -> Finding:
         return Finding(
             NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack that counts as evidence could be mounted."
         )
-    tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if run["labels"] else [])]
+    classes = run.get("label_shadow") or any(one["how"] != NO_RULE for one in run["labels"])
+    tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if classes else [])]
     return Finding(NOTHING, f"{', '.join(tried).capitalize()}: none succeeded, and each had recovered its positive control.")
 
 

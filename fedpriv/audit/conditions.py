@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.membership.verdict import best_attack
+from fedpriv.audit.membership.verdict import NO_RULE, best_attack
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import best_attempt, counted
+from fedpriv.audit.verdict import best_attempt, counted, finds_classes
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]
@@ -53,7 +53,12 @@ def _excess(run: Found) -> float | None:
 
 
 def _labels(run: Found) -> float | None:
-    return sum(bool(one["exact"]) for one in run["labels"]) / len(run["labels"]) if run["labels"] else None
+    by_rule = [one for one in run["labels"] if one["how"] != NO_RULE]
+    ways = [by_rule, run.get("labels_over_rounds") or []]
+    shares = [sum(bool(one["exact"]) for one in found) / len(found) for found in ways if found]
+    if shadow := run.get("label_shadow"):
+        shares.append(shadow["exact"] if finds_classes(shadow) else 0.0)
+    return max(shares, default=None)
 
 
 MEASURES: Mapping[str, Callable[[Found], float | None]] = {
@@ -66,8 +71,8 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
 recovered; the area of the best membership attack; the accountant's epsilon, infinite without differential privacy; the largest
-lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the share of
-the messages from which the set of classes was found exactly. ``None``: it is not known."""
+lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest
+share of messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
 _WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")
 """Why a measure is not known, other than for want of an attack."""
 

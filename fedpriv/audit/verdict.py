@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.formats import message_of
-from fedpriv.audit.membership.verdict import NO_RULE, of_membership
+from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts
 
 Found = Mapping[str, Any]
@@ -28,6 +28,7 @@ def verdict(run: Found) -> list[str]:
         *sentences,
         *_exposed(run.get("statistics")),
         *of_labels(run["labels"]),
+        *of_shadows(run.get("label_shadow")),
         *of_membership(run),
         *([] if run.get("update") else _epsilon(run["epsilon"])),  # one message does not say how it was made
     ]
@@ -150,6 +151,28 @@ def of_labels(messages: Sequence[Found]) -> list[str]:
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
     return [f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."]
+
+
+def finds_classes(shadow: Found | None) -> bool:
+    """Whether simulated clients showed the classes of real ones: most sets exactly, and more than guessing would find.
+
+    Args:
+        shadow: ``label_shadow`` of a run's findings. Without a comparison with guessing (earlier versions), it shows nothing.
+    """
+    if shadow is None or "p" not in shadow:
+        return False
+    return bool(2 * shadow["lacking_exact"] > shadow["lacking"] and shadow["p"] < LEVEL)
+
+
+def of_shadows(shadow: Found | None) -> list[str]:
+    """The sentence on the classes that simulated clients showed; none where they were not mounted, or no client lacks a class."""
+    if shadow is None or not shadow.get("lacking"):
+        return []
+    found = f"named the exact classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that lack some"
+    return [
+        f"A classifier trained on messages of {shadow['shadows']} simulated clients {found} (round {shadow['round']}); "
+        f"the most common set is right for {shadow['guess']:.0%} of such clients."
+    ]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

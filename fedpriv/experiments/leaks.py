@@ -20,9 +20,9 @@ TEXT = """By `fedpriv audit` of the same runs, from what crossed the wire. Round
 that round, those that the best attack reconstructed. One sample each: the same for simulated clients with a single sample.
 Members: area under the curve of the best membership attack on the last kept round; the interval holds for all attacks at once,
 and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
-layer's gradient or the class centres; by shadows: F1 of the classes found by a classifier that was trained on the messages of
-simulated clients, and in brackets of the better guess without the message (every class, or those that most simulated clients
-hold), in the first of these rounds. A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
+layer's gradient or the class centres; by shadows: clients whose set was found exactly by a classifier that was trained on the
+messages of simulated clients, in the first of these rounds. A dash: no attack whose failure would be evidence could be
+mounted, so it is not known."""
 
 
 def leakage(run_dir: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _row(result: Result, rounds: Sequence[int]) -> list[str]:
         _recovered(found["singles"]),
         f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f})" if members else "–",
         f"{classes['exact']} of {classes['of']}" if classes else "–",
-        f"{shadows['f1']:.2f} ({max(shadows['majority_f1'], shadows['all_f1']):.2f})" if shadows else "–",
+        f"{round(shadows['exact'] * shadows['clients'])} of {shadows['clients']}" if shadows else "–",
     ]
 
 

@@ -220,7 +220,7 @@ class _Frontier:
         def at(strength: float) -> dict[str, Any]:
             config = self._point(method, defence.at(strength)).config
             replayed = Replayed(run_dir, stored.model_copy(update={"wire": config.wire, "privacy": config.privacy}))
-            return measured(replayed, self.plan.audit, lambda text: None)
+            return measured(replayed, self.plan.audit, [one.measure for one in self.plan.target], lambda text: None)
 
         found = search(at, bounds, self.plan.target, lambda text: self.say(f"{method}, {defence.text}: {text}"))
         path.parent.mkdir(exist_ok=True)

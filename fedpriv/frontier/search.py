@@ -7,7 +7,8 @@ Membership, accuracy and epsilon are measured by real runs afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
-from fedpriv.audit.membership.label_leaks import labels_of
+from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
@@ -73,13 +74,21 @@ class Strength:
     tried: Sequence[tuple[float, Mapping[str, float | None]]]
 
 
-def measured(evidence: Evidence, options: AuditOptions, say: Say) -> dict[str, Any]:
-    """What conditions on :data:`BY_REPLAY` look at, as in the findings of an audit."""
+def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str], say: Say) -> dict[str, Any]:
+    """What conditions on :data:`BY_REPLAY` look at, as in the findings of an audit.
+
+    Args:
+        wanted: the measures; without ``labels`` no simulated clients are trained for it.
+    """
     not_tried: dict[str, str] = {}
     images = on_images(evidence, options, not_tried, say) if "image" in evidence.modalities else []
     texts = on_texts(evidence, options, not_tried, say) if "text" in evidence.modalities else []
     labels = [labels_of(evidence, round, client).described() for round, client in evidence.messages()[: options.messages]]
-    return {"attacks": [one.described(None) for one in images], "texts": texts, "labels": labels}
+    shadow = None
+    if "labels" in wanted and options.label_shadows:
+        with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
+            shadow = shadow_labels(evidence, evidence.store.rounds()[0], options.label_shadows, options.seed)
+    return {"attacks": [one.described(None) for one in images], "texts": texts, "labels": labels, "label_shadow": shadow}
 
 
 def search(

@@ -114,6 +114,7 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
         values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
     if run["labels"]:
         values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
+    values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
     values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Schedule
-from fedpriv.attacks.inference.shadow import ShadowOptions, fit_shadows, score_shadows
+from fedpriv.attacks.inference.shadow import Array, Message, ShadowClassifier, ShadowOptions, fit_shadows, score_shadows
 from tests.attacks.client import CLASSES, change, mlp, pictures
 
 SCHEDULE = Schedule(lr=0.1, steps=4, batch_size=8, momentum=0.5)
@@ -58,3 +59,39 @@ def test_a_class_that_all_shadows_hold_is_a_constant() -> None:
     known[:, 0] = True
     classifier = fit_shadows(shadow_messages(client, known), known)
     assert classifier.models[0] is None and (classifier.probabilities(shadow_messages(client, known[:2]))[:, 0] == 1).all()
+
+
+def sets(*rows: str) -> Tensor:
+    """Label sets from rows such as ``"1010"``."""
+    return torch.tensor([[digit == "1" for digit in row] for row in rows])
+
+
+class Says(ShadowClassifier):
+    """Answers with given label sets, whatever the messages."""
+
+    def __init__(self, answers: Tensor) -> None:
+        super().__init__(ShadowOptions(), (), np.zeros(answers.shape[1]))
+        object.__setattr__(self, "answers", answers)
+
+    def probabilities(self, messages: Sequence[Message]) -> Array:
+        found: Array = self.answers.double().numpy()  # type: ignore[attr-defined]
+        return found
+
+
+def test_classes_that_no_tested_client_holds_take_nothing_from_f1() -> None:
+    tested = sets("110000", "011000", "001100")
+    report = score_shadows(Says(tested), [{}] * 3, tested)
+    assert report.f1 == report.auc == report.exact == 1.0 and report.majority_f1 == 0.0
+    wrong = score_shadows(Says(sets("110001", "011000", "001100")), [{}] * 3, tested)
+    assert wrong.f1 == pytest.approx(4 / 5)  # four classes right, and one that nobody holds
+
+
+def test_exact_sets_are_held_against_the_most_common_one() -> None:
+    tested, population = sets("1100", "0110", "1111"), sets("1100", "1100", "0110", "0011", "1111", "1111")
+    report = score_shadows(Says(sets("1100", "0110", "0000")), [{}] * 3, tested, population)
+    assert (report.clients, report.lacking, report.lacking_exact) == (3, 2, 2)
+    assert report.guess == 0.5 and report.p == pytest.approx(0.25)  # two of four; both by chance
+    alone = score_shadows(Says(sets("1000")), [{}], sets("1000"), sets("1000", "0100", "0010", "0001"))
+    assert alone.p == pytest.approx(0.25)
+    none = score_shadows(Says(sets("1111")), [{}], sets("1111"))
+    assert (none.lacking, none.guess, none.p) == (0, 1.0, 1.0)

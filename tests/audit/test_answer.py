@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer, changes
+from fedpriv.audit.membership.verdict import NO_RULE
 from tests.audit.sample_findings import findings, rate
 
 
@@ -45,9 +46,57 @@ def test_each_rule_in_turn() -> None:
     assert words(without_images(run, "message")) == "Members were identified"
     assert words(without_members(run)) == "Single samples leak"
     assert words(without_images(run, "single image")) == "Classes were inferred"
-    for one in run["labels"]:
+    for one in (*run["labels"], *run["labels_over_rounds"]):
         one["exact"] = False
     assert words(run) == "Nothing was found"
+
+
+def harmless() -> dict[str, Any]:
+    """Nothing was found: no sample, no member, and no class by a rule."""
+    run = without_members(without_images(without_images(undefended(), "message"), "single image"))
+    for one in run["labels"]:
+        one.update({"how": NO_RULE, "exact": False})
+    return run | {"labels_over_rounds": []}
+
+
+def test_simulated_clients_that_show_the_classes_are_a_finding() -> None:
+    run = harmless()
+    assert words(run) == "Nothing was found"
+    run["label_shadow"] |= {"lacking": 3, "lacking_exact": 3, "guess": 0.06, "p": 0.06**3}
+    found = answer(run)
+    assert found["words"] == "Classes were inferred"
+    assert "exact classes of 3 of 3 clients that lack some (round 1); the most common set is right for 6 %" in (
+        found["finding"]["sentence"].replace("%", " %")
+    )
+
+
+@pytest.mark.parametrize(
+    "shadow",
+    [
+        {"lacking": 3, "lacking_exact": 1, "guess": 0.01, "p": 0.03},  # not most of them
+        {"lacking": 4, "lacking_exact": 3, "guess": 0.5, "p": 0.31},  # as guessing
+        {"lacking": 0, "lacking_exact": 0, "guess": 1.0, "p": 1.0},  # every client holds every class
+    ],
+)
+def test_simulated_clients_that_may_have_guessed_are_none(shadow: dict[str, Any]) -> None:
+    run = harmless()
+    run["label_shadow"] |= shadow
+    assert words(run) == "Nothing was found"
+
+
+def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
+    run = harmless()
+    assert "inference of classes" in answer(run)["finding"]["sentence"]
+    run["label_shadow"] = None
+    assert "classes" not in answer(run)["finding"]["sentence"]
+
+
+def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
+    run = harmless()
+    one = {"client": 1, "true": [1], "found": [1], "of": 10, "exact": True}
+    run["labels_over_rounds"] = [one, one | {"client": 2}, one | {"client": 3, "exact": False}]
+    found = answer(run)
+    assert found["words"] == "Classes were inferred" and "for 2 of 3 clients" in found["finding"]["sentence"]
 
 
 def test_the_worst_finding_has_its_picture() -> None:
@@ -67,7 +116,7 @@ def test_copies_of_public_images_are_no_recovery() -> None:
 @pytest.mark.parametrize("missing", ["evidence", "membership"])
 def test_what_could_not_be_tried_is_not_known(missing: str) -> None:
     run = without_members(without_images(without_images(undefended(), "message"), "single image"))
-    run["labels"] = []
+    run |= {"labels": [], "labels_over_rounds": []}
     if missing == "membership":
         run["membership"] = []
     else:
@@ -90,7 +139,7 @@ def test_canaries_above_the_ledger_come_first() -> None:
 
 def test_clients_that_hold_every_class_reveal_none() -> None:
     run = without_members(without_images(without_images(undefended(), "message"), "single image"))
-    for one in run["labels"]:
+    for one in (*run["labels"], *run["labels_over_rounds"]):
         one.update({"true": list(range(10)), "found": list(range(10)), "exact": True})
     assert words(run) == "Nothing was found"
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import MEASURES, conditions, first_met
+from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.run_audit import Audited
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
@@ -25,10 +26,21 @@ def run(**changes: Any) -> dict[str, Any]:
         "attacks": [{"attempts": [attempt | {"success": {"0.01": rate}}]}],
         "texts": [],
         "membership": [{"auc": 0.57}, {"auc": 0.76}, {"auc": None}],
-        "labels": [{"exact": True}, {"exact": False}],
+        "labels": [{"how": "bias", "exact": True}, {"how": "bias", "exact": False}],
         "epsilon": {"upper": 7.9, "canaries": {"lower": 8.4}},
     }
     return found | changes
+
+
+def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
+    none = {"how": NO_RULE, "exact": False}
+    (labels,) = conditions("labels<=0.5")
+    assert labels.value(run(labels=[none])) is None and not labels.holds(run(labels=[none]))
+    shadow = {"exact": 1.0, "lacking": 3, "lacking_exact": 3, "p": 0.001}
+    assert labels.value(run(labels=[none], label_shadow=shadow)) == 1.0
+    assert labels.value(run(labels=[none], label_shadow=shadow | {"p": 0.2})) == 0.0  # mounted, and as good as guessing
+    assert labels.value(run(label_shadow=shadow | {"p": 0.2})) == 0.5
+    assert labels.value(run(labels_over_rounds=[{"exact": True}])) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FOUND: dict[str, Any] = {
     "singles": {"kind": "single image", "round": 1, "client": 0, "samples": 24, "recovered": 0, "attack": "known-head"},
     "members": {"attack": "LiRA", "auc": 0.804, "low": 0.71, "high": 0.86, "of": 12},
     "classes": {"exact": 2, "of": 6},
-    "classes_by_shadows": {"f1": 0.5, "majority_f1": 0.1, "all_f1": 0.3},
+    "classes_by_shadows": {"exact": 0.666667, "clients": 3, "f1": 0.5, "majority_f1": 0.1, "all_f1": 0.3},
     "options": {"messages": 3},
 }
 
@@ -45,7 +45,7 @@ def test_the_report_has_a_row_for_each_audited_run(tmp_path: Path) -> None:
     assert found["experiments"][0]["leakage"]["fedavg-s0"] == FOUND
     text = Path(found["report"]).read_text()
     assert "| method | seed | answer | round 1 | round 20 | one sample each | members | classes by rule | by shadows |" in text
-    row = "| fedavg | 0 | Members were identified | 13 of 72 | – | 0 of 24 | 0.80 (0.71 to 0.86) | 2 of 6 | 0.50 (0.30) |"
+    row = "| fedavg | 0 | Members were identified | 13 of 72 | – | 0 of 24 | 0.80 (0.71 to 0.86) | 2 of 6 | 2 of 3 |"
     assert row in text
     assert "| fedavg | 2 | Leakage not known | – | – | – | – | – | – |" in text and "| fedavg | 1 | " not in text
 

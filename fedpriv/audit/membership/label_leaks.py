@@ -169,8 +169,12 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
             yield _changes(evidence, result.uploaded, messages[0].received)
 
     classifier = fit_shadows(changes(), sets)
-    truth = torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
-    report = score_shadows(classifier, [_changes(evidence, one.uploaded, one.received) for one in messages], truth)
+
+    def label_sets(of: Sequence[int]) -> Tensor:
+        return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in of])
+
+    sent = [_changes(evidence, one.uploaded, one.received) for one in messages]
+    report = score_shadows(classifier, sent, label_sets(clients), label_sets(federation.data.nonempty))
     auc = None if report.auc != report.auc else report.auc
     return asdict(report) | {"auc": auc, "round": round, "shadows": shadows}
 
