@@ -8,7 +8,8 @@ The rule, for the differences d of the seeds, with signs such that the claim is 
   equal, it would hold by chance for one pair of seeds in ten.
 * **inconclusive** otherwise, and always with a single seed.
 
-Bytes are not random, so they are compared directly, with any number of seeds.
+Bytes are not random, so they are compared directly, with any number of seeds. Where the other run is so good that no run could be
+better by as much as the claim says, there is nothing to test: *inconclusive*.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Results = Mapping[str, Mapping[int, Result]]
 """label -> seed -> result; empty for a label without results."""
 
 MIN_SEEDS = 3
+_UNBOUNDED = ("test_loss_roughness", "upload_bytes")
+"""Metrics that are no shares."""
 _SHORT = "short of it on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
@@ -50,7 +53,8 @@ class Judgement:
     Attributes:
         opponent: the run that ``best_baseline`` stands for.
         values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
-        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes).
+        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes). Of ratios
+            (``speed_up``) both are those of the logarithms.
     """
 
     claim: Claim
@@ -77,17 +81,40 @@ def judge(claim: Claim, results: Results) -> Judgement:
             ),
         )
     values: dict[int, float] = {}
+    most: list[float] = []
     for seed in seeds:
         sides = [results[opponent if label == BEST_BASELINE and opponent else label][seed] for label in claim.labels]
+        most.append(_most(claim, sides))
         if claim.metric in PAIRED:
             values[seed] = PAIRED[claim.metric](*sides) or 0.0
         else:
             first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
             values[seed] = first - sum(other)
     drawn = list(values.values())
+    if claim.metric == "speed_up":  # ratios: twice as fast and half as fast are equally far from no change
+        drawn = [math.log(value) for value in drawn]
     mean = statistics.fmean(drawn) if drawn else None
     interval = mean_interval(drawn) if len(drawn) > 1 and claim.equals is None else None
-    return Judgement(claim, opponent, values, mean, interval, _verdict(claim, drawn))
+    verdict = _verdict(claim, drawn)
+    if claim.metric == "speed_up" and mean is not None:
+        mean, interval = math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1]))
+    wanted = claim.margin if claim.above is None else claim.above
+    if drawn and wanted > 0 and max(most) <= wanted:
+        room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
+        verdict = Verdict(INCONCLUSIVE, f"cannot be tested: at most {100 * max(most):.2g} % {room}")
+    return Judgement(claim, opponent, values, mean, interval, verdict)
+
+
+def _most(claim: Claim, sides: Sequence[Result]) -> float:
+    """The largest value that the claim's number could have, whatever the first run were."""
+    if claim.compare is None:
+        return math.inf
+    other = sides[1]
+    if claim.metric == "clients_better":
+        return statistics.fmean(accuracy < 1 for accuracy in other.summary["accuracy_per_client"] if accuracy is not None)
+    if claim.metric in PAIRED or claim.metric in _UNBOUNDED:
+        return math.inf
+    return 1 - (metric(other, claim.metric, claim.fraction) or 0.0)
 
 
 def _union(results: Results, labels: Sequence[str]) -> set[int]:
@@ -110,10 +137,11 @@ def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
         return Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
     if claim.of and claim.stand_in:
         return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
-    if claim.above is not None:
-        verdict = decide([value - claim.above for value in values], wrong=_SHORT)
-    elif claim.below is not None:
-        verdict = decide([claim.below - value for value in values], wrong=_SHORT)
+    bound = claim.below if claim.above is None else claim.above
+    if bound is not None:
+        bound = math.log(bound) if claim.metric == "speed_up" else bound
+        sign = -1 if claim.above is None else 1
+        verdict = decide([sign * (value - bound) for value in values], wrong=_SHORT)
     else:
         verdict = decide(values, claim.margin)
     return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict

@@ -69,6 +69,8 @@ class Claim(BaseModel):
             raise ValueError("give either compare: [A, B] or of: A")
         if self.metric in PAIRED and (self.of or bounds not in (["above"], ["below"])):
             raise ValueError(f"metric {self.metric} needs compare: [A, B] and above: or below: a value")
+        if self.metric == "speed_up" and not (self.above or self.below or 0) > 0:
+            raise ValueError("speed_up is a ratio: its bound must be above 0")
         if self.metric not in PAIRED and self.compare and bounds:
             raise ValueError(f"compare takes a margin, not {bounds[0]}")
         if self.of and (len(bounds) != 1 or self.margin):

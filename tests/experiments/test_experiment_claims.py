@@ -111,6 +111,41 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
     assert str(judgement.verdict) == "inconclusive (1 seed)"
 
 
+def test_a_margin_for_which_there_is_no_room_is_not_tested(tmp_path: Path) -> None:
+    claim: dict[str, object] = {"compare": ["mpfedcon", "local"], "margin": 0.05}
+    full = {"local": [0.97, 0.96, 0.96], "mpfedcon": [0.9, 0.9, 0.9]}
+    assert str(judged(tmp_path / "full", claim, full).verdict) == "inconclusive (cannot be tested: at most 4 % could be gained)"
+    room = {**full, "local": [0.97, 0.96, 0.94]}
+    assert judged(tmp_path / "room", claim, room).verdict.word == "not reproduced"
+    best: dict[str, object] = {"compare": ["mpfedcon", "local"]}  # without a margin, any lead would do
+    assert judged(tmp_path / "best", best, full).verdict.word == "not reproduced"
+
+
+def test_ratios_are_averaged_by_their_logarithms(tmp_path: Path) -> None:
+    """Twice, four times and eight times as fast: four times, and an interval that no ratio falls out of."""
+    claim = {"id": "C6", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": "speed_up", "above": 3.7}
+    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1, 2])
+    for seed, reached in ((0, 20), (1, 10), (2, 5)):
+        write_result(path, "fedavg", seed, {5: 0.1, 10: 0.1, 20: 0.1, 40: 0.4})
+        write_result(path, "fedrep", seed, {at: 0.5 if at >= reached else 0.1 for at in (5, 10, 20, 40)})
+    experiment = read(path)
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    half = math.exp(4.302653 * math.log(2) / math.sqrt(3))
+    assert judgement.values == {0: 2.0, 1: 4.0, 2: 8.0} and judgement.mean == pytest.approx(4.0)
+    assert judgement.interval == pytest.approx((4 / half, 4 * half)) and judgement.verdict.word == "inconclusive"
+
+
+def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
+    claim = {"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}
+    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1, 2])
+    for seed in (0, 1, 2):
+        write_result(path, "local", seed, {20: 0.9}, per_client=[1.0, 1.0, 0.5, 0.9])
+        write_result(path, "mpfedcon", seed, {20: 0.9}, per_client=[1.0, 1.0, 0.6, 0.8])
+    experiment = read(path)
+    verdict = judge(experiment.claims[0], stored_results(experiment)[0]).verdict
+    assert str(verdict) == "inconclusive (cannot be tested: at most 50 % of the clients could gain)"
+
+
 @pytest.mark.parametrize(("metric", "values"), [("speed_up", {0: 2.0, 1: 0.5}), ("bytes_saved", {0: 0.4, 1: -1.4})])
 def test_what_is_saved_until_the_other_s_final_accuracy(tmp_path: Path, metric: str, values: dict[int, float]) -> None:
     """FedAvg has its own 0.4 in round 10, after 10,000 bytes; round 0 costs FedRep 1,000 (seed 0) or 4,000."""
