@@ -168,7 +168,7 @@ def of_shadows(shadow: Found | None) -> list[str]:
     """The sentence on the classes that simulated clients showed; none where they were not mounted, or no client lacks a class."""
     if shadow is None or not shadow.get("lacking"):
         return []
-    found = f"named the exact classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that lack some"
+    found = f"named exactly the classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that do not hold all"
     return [
         f"A classifier trained on messages of {shadow['shadows']} simulated clients {found} (round {shadow['round']}); "
         f"the most common set is right for {shadow['guess']:.0%} of such clients."

@@ -108,7 +108,7 @@ def _labels_found(run: Found) -> str | None:
         ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
     if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
         rate = wilson(round(shadow["exact"] * shadow["clients"]), shadow["clients"])
-        ways.append(f"of {rate.successes} of {rate.n} clients by simulated ones ({formats.span(rate.low, rate.high)})")
+        ways.append(f"{rate.successes} of {rate.n} clients, by simulated clients ({formats.span(rate.low, rate.high)})")
     return "; ".join(ways) or None
 
 
