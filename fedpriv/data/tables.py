@@ -59,11 +59,18 @@ class ParquetTable:
         import datasets
         import pyarrow.parquet as pq
 
-        with _readable(self.files[0]):
-            schema = pq.read_schema(self.files[0])
-        _check_columns(schema.names, self.files[0])
-        with _readable(self.files[0]):
-            return datasets.Features.from_arrow_schema(schema)
+        file = self.files[0]
+        with _readable(file):
+            schema = pq.read_schema(file)
+        _check_columns(schema.names, file)
+        try:
+            with _readable(file):
+                return datasets.Features.from_arrow_schema(schema)
+        except (AttributeError, LookupError, RecursionError, TypeError) as error:
+            raise FedprivError(
+                f"{file}: its metadata `huggingface` does not describe columns as the `datasets` library does "
+                f"({_first_line(error)}); write the file anew, with another description or none"
+            ) from None
 
     def column(self, name: str) -> pa.ChunkedArray:
         import pyarrow as pa

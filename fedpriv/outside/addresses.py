@@ -7,8 +7,10 @@ from urllib.parse import unquote, urlsplit
 
 HIDDEN = "***"
 
-_ADDRESS = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]*)://(?P<rest>[^\s'\"`]+)")
-_IN_QUERY = re.compile(r"(?i)([?&;][^=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect)[^=&;\s]*=)[^&;\s]+")
+# A text of another machine may be long, and made to be slow. So the time of both grows with its length, not with its square: of a
+# scheme the last 32 characters are taken, and a name in a query ends where another ? begins one.
+_ADDRESS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]{0,31})://(?P<rest>[^\s'\"`]+)")
+_IN_QUERY = re.compile(r"(?i)([?&;](?=[^?=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect))[^?=&;\s]+=)[^&;\s]+")
 _FILES = ("sqlite", "file")
 _LEAST = 4
 """Letters of a secret that is looked for by itself: a shorter one is a part of ordinary words."""

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import torch
 
-from fedpriv.secure.keys import ENVELOPE
+from fedpriv.secure.keys import ENVELOPE, agreed, new_private
 from fedpriv.secure.masks import Words
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.secure.shares import SHARE
@@ -68,11 +68,23 @@ def read_public(row: bytes) -> PublicKeys:
 
 
 def own_key(sealed: Sealed, round: int, client: int) -> PublicKeys:
-    """The keys that a client sends of itself."""
+    """The keys that a client sends of itself: two that differ, and with which others can agree on a secret.
+
+    Every client would refuse a sum with others.
+    """
     rows = rows_of(sealed, "keys", round, client)
     if rows.keys() != {client}:
         raise Refused("it sends other public keys than its own")
-    return read_public(rows[client])
+    found = read_public(rows[client])
+    if found.letters == found.masks:
+        raise Refused("its two public keys are the same")
+    private = new_private()
+    try:
+        for key in (found.letters, found.masks):
+            agreed(private, key, b"")
+    except ValueError:
+        raise Refused("one of its public keys is none") from None
+    return found
 
 
 def masked(round: int, client: int, words: Words) -> Sealed:

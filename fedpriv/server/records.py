@@ -49,13 +49,14 @@ class Records:
                 found[record["round"]] = record
         found |= committed
         rounds = range(1 + (max(found, default=-1) if last is None else last))
-        missing = [round for round in rounds if round not in found]
+        # The first only: a line may name any number as its round.
+        missing = next((round for round in rounds if round not in found), None)
         # Where no checkpoint says how many there are, a line at the end may have been that of one more round.
         lost = bool(wrong) and last is None and not committed and wrong[-1] == len(lines)
-        if wrong and (missing or lost):
+        if wrong and (missing is not None or lost):
             raise Damaged(f"{self.file}, line {wrong[-1] if lost else wrong[0]} is damaged")
-        if missing:
-            raise Damaged(f"{self.file} is damaged: it has no line of round {missing[0]}")
+        if missing is not None:
+            raise Damaged(f"{self.file} is damaged: it has no line of round {missing}")
         return [found[round] for round in rounds]
 
     def append(self, record: Record) -> None:

@@ -64,6 +64,7 @@ class SecureSum:
         Raises:
             Refused: too few clients are left for a sum, or their mean is no upload of this run.
         """
+        keys = self._different(keys)
         layout, all_keys = Layout(self.agreement, self.received), {one: messages.public(found) for one, found in keys.items()}
         letters = self._ask({one: messages.table("keys", self.round, one, all_keys) for one in keys}, self._letters)
         letters = {one: sent for one, sent in letters.items() if sent.keys() == keys.keys() - {one}}
@@ -78,6 +79,19 @@ class SecureSum:
         sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
         active = tuple(sorted(uploads))
         return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
+
+    def _different(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
+        """The keys without those of clients that repeat a key of another, with which every client would refuse the sum."""
+        owners: dict[bytes, int] = {}
+        found = {}
+        for client, sent in sorted(keys.items()):
+            others = [owners[key] for key in (sent.letters, sent.masks) if key in owners]
+            if others:
+                self.warn(f"round {self.round}: the keys of client {client} are refused: one of them is client {others[0]}'s")
+                continue
+            found[client] = sent
+            owners |= {sent.letters: client, sent.masks: client}
+        return found
 
     def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:
         """What the sum stands for, checked as an upload is."""

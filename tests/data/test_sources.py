@@ -294,6 +294,28 @@ def test_damage_inside_a_parquet_is_named(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*"))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"info": null}',
+        "7",
+        '{"info": {"features": "label"}}',
+        '{"info": {"features": {"label": 1}}}',
+        '{"info": {"features": {"label": {"_type": ["ClassLabel"]}}}}',
+        '{"info": {"features": {"label": {"_type": "ClassLabel", "names": 5}}}}',
+        '{"info": {"features": {"label": ' + '{"a": ' * 980 + "1" + "}" * 980 + "}}}",
+        "[" * 100_000,
+    ],
+    ids=lambda said: said[:70],
+)
+def test_a_description_of_the_columns_that_is_none_is_named(tmp_path: Path, said: str) -> None:
+    table = pa.table({"x": [0.5] * 20, "label": [0, 1] * 10}).replace_schema_metadata({"huggingface": said})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(FedprivError, match=r"a\.parquet: its metadata `huggingface` does not describe columns") as error:
+        load_dataset(str(tmp_path / "a.parquet"))
+    assert "\n" not in str(error.value)
+
+
 def test_label_out_of_range(tmp_path: Path) -> None:
     cifar10(tmp_path)
     file = tmp_path / "cifar10" / "test.parquet"

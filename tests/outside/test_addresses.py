@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from fedpriv.outside import addresses
@@ -30,6 +32,8 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://host/db?user=me&password=hunter2&x=1", "postgresql://host/db?user=me&password=***&x=1"),
         ("https://host/?access_token=hunter2", "https://host/?access_token=***"),
         ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", "mssql+pyodbc:///?odbc_connect=***"),
+        ("https://host/??a&b=1?my_api_key_2=hunter2;x=1", "https://host/??a&b=1?my_api_key_2=***;x=1"),
+        (f"{'s' * 40}://me:hunter2@host", f"{'s' * 40}://me:***@host"),
         ("sqlite:////home/me:x@y/mlflow.db", "sqlite:////home/me:x@y/mlflow.db"),
     ],
 )
@@ -47,6 +51,25 @@ def test_a_secret_that_stands_alone_is_replaced_where_it_is_known() -> None:
     assert said_safely("Invalid port 'hunt%40er2', or hunt@er2; http://you:other@host") == (
         "Invalid port '***', or ***; http://you:***@host"
     )
+
+
+@pytest.mark.parametrize(
+    ("start", "part"), [("", "a."), ("http://host/?", "?"), ("http://host/?", "key"), ("http://host/?", "?key")]
+)
+def test_a_long_text_does_not_hold_up_its_reader(start: str, part: str) -> None:
+    """A search whose time grows with the square of the length would take hours; it is broken off."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    text = start + part * (10**6 // len(part))
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    try:
+        assert said_safely(text) == text
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

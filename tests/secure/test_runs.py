@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.secure import messages
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Sealed, unseal
@@ -137,6 +139,31 @@ def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path: Path, step: str) ->
     lost = [] if step == "shares" else gone
     assert sorted(records[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
     assert len(records[2]["summed"]) == 4 and gone
+
+
+@pytest.mark.parametrize("bad", slow_but(["another's"], ["another's", "the same twice"]))
+def test_a_client_with_bad_keys_is_not_in_the_sum(tmp_path: Path, bad: str) -> None:
+    """And no other client is named, as would be if the keys were carried to all."""
+    rows: dict[int, bytes] = {}
+
+    def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if "keys" not in kinds or round != 1 or len(rows) > 1:
+            return [answer]
+        at = kinds.index("keys")
+        rows[client] = messages.public(messages.own_key(unseal(answer.parts[at]), round, client))
+        if len(rows) < 2:
+            return [answer]
+        wrong = rows[min(rows)] if bad == "another's" else rows[client][: messages.KEY] * 2
+        parts = list(answer.parts)
+        parts[at] = messages.table("keys", round, client, {client: wrong}).data
+        return [replace(answer, parts=tuple(parts))]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Losing(tmp_path / "run-clients", spoil), **ON)
+    records, lost = list(RunFolder.open(folder).records()), max(rows)
+    assert sorted(records[1]["summed"]) == sorted(set(participants(folder)) - {lost})
+    assert len(records[2]["summed"]) == 4
+    assert len(warnings) == 1 and f"client {lost} " in warnings[0] and "refused" in warnings[0]
 
 
 def participants(folder: Path) -> list[int]:

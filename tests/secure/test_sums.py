@@ -10,6 +10,7 @@ import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.secure import messages
+from fedpriv.secure.keys import public_of
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.simulation.simulation import Simulation
@@ -96,3 +97,18 @@ def test_messages_are_read_as_they_were_written() -> None:
 def test_a_message_of_another_form_is_refused(tensors: dict[str, torch.Tensor], kind: Any, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         messages.own_key(seal(Payload(tensors, 3, 7, kind)), 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (public_of(bytes(range(32))) * 2, "are the same"),
+        (bytes(32) + public_of(bytes(range(32))), "is none"),
+        (public_of(bytes(range(32))) + bytes(32), "is none"),
+        (public_of(bytes(range(32))) + (1).to_bytes(32, "little"), "is none"),  # a point of small order, as zero is
+    ],
+    ids=["equal", "no letters", "no masks", "small order"],
+)
+def test_keys_with_which_every_client_would_refuse_the_sum_are_refused(row: bytes, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        messages.own_key(messages.table("keys", 3, 7, {7: row}), 3, 7)

@@ -181,6 +181,26 @@ def test_tensors_come_back_as_they_were_and_a_torn_file_does_not(tmp_path: Path)
             load_tensors(path)
 
 
+@pytest.mark.parametrize(("shape", "facts"), [([2**63, 0], {}), ([0, 2**63], {}), ([0, 2**40, 2**40], {}), ([0], None)], ids=str)
+def test_a_header_that_no_file_has_is_damage(tmp_path: Path, shape: list[int], facts: dict[str, str] | None) -> None:
+    """A tensor without numbers: no file is too short for its shape."""
+    said = {"__metadata__": facts, "a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
+    path, header = tmp_path / "some.safetensors", json.dumps(said).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(Damaged, match=r"some\.safetensors is damaged") as caught:
+        load_tensors(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_nesting_of_any_depth_is_damage(tmp_path: Path) -> None:
+    """Some depths can be read, and not be written again, as the checksum needs it."""
+    path = tmp_path / "some.json"
+    for depth in range(800, 1050):
+        path.write_text('{"a": ' + "[" * depth + "]" * depth + ', "sha256": "x"}')
+        with pytest.raises(Damaged, match=r"some\.json is damaged"):
+            load_json(path)
+
+
 def test_an_unfinished_round_leaves_nothing_behind(tmp_path: Path) -> None:
     checkpoints = made(tmp_path)
     checkpoints.commit(Progress(round=1), state(1))

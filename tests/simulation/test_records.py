@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,18 @@ def test_any_bit_of_a_line_counts(whole: Path) -> None:
 def test_what_is_no_record_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"record|round|checksum|recursion"):
         parsed(line)
+
+
+@pytest.mark.parametrize("last", [None, 10**6])
+def test_a_line_that_names_a_round_far_ahead_takes_no_memory(tmp_path: Path, last: int | None) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"round": {10**6}, "time_ms": 1, "metrics": {{}}}}\n')
+    tracemalloc.start()
+    try:
+        with pytest.raises(Damaged, match="it has no line of round 0"):
+            Records(tmp_path).read(last)
+        assert tracemalloc.get_traced_memory()[1] < 2**20  # bytes; a list of the missing rounds has 40 times as many
+    finally:
+        tracemalloc.stop()
 
 
 def test_without_checkpoints_a_damaged_line_may_be_the_last(halfway: Path) -> None:
