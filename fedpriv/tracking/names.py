@@ -112,8 +112,8 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
         values[f"token_recall_from_{place}"] = read and read["recall"]
         values[f"token_precision_from_{place}"] = read and read["precision"]
         values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
-    if run["labels"]:
-        values["labels_exact"] = sum(one["exact"] for one in run["labels"]) / len(run["labels"])
+    if inferred := [one["exact"] for one in run["labels"] if one.get("applies", True)]:
+        values["labels_exact"] = sum(inferred) / len(inferred)
     values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
     values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}

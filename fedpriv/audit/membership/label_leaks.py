@@ -52,10 +52,12 @@ class Labels:
     def described(self) -> dict[str, Any]:
         """As JSON.
 
-        ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples whose label was found.
+        ``applies``: whether a rule did; ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples
+        whose label was found.
         """
-        scored = _scored(self.present, self.counts, self.true)
-        return {"round": self.round, "client": self.sender, "how": self.how, "of": len(self.true), **scored, "note": self.note}
+        scored = {"of": len(self.true), **_scored(self.present, self.counts, self.true)}
+        applies = self.how != NO_RULE
+        return {"round": self.round, "client": self.sender, "how": self.how, "applies": applies, **scored, "note": self.note}
 
 
 def _scored(present: Tensor, counts: Tensor | None, true: Tensor) -> dict[str, Any]:
