@@ -50,6 +50,7 @@ class Result:
             ``probe_as_is/1``, the same without re-estimated BatchNorm statistics.
         traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
         leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
+        processor: on which kind it ran; empty in results of earlier versions.
     """
 
     label: str
@@ -64,10 +65,11 @@ class Result:
     curve: dict[str, list[Any]]
     traces: dict[str, list[Any]] = field(default_factory=dict)
     leakage: dict[str, Any] = field(default_factory=dict)
+    processor: str = field(default_factory=str)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one line per field, so that diffs are readable."""
-        values = {name: value for name, value in asdict(self).items() if value or name != "leakage"}
+        values = {name: value for name, value in asdict(self).items() if value or name not in ("leakage", "processor")}
         tables = {name: values.pop(name) for name in ("curve", "traces")}
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
         for table, columns in tables.items():
@@ -137,6 +139,7 @@ def collect(folder: RunFolder, label: str) -> Result:
         versions=facts["versions"],
         git_commit=facts.get("git_commit"),
         device=facts["device"],
+        processor=facts.get("processor") or "",
         summary={
             **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,

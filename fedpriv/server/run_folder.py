@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import socket
 import subprocess
@@ -216,6 +217,7 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
+        "processor": processor(),
         "tracking": config.tracking.model_dump() | {"uri": tracking_uri},
     }
 
@@ -234,3 +236,17 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def processor() -> str:
+    """The kind of processor, by which libraries choose their kernels: name, family, model and widest vector unit, as Linux says
+    it; elsewhere what Python knows."""
+    try:
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except OSError:
+        return platform.processor() or platform.machine()
+    said = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    flags = said.get("flags", "").split()
+    vectors = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "")
+    name = said.get("model name", platform.machine())
+    return f"{name} family {said.get('cpu family')} model {said.get('model')} {vectors}".strip()

@@ -39,6 +39,7 @@ class Facts(_Form):
     data_hash: str = ""
     config_fingerprint: str = ""
     device: str | None = None
+    processor: str | None = None
     tracking: _Tracking
 
 

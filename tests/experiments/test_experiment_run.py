@@ -72,7 +72,7 @@ def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     assert result.curve["round"] == [1, 2]
     assert result.curve["bytes_down"] == [record["metrics"]["total_bytes_down"] for record in records[1:]]
     assert result.config["method"]["head_epochs"] == 1 and result.config["train"]["rounds"] == 2
-    assert result.partition_hash == folder.facts["partition_hash"]
+    assert result.partition_hash == folder.facts["partition_hash"] and result.processor == folder.facts["processor"]
 
     stored = experiment.result_file("fedrep", 0).read_text()
     assert str(tmp_path) not in stored and "run_dir" not in stored and len(stored) < 30_000

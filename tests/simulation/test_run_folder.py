@@ -18,7 +18,7 @@ import pytest
 from click.testing import Result
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder, git_commit
+from fedpriv.server.run_folder import RunFolder, git_commit, processor
 from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 
@@ -79,7 +79,7 @@ def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None
         "cpu",
     )
     assert said["config_fingerprint"] == RunFolder(folder).config().fingerprint()
-    assert {"torch", "fedpriv", "mlflow"} <= said["versions"].keys()
+    assert {"torch", "fedpriv", "mlflow"} <= said["versions"].keys() and said["processor"] == processor() != ""
     wanted = {
         "config.yaml",
         "run.json",

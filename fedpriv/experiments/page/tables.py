@@ -210,7 +210,7 @@ def provenance(comparison: Comparison) -> list[str]:
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
     commits = sorted({re.sub(r"^(\w{12})\w*", r"\1", result.git_commit or "not recorded") for result in results})
     partitions = sorted({(result.seed, result.partition_hash[:12]) for result in results})
-    devices = sorted({result.device for result in results})
+    devices = sorted({f"{result.device} ({result.processor})" if result.processor else result.device for result in results})
     return [
         f"Run with {'; '.join(versions)}; commit {', '.join(commits)}; device {', '.join(devices)}; "
         f"partitions {', '.join(f'{digest} (seed {seed})' for seed, digest in partitions)}."
