@@ -161,9 +161,12 @@ class Site:
     def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Take a turn."""
         opened, round = self._of(run), number_of(asked, "round")
-        message = frame.sealed(asked.get("message"))
-        opened.check_repeated(round, message)
-        answer = opened.client.train(opened.model, opened.received(round, message), last_of(asked, round))
+        rounds = opened.agreement.config.train.rounds
+        if not 1 <= round <= rounds:
+            raise Refused(f"a turn in round {round} of a run of {rounds}")
+        message, last = frame.sealed(asked.get("message")), last_of(asked, round)
+        opened.check_repeated(round, message, last)
+        answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
             answer = opened.masking.hold(answer, {} if message is None else message.tensors())
         letter.say({}, upload=answer.upload, report=answer.report)
@@ -212,10 +215,7 @@ class Site:
         folder = self._folder(run)
         if not (folder / "terms.json").exists():
             raise Refused(f"{UNKNOWN_RUN} {run}")
-        opened = self._opened(run, load_json(folder / "terms.json"))
-        if (kept := folder / "broadcast.safetensors").exists():
-            opened.take_broadcast(unseal(kept.read_bytes()))
-        return opened
+        return self._opened(run, load_json(folder / "terms.json"))
 
     def _opened(self, run: str, terms: Mapping[str, Any]) -> _Run:
         if self._open is None or self._open.name != run:
@@ -230,9 +230,12 @@ class Site:
             here = _with_source(loaded.config, config.data.name, config.data.dir)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
-            self._open = _Run(
+            opened = _Run(
                 run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
             )
+            if (kept := self._folder(run) / "broadcast.safetensors").exists():
+                opened.take_broadcast(unseal(kept.read_bytes()))
+            self._open = opened
         return self._open
 
     def _load(self, config: RunConfig) -> Loaded:
@@ -288,29 +291,40 @@ class _Run:
         self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
         self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        self._broadcast: str | None = None
         self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
 
     def take_broadcast(self, message: Sealed) -> None:
-        """Start from the model that every client is sent."""
+        """Start from the model that every client is sent.
+
+        Raises:
+            FedprivError: it is none, or another than the one before.
+        """
+        if self._broadcast not in (None, message.digest):
+            raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
         self.initial = receive(self.agreement, 0, message, self.agreement.initial).start
+        self._broadcast = message.digest
 
     def received(self, round: int, message: Sealed | None) -> Received:
         """A download as the client reads it."""
         return receive(self.agreement, round, message, self.initial)
 
-    def check_repeated(self, round: int, message: Sealed | None) -> None:
-        """Refuse a second message for a round under sample-level DP: its turn would spend, and the ledger counts rounds.
+    def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
+        """Refuse a second turn in a round under sample-level DP: it would spend, and the ledger counts rounds.
 
         Raises:
-            FedprivError: the round was played with another message.
+            FedprivError: the round was played with another message, or from another state.
         """
         if self.agreement.config.privacy.level != "sample":
             return
         path = self.store.folder.parent / "asked.json"
-        asked, digest = load_json(path) if path.exists() else {}, message.digest if message else ""
-        if asked.setdefault(str(round), digest) != digest:
-            raise FedprivError(f"client {self._number} has played round {round} with another message, and spends once a round")
+        asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
+        if asked.setdefault(str(round), these) != these:
+            raise FedprivError(
+                f"client {self._number} has played round {round} with another message or from another state: it spends once a "
+                "round"
+            )
         save_json(path, asked)
 
 
