@@ -18,11 +18,12 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.config import RunConfig
+from fedpriv.config import DataConfig, RunConfig
 from fedpriv.data.augment import augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData
 from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.sources import sources
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
@@ -48,18 +49,40 @@ class Source:
     """Where a client's samples come from.
 
     Attributes:
-        name: as ``--dataset`` takes it; ``None``: as the run's config says.
+        name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
         dir: as ``--data-dir``.
         share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
+        label: column of the labels; ``None``: found by its type or a common name.
     """
 
     name: str | None = None
     dir: Path | None = None
     share: str = "own"
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if self.share not in ("own", "dealt"):
             raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
+        if self.label is not None and self.name is None:
+            raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
+
+    def of_run(self, data: DataConfig) -> DataConfig:
+        """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
+
+        Raises:
+            UsageError: the config names files, or another column of this client's.
+        """
+        if self.name is None:
+            if data.name not in sources():
+                raise UsageError(
+                    f"data set {data.name!r}: clients open no files that a server names, only registered data sets; the client's "
+                    "file says where its own are (data.name)"
+                )
+            return data.model_copy(update={"dir": self.dir})
+        if data.label not in (None, self.label):
+            raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
+        dealt = {} if self.share == "dealt" else {"partition": data.partition.model_copy(update={"column": None})}
+        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **dealt})
 
 
 class Site:
@@ -227,7 +250,7 @@ class Site:
             config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
             loaded = self._load(config)
-            here = _with_source(loaded.config, config.data.name, config.data.dir)
+            here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
             opened = _Run(
@@ -240,9 +263,8 @@ class Site:
 
     def _load(self, config: RunConfig) -> Loaded:
         """Its data, prepared for a config; those of the last one are kept."""
-        wanted = _with_source(config, self.source.name or config.data.name, self.source.dir).model_copy(
-            update={"plugins": (), "run_dir": None, "device": self.device or config.device}
-        )
+        own = {"plugins": (), "run_dir": None, "device": self.device or config.device}
+        wanted = config.model_copy(update={"data": self.source.of_run(config.data), **own})
         if wanted.data.clients <= self.number:
             raise UsageError(f"the run has {wanted.data.clients} clients (data.clients), and this is client {self.number}")
         if self._loaded is None or self._loaded[0] != wanted.to_yaml():
@@ -342,8 +364,11 @@ def digest_of(row: torch.Tensor) -> str:
     return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()
 
 
-def _with_source(config: RunConfig, name: str, folder: Path | None) -> RunConfig:
-    return config.model_copy(update={"data": config.data.model_copy(update={"name": name, "dir": folder})})
+def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
+    """The config of loaded data, but for what each client decides for itself, which is as in the run's."""
+    partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
+    same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
+    return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
 def _pathless(text: str) -> str:
