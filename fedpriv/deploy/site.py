@@ -279,8 +279,10 @@ class Site:
         alone = config.data.model_copy(update={"clients": 1, "partition": options})
         mine = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
 
+        nothing = np.zeros(0, np.int64)
+
         def at_my_place(held: Sequence[Any]) -> list[Any]:
-            return [held[0] if client == self.number else np.zeros(0, np.int64) for client in range(config.data.clients)]
+            return [held[0] if client == self.number else nothing for client in range(config.data.clients)]
 
         return Partition(at_my_place(mine.train), at_my_place(mine.validation), at_my_place(mine.test), None, mine.test_split)
 

@@ -14,7 +14,7 @@ import torch
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site
+from fedpriv.deploy.site import Site, Source
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Answer
@@ -128,3 +128,23 @@ def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) ->
     grid = played(tmp_path, "fedper", **{**SETTINGS, "wire.transforms": [loud]})
     one, other = (unseal(grid.train(last=last).parts[0]).tensors() for last in (1, None))
     assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
+
+
+# --- what costs a client memory, or its process -------------------------------------------------------------------------
+
+
+def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
+    def described(clients: int) -> Any:
+        letter = Letter()
+        asked = config("fedavg", **{**SETTINGS, "data.clients": clients}).model_dump(mode="json")
+        letter.say({"do": "describe", "config": asked})
+        return site.answer(letter.frame(run="handshake")).error
+
+    site = Site(3, Source("digits"), tmp_path / "client")
+    assert described(1000) is None and site._loaded is not None
+    data = site._loaded[1].data
+    for which in ("train", "validation", "test"):
+        nobodys = {id(data.indices(which, client)) for client in range(1000) if client != 3}
+        assert len(nobodys) == 1, "one array for all of them"
+    assert data.size(3) == 100 and data.size(4) == 0
+    assert "1000001 clients" in str(described(1_000_001))
