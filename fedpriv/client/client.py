@@ -18,6 +18,7 @@ from fedpriv.client.turn import Turn
 from fedpriv.data.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError
+from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
@@ -166,7 +167,8 @@ class Client:
             data = self.data.train()
         turn = self._turn(model, data, received, kept, last is None)
         charges: list[Charge] = []
-        turn.noise_seed = self.noise_seed(received)
+        if self.secret is not None:
+            turn.noise_seed = self._noise_seed(self.secret, received, model.row, kept, last is None)
         if self.agreement.config.privacy.level == "sample":
             turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
@@ -213,16 +215,15 @@ class Client:
         ]
         return share(torch.cat(hits), self.data.weights(split)), diverged
 
-    def noise_seed(self, received: Received) -> int:
-        """What the noise of a turn is drawn from.
+    def _noise_seed(self, secret: bytes, received: Received, row: Tensor, kept: Private, first: bool) -> int:
+        """What the noise of a turn is drawn from: it differs with anything that the turn starts from.
 
-        With a secret it differs for every download. So answers to two messages never have the same noise, which their difference
-        would be without; a repeated message gets the same answer.
+        A server chooses the message, which of its states a client goes on from, and the initial model. So two turns that differ
+        never have the same noise, which the difference of their answers would be without; a repeated one gives the same answer.
         """
-        seed = self.agreement.config.seed
-        if self.secret is None:
-            return seed
-        return derive_secretly(self.secret, seed, received.message.digest if received.message else "")
+        parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
+        started = checksum(parts, repr((received.message.digest if received.message else "", first)))
+        return derive_secretly(secret, self.agreement.config.seed, started)
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
         """Train before a test; ``False``: it diverged."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.data.dataset import Dataset
+from fedpriv.data.dealing import Indices
 from fedpriv.data.partition import Partition
 from fedpriv.data.pools import Pool
 from fedpriv.samples import Inputs, Modality, join, take, without
@@ -59,7 +60,7 @@ class FederatedData:
         self._server = (test, dataset.test_labels.to(device))
         self._test = self._train if held_out else self._server
         lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
-        self._indices = {which: [torch.as_tensor(held, device=device) for held in held_by] for which, held_by in lists.items()}
+        self._indices = {which: _on_device(held_by, device) for which, held_by in lists.items()}
         weights = partition.test_weights
         self._test_weights = None if weights is None else torch.as_tensor(weights, device=device)
         self.nonempty = [client for client, held in enumerate(partition.train) if len(held)]
@@ -163,3 +164,9 @@ class ClientData:
     def lacking(self) -> Modality | None:
         """Of pairs, what it does not have of any of its samples."""
         return self.of.lacking(self.client)
+
+
+def _on_device(held_by: Sequence[Indices], device: torch.device) -> list[Tensor]:
+    """Each client's positions as a tensor; an array that clients share, as nobody's at a client on its own machine, is one."""
+    made = {id(held): torch.as_tensor(held, device=device) for held in {id(held): held for held in held_by}.values()}
+    return [made[id(held)] for held in held_by]

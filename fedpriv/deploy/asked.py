@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse
+from fedpriv.models.encoders import is_local
 from fedpriv.models.own import is_own
 from fedpriv.wire.message import Refused
 
+MOST_CLIENTS = 1_000_000
+"""A client has a place for each, whatever the others hold: some 100 MB for so many."""
+
 
 def config_of(asked: Mapping[str, Any]) -> RunConfig:
-    """The run's config, without plug-ins and folder; ``UsageError`` where it is none."""
+    """The run's config, without plug-ins and folder; ``UsageError`` where it is none.
+
+    It names nothing that is to be opened on the client's machine, but for the data set (:meth:`Source.of_run`).
+    """
     config = parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
     if is_own(config.model.name):
         raise Refused("a config whose model names something to import")
+    if isinstance(config.train.schedule, Path):
+        raise Refused("a config whose train.schedule names a file, in place of the clients of each round")
+    if config.data.clients > MOST_CLIENTS:
+        raise Refused(f"a config of {config.data.clients} clients; at most {MOST_CLIENTS} are possible")
+    if is_local(config.model.encoder):
+        raise Refused("a config whose model.encoder names a folder")
     return config
 
 

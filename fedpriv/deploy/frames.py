@@ -6,10 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
+
+DEEPEST = 64
+"""How deep a head may be nested; the terms of a run, which are the deepest, take about ten."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Frame:
         """The frame of a head as it crossed, and its parts.
 
         Raises:
-            Refused: the head is no mapping of JSON.
+            Refused: the head is no mapping of JSON, or nested so deep that what reads it may run out of stack.
         """
         try:
             found = json.loads(head)
@@ -56,6 +60,8 @@ class Frame:
             found = None
         if not isinstance(found, dict):
             raise Refused("a frame whose head is no mapping of JSON")
+        if not _ends_within(DEEPEST, found):
+            raise Refused(f"a frame whose head is nested more than {DEEPEST} deep")
         return cls(found, tuple(parts))
 
     def sealed(self, place: Any) -> Sealed | None:
@@ -90,3 +96,12 @@ class Letter:
     def frame(self, **head: Any) -> Frame:
         """All of it."""
         return Frame({**head, "said": self.said}, tuple(self.parts))
+
+
+def _ends_within(deepest: int, value: Any) -> bool:
+    """Whether JSON is nested no deeper; without recursion, as it may be too deep for that."""
+    level = [value]
+    for _ in range(deepest):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = list(chain.from_iterable(inner))
+    return not any(isinstance(one, dict | list) for one in level)

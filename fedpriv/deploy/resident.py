@@ -68,6 +68,9 @@ class _Answers:
                 answer = self._site.answer(frame)
             except Refused as reason:
                 return Frame({"error": str(reason)})
+            except Exception as error:  # what a server sends must not end the process
+                print(f"fedpriv: a frame could not be answered: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                return Frame({"error": f"the client cannot answer ({type(error).__name__})"})
             if answer.error is not None or frame.head.get("run") == HANDSHAKE:  # may be another next time
                 asked = b""
             self._asked, self._answer = asked, answer

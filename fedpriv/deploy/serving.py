@@ -20,13 +20,14 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import load_json, save_json
 from fedpriv.methods.build import with_options
+from fedpriv.models.encoders import is_local
 from fedpriv.models.own import is_own
 from fedpriv.plugins import load_plugins
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
-from fedpriv.simulation.setup import resolve
+from fedpriv.simulation.setup import resolve, with_schedule
 from fedpriv.simulation.terms import settle
 from fedpriv.tracking import check_tracking
 
@@ -48,7 +49,7 @@ def start(
         FedprivError: clients do not answer, or the run failed.
     """
     load_plugins(config.plugins, of="the config")
-    config = with_options(config)
+    config = with_schedule(with_options(config))
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
@@ -152,6 +153,10 @@ def _check_possible(config: RunConfig) -> None:
     if is_own(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
+        )
+    if is_local(config.model.encoder):
+        raise UsageError(
+            f"model.encoder {config.model.encoder}: clients open no folder that a server names; a name of the hub, minilm or tiny"
         )
     if config.tracking.log_model:
         raise UsageError("tracking.log_model: models are exported in simulations; the weights are artifacts of every run")

@@ -18,11 +18,12 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.config import RunConfig
+from fedpriv.config import DataConfig, RunConfig
 from fedpriv.data.augment import augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData
 from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.sources import sources
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
@@ -48,18 +49,40 @@ class Source:
     """Where a client's samples come from.
 
     Attributes:
-        name: as ``--dataset`` takes it; ``None``: as the run's config says.
+        name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
         dir: as ``--data-dir``.
         share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
+        label: column of the labels; ``None``: found by its type or a common name.
     """
 
     name: str | None = None
     dir: Path | None = None
     share: str = "own"
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if self.share not in ("own", "dealt"):
             raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
+        if self.label is not None and self.name is None:
+            raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
+
+    def of_run(self, data: DataConfig) -> DataConfig:
+        """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
+
+        Raises:
+            UsageError: the config names files, or another column of this client's.
+        """
+        if self.name is None:
+            if data.name not in sources():
+                raise UsageError(
+                    f"data set {data.name!r}: clients open no files that a server names, only registered data sets; the client's "
+                    "file says where its own are (data.name)"
+                )
+            return data.model_copy(update={"dir": self.dir})
+        if data.label not in (None, self.label):
+            raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
+        dealt = {} if self.share == "dealt" else {"partition": data.partition.model_copy(update={"column": None})}
+        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **dealt})
 
 
 class Site:
@@ -161,9 +184,12 @@ class Site:
     def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Take a turn."""
         opened, round = self._of(run), number_of(asked, "round")
-        message = frame.sealed(asked.get("message"))
-        opened.check_repeated(round, message)
-        answer = opened.client.train(opened.model, opened.received(round, message), last_of(asked, round))
+        rounds = opened.agreement.config.train.rounds
+        if not 1 <= round <= rounds:
+            raise Refused(f"a turn in round {round} of a run of {rounds}")
+        message, last = frame.sealed(asked.get("message")), last_of(asked, round)
+        opened.check_repeated(round, message, last)
+        answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
             answer = opened.masking.hold(answer, {} if message is None else message.tensors())
         letter.say({}, upload=answer.upload, report=answer.report)
@@ -212,10 +238,7 @@ class Site:
         folder = self._folder(run)
         if not (folder / "terms.json").exists():
             raise Refused(f"{UNKNOWN_RUN} {run}")
-        opened = self._opened(run, load_json(folder / "terms.json"))
-        if (kept := folder / "broadcast.safetensors").exists():
-            opened.take_broadcast(unseal(kept.read_bytes()))
-        return opened
+        return self._opened(run, load_json(folder / "terms.json"))
 
     def _opened(self, run: str, terms: Mapping[str, Any]) -> _Run:
         if self._open is None or self._open.name != run:
@@ -227,19 +250,21 @@ class Site:
             config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
             loaded = self._load(config)
-            here = _with_source(loaded.config, config.data.name, config.data.dir)
+            here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
-            self._open = _Run(
+            opened = _Run(
                 run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
             )
+            if (kept := self._folder(run) / "broadcast.safetensors").exists():
+                opened.take_broadcast(unseal(kept.read_bytes()))
+            self._open = opened
         return self._open
 
     def _load(self, config: RunConfig) -> Loaded:
         """Its data, prepared for a config; those of the last one are kept."""
-        wanted = _with_source(config, self.source.name or config.data.name, self.source.dir).model_copy(
-            update={"plugins": (), "run_dir": None, "device": self.device or config.device}
-        )
+        own = {"plugins": (), "run_dir": None, "device": self.device or config.device}
+        wanted = config.model_copy(update={"data": self.source.of_run(config.data), **own})
         if wanted.data.clients <= self.number:
             raise UsageError(f"the run has {wanted.data.clients} clients (data.clients), and this is client {self.number}")
         if self._loaded is None or self._loaded[0] != wanted.to_yaml():
@@ -254,8 +279,10 @@ class Site:
         alone = config.data.model_copy(update={"clients": 1, "partition": options})
         mine = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
 
+        nothing = np.zeros(0, np.int64)
+
         def at_my_place(held: Sequence[Any]) -> list[Any]:
-            return [held[0] if client == self.number else np.zeros(0, np.int64) for client in range(config.data.clients)]
+            return [held[0] if client == self.number else nothing for client in range(config.data.clients)]
 
         return Partition(at_my_place(mine.train), at_my_place(mine.validation), at_my_place(mine.test), None, mine.test_split)
 
@@ -288,29 +315,40 @@ class _Run:
         self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
         self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        self._broadcast: str | None = None
         self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
 
     def take_broadcast(self, message: Sealed) -> None:
-        """Start from the model that every client is sent."""
+        """Start from the model that every client is sent.
+
+        Raises:
+            FedprivError: it is none, or another than the one before.
+        """
+        if self._broadcast not in (None, message.digest):
+            raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
         self.initial = receive(self.agreement, 0, message, self.agreement.initial).start
+        self._broadcast = message.digest
 
     def received(self, round: int, message: Sealed | None) -> Received:
         """A download as the client reads it."""
         return receive(self.agreement, round, message, self.initial)
 
-    def check_repeated(self, round: int, message: Sealed | None) -> None:
-        """Refuse a second message for a round under sample-level DP: its turn would spend, and the ledger counts rounds.
+    def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
+        """Refuse a second turn in a round under sample-level DP: it would spend, and the ledger counts rounds.
 
         Raises:
-            FedprivError: the round was played with another message.
+            FedprivError: the round was played with another message, or from another state.
         """
         if self.agreement.config.privacy.level != "sample":
             return
         path = self.store.folder.parent / "asked.json"
-        asked, digest = load_json(path) if path.exists() else {}, message.digest if message else ""
-        if asked.setdefault(str(round), digest) != digest:
-            raise FedprivError(f"client {self._number} has played round {round} with another message, and spends once a round")
+        asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
+        if asked.setdefault(str(round), these) != these:
+            raise FedprivError(
+                f"client {self._number} has played round {round} with another message or from another state: it spends once a "
+                "round"
+            )
         save_json(path, asked)
 
 
@@ -328,8 +366,11 @@ def digest_of(row: torch.Tensor) -> str:
     return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()
 
 
-def _with_source(config: RunConfig, name: str, folder: Path | None) -> RunConfig:
-    return config.model_copy(update={"data": config.data.model_copy(update={"name": name, "dir": folder})})
+def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
+    """The config of loaded data, but for what each client decides for itself, which is as in the run's."""
+    partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
+    same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
+    return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
 def _pathless(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ USUAL = "google-bert/bert-base-uncased"
 UNLIMITED = 100_000
 """Maximum number of tokens for an encoder without positions that states none."""
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 _WAYS = {
     "pooling_mode_mean_tokens": "mean",
@@ -95,6 +97,11 @@ class Encoder:
         if missing:
             raise UsageError(f"the text encoder {self.source} holds no weights for {sorted(missing)[0]} ({len(missing)} missing)")
         return _encoder_of(model)
+
+
+def is_local(name: str | None) -> bool:
+    """Whether it is the path of a folder, and no name of the hub."""
+    return name not in (None, "tiny", "minilm") and (Path(name).is_dir() or not _HUB_NAME.fullmatch(name))
 
 
 def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None = None) -> Encoder:

@@ -156,23 +156,28 @@ def dealt(dataset: Dataset, config: RunConfig) -> Partition:
 
 def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
     """The config with what method and options left open: what the data set suggests, the partition's seed, participation."""
-    config = filled(config, suggestions or {})
+    config = with_schedule(filled(config, suggestions or {}))
     partition, train = config.data.partition, config.train
     seed = config.seed if partition.seed is None else partition.seed
     share = min(1.0, USUAL_PARTICIPANTS / config.data.clients) if train.participation is None else train.participation
-    schedule = train.schedule
-    if isinstance(schedule, Path):  # a run is a function of its config, not of a file that may change
-        schedule = read_schedule(schedule, config.data.clients, train.rounds)
     data = {"partition": partition.model_copy(update={"seed": seed}), "augment": config.data.augment or "none"}
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
-            "train": train.model_copy(
-                update={"participation": share, "selection": train.selection or "uniform", "schedule": schedule}
-            ),
+            "train": train.model_copy(update={"participation": share, "selection": train.selection or "uniform"}),
             "data": config.data.model_copy(update=data),
         }
     )
+
+
+def with_schedule(config: RunConfig) -> RunConfig:
+    """The config with the clients of each round in place of the file that names them: a run is a function of its config, not of a
+    file that may change."""
+    train = config.train
+    if not isinstance(train.schedule, Path):
+        return config
+    schedule = read_schedule(train.schedule, config.data.clients, train.rounds)
+    return config.model_copy(update={"train": train.model_copy(update={"schedule": schedule})})
 
 
 def lacking_modalities(config: RunConfig) -> dict[int, Modality]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from fedpriv.deploy.far_clients import FarClients
+from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.site import Site, Source
 from fedpriv.server.clients import Instruction
-from fedpriv.wire import Payload, seal
+from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Answer
 from tests.deploy.apart import play_apart, sites
 from tests.simulation.small import config
@@ -58,3 +60,91 @@ def test_a_client_can_switch_its_own_check_off(tmp_path: Path) -> None:
     of[1].check_downloads = False
     last = lines(play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **SETTINGS))[-1]
     assert [one["client"] for one in last["missing"]] == [0]
+
+
+# --- sample-level DP: two turns that differ must not have the same noise ------------------------------------------------
+
+
+PRIVATE = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 4.0, "model.projection": 8, "executor.name": "sequential"}
+
+
+class Watching(Loopback):
+    """A loopback that keeps what client 0 was last asked to do."""
+
+    asked: Frame
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        if frames[0].said[-1]["do"] == "train":
+            self.asked = Frame(
+                {**frames[0].head, "said": [frames[0].said[-1]]}, (frames[0].parts[frames[0].said[-1]["message"]],)
+            )
+        yield from super().exchange(frames, seconds, round)
+
+    def train(self, **changed: Any) -> Frame:
+        """What client 0 answers to its last frame, changed so."""
+        return self.sites[0].answer(
+            replace(self.asked, head={**self.asked.head, "said": [{**self.asked.said[0], "message": 0, **changed}]})
+        )
+
+
+def played(tmp_path: Path, method: str, **settings: Any) -> Watching:
+    grid = Watching(sites(tmp_path / "clients", config(method, **settings)))
+    play_apart(tmp_path / "run", method, grid=grid, **settings)
+    return grid
+
+
+def test_a_second_turn_from_another_state_is_refused(tmp_path: Path) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    assert grid.train(last=1).parts == grid.train(last=1, again=True).parts, "a repeated turn gives the same bytes"
+    assert "from another state" in str(grid.train(last=None).error)
+
+
+def test_another_initial_model_is_refused(tmp_path: Path) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    kept = tmp_path / "clients" / "client-0" / "runs" / "run" / "broadcast.safetensors"
+    tensors = unseal(kept.read_bytes()).tensors()
+
+    def greeted(site: Site, change: float) -> Any:
+        letter = Letter()
+        letter.say({"do": "welcome"}, message=seal(Payload({name: tensor + change for name, tensor in tensors.items()}, 0)))
+        return site.answer(letter.frame(run="run")).error
+
+    started_again = sites(tmp_path / "clients", config("fedper", **PRIVATE))[0]
+    for site in (grid.sites[0], started_again):
+        assert "this is another" in str(greeted(site, 0.1)) and greeted(site, 0.0) is None
+
+
+def test_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    message = unseal(grid.asked.parts[0]).tensors()
+    for round in (0, 3):
+        grid.asked = replace(grid.asked, parts=(seal(Payload(message, round)).data,))
+        assert f"a turn in round {round} of a run of 2" in str(grid.train(round=round, last=None).error)
+
+
+def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) -> None:
+    """Where no epsilon is booked, a second turn is taken, with noise of its own."""
+    loud = {"name": "gaussian", "variance": 1e6}  # beside which the turns do not differ
+    grid = played(tmp_path, "fedper", **{**SETTINGS, "wire.transforms": [loud]})
+    one, other = (unseal(grid.train(last=last).parts[0]).tensors() for last in (1, None))
+    assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
+
+
+# --- what costs a client memory, or its process -------------------------------------------------------------------------
+
+
+def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
+    def described(clients: int) -> Any:
+        letter = Letter()
+        asked = config("fedavg", **{**SETTINGS, "data.clients": clients}).model_dump(mode="json")
+        letter.say({"do": "describe", "config": asked})
+        return site.answer(letter.frame(run="handshake")).error
+
+    site = Site(3, Source("digits"), tmp_path / "client")
+    assert described(1000) is None and site._loaded is not None
+    data = site._loaded[1].data
+    for which in ("train", "validation", "test"):
+        nobodys = {id(data.indices(which, client)) for client in range(1000) if client != 3}
+        assert len(nobodys) == 1, "one array for all of them"
+    assert data.size(3) == 100 and data.size(4) == 0
+    assert "1000001 clients" in str(described(1_000_001))

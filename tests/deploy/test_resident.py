@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.resident import serve
 from fedpriv.deploy.stream import ask, write
+from fedpriv.wire.message import Refused
 
 
 @dataclass
@@ -99,3 +101,26 @@ def test_who_is_gone_gets_no_turn(serving: tuple[Slow, Path]) -> None:
     asking.join(60)
     ask(address, frame(3), [], 60)
     assert site.asked == [1, 3]
+
+
+def test_a_frame_that_cannot_be_answered_does_not_end_it(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    site, address = serving
+    site.may.set()
+    strange = ask(address, b'{"run": "run"}', [], 60)
+    assert json.loads(strange[0])["error"] == "the client cannot answer (KeyError)"
+    assert "a frame could not be answered: KeyError: 'n'" in capfd.readouterr().err
+    assert json.loads(ask(address, frame(1), [], 60)[0]) == {"said": [1]}
+
+
+@pytest.mark.parametrize("inside", ["[%s]", '{"a": %s}', '[0, {"a": %s}]'])
+def test_a_head_that_is_nested_too_deep_is_refused(inside: str) -> None:
+    def head(times: int) -> bytes:
+        said = "[]"
+        for _ in range(times):
+            said = inside % said
+        return b'{"run": "run", "said": %s}' % said.encode()
+
+    for deep in (64, 490, 989, 100_000):
+        with pytest.raises(Refused, match="a frame whose head is n"):
+            Frame.of(head(deep), [])
+    assert Frame.of(head(20), []).digest == Frame.of(head(20), []).digest

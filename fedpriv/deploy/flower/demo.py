@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
+from fedpriv.data.sources import sources
 from fedpriv.deploy.flower import machines
 from fedpriv.deploy.flower.home import Home, make
 from fedpriv.deploy.flower.keeper import Keeper
@@ -50,8 +52,14 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
     port = machines.free_port()
     home = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
-        file = home.client_file(number)
-        file.write_text(file.read_text().replace("  share: own", "  share: dealt"))
+        file, text = home.client_file(number), home.client_file(number).read_text()
+        for line, value in {
+            "name: null": _place(config.data.name),
+            "label: null": config.data.label,
+            "share: own": "dealt",
+        }.items():
+            text = text.replace(f"  {line}\n", f"  {line.split(':')[0]}: {json.dumps(value)}\n")
+        file.write_text(text)
     say(f"server on port {port}, certificates and keys in {home.path}")
     with all_here(home) as (link, look, _):
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
@@ -109,6 +117,12 @@ def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[K
                 raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; state/log.txt of one says why")
             time.sleep(0.5)
         yield link, look, keepers
+
+
+def _place(name: str) -> str:
+    """The name of a data set as a client's file has it, which is in another folder; a registered name comes before a path."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if name not in sources() and path.exists() else name
 
 
 def _equal(home: Home, run_dir: Path, simulated: Path) -> bool:

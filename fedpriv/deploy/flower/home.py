@@ -38,6 +38,7 @@ class DataFile(_File):
     name: str | None = Field(None, description="as --dataset takes it: a name, a folder, a parquet or CSV file")
     dir: Path | None = Field(None, description="as --data-dir")
     share: Literal["own", "dealt"] = Field("own", description="own: all samples; dealt: its share by the run's partition")
+    label: str | None = Field(None, description="column of the labels; null: found by its type or a common name")
 
 
 class ClientFile(_File):
@@ -177,12 +178,15 @@ key: client-{number}/key
 # Its private states and the secret that its noise is drawn from. Keep it: a run goes on from there.
 folder: client-{number}/state
 data:
-  # As --dataset takes it: a name of `fedpriv data list`, a folder of images, a parquet or CSV file. null: as the run says.
+  # As --dataset takes it: a name of `fedpriv data list`, a folder of images, a parquet or CSV file. null: as the run says, which
+  # may then be a name of that list only.
   name: null
   # As --data-dir: folder with <name>/{{train,test}}.parquet.
   dir: null
   # own: all samples are this client's. dealt: every client has the whole data set and takes its share, for trials.
   share: own
+  # Column of the labels, whatever the run says. null: found by its type or a common name.
+  label: null
 # Torch device, such as cuda. null: as the run says.
 device: null
 # Refuse weights with marks of an attack on its data, whatever the run's config says.

@@ -121,7 +121,7 @@ def stay() -> None:
     try:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
-        source = Source(settings.data.name, settings.data.dir, settings.data.share)
+        source = Source(settings.data.name, settings.data.dir, settings.data.share, settings.data.label)
         site = Site(settings.client, source, settings.folder, settings.device, settings.check_downloads)
         serve(site, Path(sys.argv[2]))
     except FedprivError as error:
