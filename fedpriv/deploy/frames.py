@@ -8,8 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedpriv.outside.names import printable, shortened
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
+
+
+def line_of(told: Any) -> str:
+    """What another machine told, as it may be shown and kept: one line of at most 300 letters, all of which can be printed."""
+    try:
+        text = str(told)
+    except RecursionError:  # it was read higher up the stack
+        text = "something nested too deeply"
+    return shortened(printable(" ".join(shortened(text, 3000, 1000).split())), 300, 100)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Frame:
         if place is None:
             return None
         if not isinstance(place, int) or not 0 <= place < len(self.parts):
-            raise Refused(f"a frame of {len(self.parts)} messages names message {place}")
+            raise Refused(f"a frame of {len(self.parts)} messages names message {line_of(place)}")
         return unseal(self.parts[place])
 
 

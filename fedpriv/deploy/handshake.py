@@ -13,6 +13,7 @@ from typing import Any
 import fedpriv
 from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
+from fedpriv.deploy.frames import line_of
 from fedpriv.errors import UsageError
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
@@ -84,7 +85,7 @@ def check(facts: Sequence[Facts], now: float) -> None:
     for one in facts:
         if one.code != code_version():
             raise UsageError(
-                f"client {one.client} runs fedpriv {one.code}, this server {code_version()}; install the same on both"
+                f"client {one.client} runs fedpriv {line_of(one.code)}, this server {code_version()}; install the same on both"
             )
         if abs(one.time - now) > CLOCKS:
             raise UsageError(f"the clock of client {one.client} is {one.time - now:+.0f} s from the server's; set both by NTP")
@@ -152,7 +153,7 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
     mine, its = getattr(first, field), getattr(other, field)
     if mine != its:
         raise UsageError(
-            f"client {other.client} has {what} {shown(its)}, client {first.client} {shown(mine)}; they must be the same"
+            f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {shown(mine)}; they must be the same"
         )
 
 

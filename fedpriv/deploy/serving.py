@@ -13,7 +13,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
-from fedpriv.deploy.frames import Letter
+from fedpriv.deploy.frames import Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, told_to_clients
 from fedpriv.deploy.site import digest_of
 from fedpriv.errors import FedprivError, UsageError
@@ -88,7 +88,7 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
     for client, answer in grid.exchange(frames, seconds, 0):
         why = answer if isinstance(answer, str) else answer.error
         if why is not None or isinstance(answer, str):
-            raise FedprivError(f"client {client} cannot take part: {why}")
+            raise FedprivError(f"client {client} cannot take part: {line_of(why)}")
         found[client] = Facts.of(answer.said[0] if answer.said else None, client)
         if found[client].client != client:
             raise UsageError(f"client {found[client].client} answers in place of client {client}; two nodes have one number")
@@ -142,7 +142,7 @@ def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]]
             raise FedprivError(f"client {one.client} did not agree to the run")
         for what, said in (("config", "config"), ("initial", "initial model")):
             if answer.get(what) != expected[what]:
-                here, there = expected[what][:12], str(answer.get(what))[:12]
+                here, there = expected[what][:12], line_of(answer.get(what))[:12]
                 raise UsageError(
                     f"the {said} of client {one.client} is {there}, the server's is {here}; the same versions are needed"
                 )

@@ -106,6 +106,36 @@ def play_whole(tmp_path: Path, method: str = "mpfedcon") -> Path:
     return tmp_path / "whole"
 
 
+def nested() -> Any:
+    """As deep as JSON is read; to show it takes more of the stack than there is."""
+    found: Any = []
+    for _ in range(2000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Frame({"error": "\x1b[2J\x1b]0;mine\x07" + "A\n" * 10**5}),
+        Frame({"error": nested()}),
+        Frame({"said": [{"upload": None, "report": "\x1b[2J" + "A" * 10**5}]}),
+        Frame({"said": [{"upload": nested(), "report": 0}]}),
+    ],
+    ids=["an error", "a nested error", "a place", "a nested place"],
+)
+def test_what_a_client_says_is_kept_and_shown_as_one_short_line(tmp_path: Path, answer: Frame) -> None:
+    def spoil(asked: str, round: int, client: int, honest: Any) -> list[Any]:
+        return [answer if (asked, round, client) == ("train", 1, 2) else honest]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid=Faulty(tmp_path / "c", spoil, method="fedavg"), **SETTINGS)
+    reason = RunFolder.open(folder).records()[1]["missing"][0]["reason"]
+    for told in (reason, *warnings):
+        assert told.isprintable() and len(told) < 400
+    assert reason in warnings[0]
+
+
 class Killed(Exception):
     """Ends the server from the outside."""
 
@@ -248,6 +278,7 @@ class Telling(Loopback):
 
 DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "code": ({"code": "0.0.9+abc"}, r"client 2 runs fedpriv 0\.0\.9\+abc, this server 0\.1\.0\+"),
+    "long": ({"code": "\x1b[2J" + "A" * 10**5}, r"client 2 runs fedpriv \\x1b\[2JA{150,300} \.\.\. A+, this server"),
     "clock": ({"time": 0.0}, r"the clock of client 2 is -\d+ s from the server's"),
     "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
@@ -263,6 +294,13 @@ def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp
     with pytest.raises(UsageError, match=told):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
     assert not (tmp_path / "run").exists()
+
+
+def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None:
+    grid = Faulty(tmp_path / "c", lambda *of: [Frame({"error": "\x1b[2J" + "A\n" * 10**5})])
+    with pytest.raises(FedprivError, match="cannot take part") as found:
+        play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+    assert str(found.value).isprintable() and len(str(found.value)) < 400
 
 
 def test_a_client_that_is_not_there_is_named(tmp_path: Path) -> None:
