@@ -14,7 +14,7 @@ from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Letter, line_of
-from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, told_to_clients
+from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
 from fedpriv.deploy.site import digest_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -52,6 +52,8 @@ def start(
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
+    if (said := outweighing(facts, config)) is not None:
+        warn(said)
     agreement = _agreement(config, facts)
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():

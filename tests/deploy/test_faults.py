@@ -284,6 +284,8 @@ DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
     "number": ({"client": 1}, r"client 1 answers in place of client 2"),
     "samples": ({"train": -3}, r"client 2 declares -3 samples"),
+    "more samples than a float holds": ({"train": 10**400}, r"client 2 declares 10+ \.\.\. 0+ samples, not 0 to 2147483647"),
+    "too many test samples": ({"test": 2**31}, r"client 2 declares 2147483648 samples, not 0 to 2147483647"),
     "nonsense": ({"train": "many"}, r"what client 2 declares: train = 'many'"),
 }
 
@@ -294,6 +296,21 @@ def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp
     with pytest.raises(UsageError, match=told):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("weights", "named"), [("samples", True), ("uniform", False)])
+def test_a_client_that_outweighs_all_others_is_named(tmp_path: Path, weights: str, named: bool) -> None:
+    warnings: list[str] = []
+    grid = Telling(tmp_path / "c", 2, {"train": 10**9})
+    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "method.weights": weights, "train.rounds": 1})
+    assert any("client 2 declares 1000000000 of all" in told for told in warnings) == named
+
+
+def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    grid = Loopback(sites(tmp_path / "c", config("fedavg", **SETTINGS)))
+    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
+    assert warnings == []
 
 
 def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None:
