@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedpriv.agreement import Agreement
-from fedpriv.config import RunConfig
+from fedpriv.config import RunConfig, filled
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Letter, line_of
@@ -35,6 +35,16 @@ DECLARED = "declared.json"
 """In a run's folder: what each client declared before the first round."""
 
 
+def with_usual(config: RunConfig) -> RunConfig:
+    """The config with what it leaves open, by its method or by there being a network: no client ends a run by what it reports.
+
+    Raises:
+        UsageError: an option of the method is wrong.
+    """
+    load_plugins(config.plugins, of="the config")
+    return filled(with_options(config), {"train.on_nan": "drop"})
+
+
 def start(
     config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn
 ) -> dict[str, Any] | None:
@@ -47,8 +57,7 @@ def start(
         UsageError: before anything is written, where config and clients do not fit.
         FedprivError: clients do not answer, or the run failed.
     """
-    load_plugins(config.plugins, of="the config")
-    config = with_options(config)
+    config = with_usual(config)
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)

@@ -14,8 +14,9 @@ from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import STOP
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.wire.report import Report
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
 from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
@@ -104,6 +105,43 @@ def test_an_old_round_is_refused(tmp_path: Path) -> None:
 def play_whole(tmp_path: Path, method: str = "mpfedcon") -> Path:
     play(tmp_path / "whole", method, **SETTINGS)
     return tmp_path / "whole"
+
+
+def diverged(answer: Frame) -> Frame:
+    """The answer of a client that says that it diverged, and so has no upload."""
+    report = answer.sealed(answer.said[-1]["report"])
+    assert report is not None
+    letter = Letter()
+    letter.say({}, report=replace(Report.of(report), diverged=True, keeps=False).seal())
+    return letter.frame()
+
+
+@pytest.mark.parametrize("chosen", [{}, {"train.on_nan": "stop"}], ids=["by default", "stop"])
+def test_a_client_that_says_it_diverged_ends_no_run_unless_that_was_asked_for(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        return [diverged(answer) if (asked, round, client) == ("train", 2, 1) else answer]
+
+    settings, warnings = {**SETTINGS, **chosen}, list[str]()
+    grid = Faulty(tmp_path / "c", spoil, settings, "fedavg")
+    if chosen:
+        with pytest.raises(ClientDiverged, match="client 1 diverged in round 2"):
+            play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+        return
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+    assert [len(list(folder.glob(f"payloads/round-000{round}/client-*"))) for round in (1, 2, 3)] == [4, 3, 4]
+    assert RunFolder.open(folder).config().train.on_nan == "drop"
+    assert any("client 1 diverged" in text and "left out" in text for text in warnings)
+
+
+def test_a_simulation_stops_by_default(tmp_path: Path) -> None:
+    play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
+    assert RunFolder.open(tmp_path / "whole").config().train.on_nan == "stop"
+
+
+def test_a_half_that_needs_each_clients_copy_suggests_to_stop(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "train.rounds": 1, "aggregation.name": "euc"}
+    play_apart(tmp_path / "run", "fedavg", **settings)
+    assert RunFolder.open(tmp_path / "run").config().train.on_nan == "stop"
 
 
 def nested() -> Any:
