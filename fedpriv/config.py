@@ -218,7 +218,9 @@ class TrainConfig(_Section):
         True, description="with a frozen encoder and no augmentation, compute its features once per phase"
     )
     on_nan: Literal["stop", "drop"] = Field(
-        "stop", description="a client whose loss or weights are not finite: stop the run, or drop its upload"
+        "stop",
+        description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default with "
+        "clients on other machines",
     )
     on_refused: Literal["drop", "stop"] = Field(
         "drop", description="an answer of a client that is not what the server asked for: leave it out, or stop the run"
@@ -571,13 +573,14 @@ def lookup(config: RunConfig, dotted: str) -> Any:
 
 
 def filled(config: RunConfig, suggestions: Mapping[str, Any]) -> RunConfig:
-    """The config with the suggestions (by dotted key) for keys that are not set, or left open (null)."""
+    """The config with the suggestions (by dotted key) for keys that are not set, or left open (null); then they are set."""
 
     def fill(section: T, path: list[str], value: Any) -> T:
         inner = getattr(section, path[0])
         is_open = inner is None or path[0] not in section.model_fields_set  # type: ignore[attr-defined]
         new = fill(inner, path[1:], value) if len(path) > 1 else value if is_open else inner
-        return section if new is inner else section.model_copy(update={path[0]: new})  # type: ignore[attr-defined]
+        changed = new is not inner if len(path) > 1 else is_open
+        return section.model_copy(update={path[0]: new}) if changed else section  # type: ignore[attr-defined]
 
     for key, value in suggestions.items():
         config = fill(config, key.split("."), value)

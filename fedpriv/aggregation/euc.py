@@ -66,7 +66,7 @@ class Euc(Aggregation):
 
     paper = "Lee et al., AAAI 2023 (FedLAMA); reading of Rehman et al., ICCV 2023"
     Params = EucParams
-    suggests: ClassVar[Mapping[str, Any]] = {"train.selection": "all"}
+    suggests: ClassVar[Mapping[str, Any]] = {"train.selection": "all", "train.on_nan": "stop"}
     sends = "a number for each kernel down: the rounds between its merges"
     keeps = "its own copy of the layers that are not merged in a round"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedpriv.agreement import Agreement
-from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.site import UNKNOWN_RUN
 from fedpriv.evaluation.protocols import client_summary
@@ -149,8 +149,8 @@ class FarClients(Clients):
                 continue
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
-                self._misses(client, round, str(why))
-                if str(why).startswith(UNKNOWN_RUN):
+                self._misses(client, round, why)
+                if self._missing[client].startswith(UNKNOWN_RUN):
                     self._waiting[client] = [self._terms, *self._welcome]
                 continue
             assert isinstance(frame, Frame)
@@ -159,9 +159,9 @@ class FarClients(Clients):
         for client in silent:
             self._misses(client, round, f"it has not answered within {self.seconds:g} s")
 
-    def _misses(self, client: int, round: int, why: str) -> None:
-        self.warn(f"round {round}: client {client} gives no answer: {why}")
-        self._missing[client] = why
+    def _misses(self, client: int, round: int, why: Any) -> None:
+        self._missing[client] = line_of(why)
+        self.warn(f"round {round}: client {client} gives no answer: {self._missing[client]}")
 
 
 @dataclass
@@ -198,7 +198,7 @@ class FarScorer:
             try:
                 accuracies[answer.client] = _accuracy(answer, round)
             except Refused as reason:
-                self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {reason}")
+                self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {line_of(reason)}")
         up, down = self.meter.read()
         metrics = {"bytes_up_tests": float(up), "bytes_down_tests": float(down)}
         if all(accuracy is None for accuracy in accuracies):

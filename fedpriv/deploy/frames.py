@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from fedpriv.outside.names import printable, shortened
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
 DEEPEST = 64
 """How deep a head may be nested; the terms of a run, which are the deepest, take about ten."""
+
+
+def line_of(told: Any) -> str:
+    """What another machine told, as it may be shown and kept: one line of at most 300 letters, all of which can be printed."""
+    try:
+        text = str(told)
+    except RecursionError:  # it was read higher up the stack
+        text = "something nested too deeply"
+    return shortened(printable(" ".join(shortened(text, 3000, 1000).split())), 300, 100)
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Frame:
         if place is None:
             return None
         if not isinstance(place, int) or not 0 <= place < len(self.parts):
-            raise Refused(f"a frame of {len(self.parts)} messages names message {place}")
+            raise Refused(f"a frame of {len(self.parts)} messages names message {line_of(place)}")
         return unseal(self.parts[place])
 
 

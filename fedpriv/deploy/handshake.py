@@ -13,7 +13,9 @@ from typing import Any
 import fedpriv
 from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
+from fedpriv.deploy.frames import line_of
 from fedpriv.errors import UsageError
+from fedpriv.outside.names import shortened
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
 
@@ -21,6 +23,8 @@ HANDSHAKE = "handshake"
 """The run of frames before there is one."""
 CLOCKS = 300.0
 """Seconds by which clocks may differ; certificates, keys and the time a message has depend on them."""
+MOST_SAMPLES = 2**31 - 1
+"""That a client may declare to have. The server can check none of them, and counts uploads by them."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,13 @@ def check(facts: Sequence[Facts], now: float) -> None:
     for one in facts:
         if one.code != code_version():
             raise UsageError(
-                f"client {one.client} runs fedpriv {one.code}, this server {code_version()}; install the same on both"
+                f"client {one.client} runs fedpriv {line_of(one.code)}, this server {code_version()}; install the same on both"
             )
         if abs(one.time - now) > CLOCKS:
             raise UsageError(f"the clock of client {one.client} is {one.time - now:+.0f} s from the server's; set both by NTP")
-        if one.train < 0 or one.test < 0:
-            raise UsageError(f"client {one.client} declares {min(one.train, one.test)} samples")
+        for number in (one.train, one.test):
+            if not 0 <= number <= MOST_SAMPLES:
+                raise UsageError(f"client {one.client} declares {shortened(str(number), 30, 5)} samples, not 0 to {MOST_SAMPLES}")
     first = facts[0]
     for one in facts[1:]:
         _same(first, one, "form", "samples of", _form)
@@ -99,6 +104,18 @@ def check(facts: Sequence[Facts], now: float) -> None:
         _same(first, one, "dealt", "partition", lambda dealt: "its own data" if dealt is None else str(dealt)[:12])
     if not any(one.train for one in facts):
         raise UsageError("no client holds training data")
+
+
+def outweighing(facts: Sequence[Facts], config: RunConfig) -> str | None:
+    """A warning of a client that alone outweighs all others, of more than one, where uploads are weighted by samples."""
+    sizes = {one.client: one.train for one in facts if one.train}
+    client, total = max(sizes, key=lambda one: sizes[one]), sum(sizes.values())
+    if len(sizes) < 3 or 2 * sizes[client] <= total or (config.aggregation or config.method).params.get("weights") == "uniform":
+        return None
+    return (
+        f"client {client} declares {sizes[client]} of all {total} training samples, which nobody can check: where uploads are "
+        "weighted by samples, the model is mostly its own"
+    )
 
 
 def declared(facts: Sequence[Facts]) -> Declared:
@@ -152,7 +169,7 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
     mine, its = getattr(first, field), getattr(other, field)
     if mine != its:
         raise UsageError(
-            f"client {other.client} has {what} {shown(its)}, client {first.client} {shown(mine)}; they must be the same"
+            f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {shown(mine)}; they must be the same"
         )
 
 

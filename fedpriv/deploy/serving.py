@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fedpriv.agreement import Agreement
-from fedpriv.config import RunConfig
+from fedpriv.config import RunConfig, filled
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
-from fedpriv.deploy.frames import Letter
-from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, told_to_clients
+from fedpriv.deploy.frames import Letter, line_of
+from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
 from fedpriv.deploy.site import digest_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -36,6 +36,16 @@ DECLARED = "declared.json"
 """In a run's folder: what each client declared before the first round."""
 
 
+def with_usual(config: RunConfig) -> RunConfig:
+    """The config with what it leaves open, by its method or by there being a network: no client ends a run by what it reports.
+
+    Raises:
+        UsageError: an option of the method is wrong.
+    """
+    load_plugins(config.plugins, of="the config")
+    return filled(with_options(config), {"train.on_nan": "drop"})
+
+
 def start(
     config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn
 ) -> dict[str, Any] | None:
@@ -48,11 +58,12 @@ def start(
         UsageError: before anything is written, where config and clients do not fit.
         FedprivError: clients do not answer, or the run failed.
     """
-    load_plugins(config.plugins, of="the config")
-    config = with_schedule(with_options(config))
+    config = with_schedule(with_usual(config))
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
+    if (said := outweighing(facts, config)) is not None:
+        warn(said)
     agreement = _agreement(config, facts)
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
@@ -89,7 +100,7 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
     for client, answer in grid.exchange(frames, seconds, 0):
         why = answer if isinstance(answer, str) else answer.error
         if why is not None or isinstance(answer, str):
-            raise FedprivError(f"client {client} cannot take part: {why}")
+            raise FedprivError(f"client {client} cannot take part: {line_of(why)}")
         found[client] = Facts.of(answer.said[0] if answer.said else None, client)
         if found[client].client != client:
             raise UsageError(f"client {found[client].client} answers in place of client {client}; two nodes have one number")
@@ -143,7 +154,7 @@ def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]]
             raise FedprivError(f"client {one.client} did not agree to the run")
         for what, said in (("config", "config"), ("initial", "initial model")):
             if answer.get(what) != expected[what]:
-                here, there = expected[what][:12], str(answer.get(what))[:12]
+                here, there = expected[what][:12], line_of(answer.get(what))[:12]
                 raise UsageError(
                     f"the {said} of client {one.client} is {there}, the server's is {here}; the same versions are needed"
                 )

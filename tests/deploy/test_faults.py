@@ -14,8 +14,9 @@ from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import STOP
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.wire.report import Report
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
 from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
@@ -104,6 +105,73 @@ def test_an_old_round_is_refused(tmp_path: Path) -> None:
 def play_whole(tmp_path: Path, method: str = "mpfedcon") -> Path:
     play(tmp_path / "whole", method, **SETTINGS)
     return tmp_path / "whole"
+
+
+def diverged(answer: Frame) -> Frame:
+    """The answer of a client that says that it diverged, and so has no upload."""
+    report = answer.sealed(answer.said[-1]["report"])
+    assert report is not None
+    letter = Letter()
+    letter.say({}, report=replace(Report.of(report), diverged=True, keeps=False).seal())
+    return letter.frame()
+
+
+@pytest.mark.parametrize("chosen", [{}, {"train.on_nan": "stop"}], ids=["by default", "stop"])
+def test_a_client_that_says_it_diverged_ends_no_run_unless_that_was_asked_for(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        return [diverged(answer) if (asked, round, client) == ("train", 2, 1) else answer]
+
+    settings, warnings = {**SETTINGS, **chosen}, list[str]()
+    grid = Faulty(tmp_path / "c", spoil, settings, "fedavg")
+    if chosen:
+        with pytest.raises(ClientDiverged, match="client 1 diverged in round 2"):
+            play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+        return
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+    assert [len(list(folder.glob(f"payloads/round-000{round}/client-*"))) for round in (1, 2, 3)] == [4, 3, 4]
+    assert RunFolder.open(folder).config().train.on_nan == "drop"
+    assert any("client 1 diverged" in text and "left out" in text for text in warnings)
+
+
+def test_a_simulation_stops_by_default(tmp_path: Path) -> None:
+    play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
+    assert RunFolder.open(tmp_path / "whole").config().train.on_nan == "stop"
+
+
+def test_a_half_that_needs_each_clients_copy_suggests_to_stop(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "train.rounds": 1, "aggregation.name": "euc"}
+    play_apart(tmp_path / "run", "fedavg", **settings)
+    assert RunFolder.open(tmp_path / "run").config().train.on_nan == "stop"
+
+
+def nested() -> Any:
+    """As deep as JSON is read; to show it takes more of the stack than there is."""
+    found: Any = []
+    for _ in range(2000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Frame({"error": "\x1b[2J\x1b]0;mine\x07" + "A\n" * 10**5}),
+        Frame({"error": nested()}),
+        Frame({"said": [{"upload": None, "report": "\x1b[2J" + "A" * 10**5}]}),
+        Frame({"said": [{"upload": nested(), "report": 0}]}),
+    ],
+    ids=["an error", "a nested error", "a place", "a nested place"],
+)
+def test_what_a_client_says_is_kept_and_shown_as_one_short_line(tmp_path: Path, answer: Frame) -> None:
+    def spoil(asked: str, round: int, client: int, honest: Any) -> list[Any]:
+        return [answer if (asked, round, client) == ("train", 1, 2) else honest]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid=Faulty(tmp_path / "c", spoil, method="fedavg"), **SETTINGS)
+    reason = RunFolder.open(folder).records()[1]["missing"][0]["reason"]
+    for told in (reason, *warnings):
+        assert told.isprintable() and len(told) < 400
+    assert reason in warnings[0]
 
 
 class Killed(Exception):
@@ -248,11 +316,14 @@ class Telling(Loopback):
 
 DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "code": ({"code": "0.0.9+abc"}, r"client 2 runs fedpriv 0\.0\.9\+abc, this server 0\.1\.0\+"),
+    "long": ({"code": "\x1b[2J" + "A" * 10**5}, r"client 2 runs fedpriv \\x1b\[2JA{150,300} \.\.\. A+, this server"),
     "clock": ({"time": 0.0}, r"the clock of client 2 is -\d+ s from the server's"),
     "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
     "number": ({"client": 1}, r"client 1 answers in place of client 2"),
     "samples": ({"train": -3}, r"client 2 declares -3 samples"),
+    "more samples than a float holds": ({"train": 10**400}, r"client 2 declares 10+ \.\.\. 0+ samples, not 0 to 2147483647"),
+    "too many test samples": ({"test": 2**31}, r"client 2 declares 2147483648 samples, not 0 to 2147483647"),
     "nonsense": ({"train": "many"}, r"what client 2 declares: train = 'many'"),
 }
 
@@ -263,6 +334,28 @@ def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp
     with pytest.raises(UsageError, match=told):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("weights", "named"), [("samples", True), ("uniform", False)])
+def test_a_client_that_outweighs_all_others_is_named(tmp_path: Path, weights: str, named: bool) -> None:
+    warnings: list[str] = []
+    grid = Telling(tmp_path / "c", 2, {"train": 10**9})
+    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "method.weights": weights, "train.rounds": 1})
+    assert any("client 2 declares 1000000000 of all" in told for told in warnings) == named
+
+
+def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    grid = Loopback(sites(tmp_path / "c", config("fedavg", **SETTINGS)))
+    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
+    assert warnings == []
+
+
+def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None:
+    grid = Faulty(tmp_path / "c", lambda *of: [Frame({"error": "\x1b[2J" + "A\n" * 10**5})])
+    with pytest.raises(FedprivError, match="cannot take part") as found:
+        play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+    assert str(found.value).isprintable() and len(str(found.value)) < 400
 
 
 def test_a_client_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from fedpriv.deploy.flower.requests import GivenUp, Request
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
+from fedpriv.files import load_json
 from tests.deploy.apart import agree, sites
 from tests.simulation.small import config, play
 
@@ -34,6 +36,14 @@ class Doomed(Loopback):
             assert self.other.wait(60)
             raise GivenUp("the SuperLink does not know the server's app any more")
         yield from super().exchange(frames, seconds, round)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "written"), [({}, "drop"), ({"train.on_nan": "stop"}, "stop"), ({"aggregation.name": "euc"}, "stop")]
+)
+def test_whether_a_client_may_end_the_run_is_as_chosen_else_no(tmp_path: Path, chosen: dict[str, Any], written: str) -> None:
+    request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **{**SETTINGS, **chosen}), 3, 60)
+    assert load_json(request.path)["config"]["train"]["on_nan"] == written
 
 
 def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:

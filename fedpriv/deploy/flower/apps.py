@@ -15,7 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from fedpriv.deploy.stream import Broken, ask
+from fedpriv.deploy.flower.inflation import check_growth
+from fedpriv.deploy.stream import LONGEST_HEAD, MOST_PARTS, Broken, ask
 from fedpriv.errors import FedprivError
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class FlowerPost:
     """Carries each frame once, by Flower's messages. A client's node is the one whose key was registered as ``client-N``."""
 
     def __init__(self, grid: Grid, clients: int) -> None:
-        self._grid, self._clients = grid, clients
+        from fedpriv.deploy.flower.replies import Replies
+
+        self._grid, self._clients, self._replies = grid, clients, Replies(grid)
         self._nodes = dict[int, int]()
 
     def connected(self) -> dict[int, str]:
@@ -104,9 +107,8 @@ class FlowerPost:
     def receive(self, tickets: Iterable[str]) -> Iterator[tuple[str, Frame | str | Lost]]:
         """As :meth:`fedpriv.deploy.courier.Post.receive`."""
         with _admitted():
-            replies = list(self._grid.pull_messages(list(tickets)))
-        for reply in replies:
-            yield reply.metadata.reply_to_message_id, _answer(reply)
+            for ticket, reply in self._replies.pull(tickets):
+                yield ticket, _answer(reply) if isinstance(reply, Message) else reply
 
 
 @contextmanager
@@ -137,7 +139,11 @@ def _unpacked(content: RecordDict) -> tuple[bytes, list[bytes]]:
         raise Broken("a message that holds no frame") from None
     if not isinstance(head, bytes):  # of a number, bytes() would make that many zeros
         raise Broken("a message whose head is no bytes")
-    return head, [parts[name].data for name in sorted(parts)]
+    if len(head) > LONGEST_HEAD or len(parts) > MOST_PARTS:
+        raise Broken(f"a message with a head of {len(head)} bytes and {len(parts)} parts")
+    found = [parts[name].data for name in sorted(parts)]
+    check_growth(sum(map(len, found)), sum({id(one): len(one) for one in found}.values()))  # many names may be of one array
+    return head, found
 
 
 def _answer(reply: Message) -> Frame | str | Lost:

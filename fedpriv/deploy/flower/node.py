@@ -20,6 +20,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedpriv.deploy.flower.inflation import bound_inflation
 from fedpriv.deploy.flower.keeper import REFUSED
 from fedpriv.processes import die_with_parent
 
@@ -119,6 +120,7 @@ def run_tasks(address: str, secret: Path) -> None:
         secret: file that the node has too, so that no one else on this machine gets its tasks.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended leave nothing behind
+    bound_inflation()  # in each task, as they are forked
     module: Any = superexec
     module.get_executor = lambda *_kind, **_where: ForkingExecutor()
     superexec.run_superexec(runtime_api_address=address, insecure=True, superexec_auth_secret=secret.read_bytes())

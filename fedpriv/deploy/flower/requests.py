@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.far_clients import Grid
-from fedpriv.deploy.serving import DECLARED, resume, start
+from fedpriv.deploy.serving import DECLARED, resume, start, with_usual
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
 from fedpriv.tracking.folder import read_lines
@@ -36,9 +36,14 @@ class Request:
         Args:
             config: ``None``: to resume the run in that folder.
             seconds: how long a client's answer may take.
+
+        Raises:
+            UsageError: an option of the config's method is wrong.
         """
         path = folder / f"{run_dir.name}-{time.time_ns()}.json"
-        said = None if config is None else config.model_copy(update={"run_dir": run_dir}).model_dump(mode="json")
+        said = None
+        if config is not None:  # read from the file, all of it counts as chosen
+            said = with_usual(config).model_copy(update={"run_dir": run_dir}).model_dump(mode="json")
         save_json(path, {"run_dir": str(run_dir), "config": said, "clients": clients, "seconds": seconds})
         return cls(path)
 
