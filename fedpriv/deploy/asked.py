@@ -18,7 +18,8 @@ MOST_CLIENTS = 1_000_000
 def config_of(asked: Mapping[str, Any]) -> RunConfig:
     """The run's config, without plug-ins and folder; ``UsageError`` where it is none.
 
-    It names nothing that is to be opened on the client's machine, but for the data set (:meth:`Source.of_run`).
+    It names nothing that is to be opened on the client's machine, but for the data set
+    (:meth:`fedpriv.deploy.source.Source.of_run`).
     """
     config = parse(RunConfig, asked.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
     if is_own(config.model.name):

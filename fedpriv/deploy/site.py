@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,17 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.config import DataConfig, RunConfig
+from fedpriv.config import RunConfig
 from fedpriv.data.augment import augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData
 from fedpriv.data.partition import Partition, make_partition
-from fedpriv.data.sources import sources
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
-from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
+from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
-from fedpriv.outside.names import printable, shortened
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, dealt, load
 from fedpriv.simulation.terms import settle
@@ -42,47 +40,6 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
 UNKNOWN_RUN = "unknown run"
 """How a client begins its answer where it has not the terms of the run; the server then sends them again."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a client's samples come from.
-
-    Attributes:
-        name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
-        dir: as ``--data-dir``.
-        share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
-        label: column of the labels; ``None``: found by its type or a common name.
-    """
-
-    name: str | None = None
-    dir: Path | None = None
-    share: str = "own"
-    label: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.share not in ("own", "dealt"):
-            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
-        if self.label is not None and self.name is None:
-            raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
-
-    def of_run(self, data: DataConfig) -> DataConfig:
-        """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
-
-        Raises:
-            UsageError: the config names files, or another column of this client's.
-        """
-        if self.name is None:
-            if data.name not in sources():
-                raise UsageError(
-                    f"data set {data.name!r}: clients open no files that a server names, only registered data sets; the client's "
-                    "file says where its own are (data.name)"
-                )
-            return data.model_copy(update={"dir": self.dir})
-        if data.label not in (None, self.label):
-            raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
-        dealt = {} if self.share == "dealt" else {"partition": data.partition.model_copy(update={"column": None})}
-        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **dealt})
 
 
 class Site:
@@ -375,5 +332,4 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
 
 def _pathless(text: str) -> str:
     """An error as the server may read it: one line, without paths of this machine."""
-    line = " ".join(text.split())
-    return shortened(printable(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", line)), 300, 100)
+    return line_of(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", " ".join(text.split())))

@@ -10,7 +10,8 @@ from typing import Any
 from fedpriv.config import RunConfig
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import resume, start
-from fedpriv.deploy.site import Site, Source
+from fedpriv.deploy.site import Site
+from fedpriv.deploy.source import Source
 from tests.simulation.small import config
 
 ALL_KEPT = {"wire.keep_payloads": "all"}

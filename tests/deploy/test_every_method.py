@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site, Source
+from fedpriv.deploy.site import Site
+from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.run_folder import RunFolder

@@ -14,7 +14,8 @@ import torch
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site, Source
+from fedpriv.deploy.site import Site
+from fedpriv.deploy.source import Source
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Answer

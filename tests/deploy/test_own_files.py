@@ -11,7 +11,8 @@ import pytest
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site, Source
+from fedpriv.deploy.site import Site
+from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from tests.deploy.apart import ALL_KEPT, agree, play_apart, sites
 from tests.simulation.small import config, play

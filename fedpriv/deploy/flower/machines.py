@@ -115,7 +115,8 @@ def stay() -> None:
     import sys
 
     from fedpriv.deploy.resident import serve
-    from fedpriv.deploy.site import Site, Source
+    from fedpriv.deploy.site import Site
+    from fedpriv.deploy.source import Source
     from fedpriv.plugins import load_plugins
 
     try:

@@ -1,0 +1,51 @@
+"""Where a client's samples come from, which its own file says: no server has other files read, or other columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpriv.config import DataConfig
+from fedpriv.data.sources import sources
+from fedpriv.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a client's samples come from.
+
+    Attributes:
+        name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
+        dir: as ``--data-dir``.
+        share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
+        label: column of the labels; ``None``: found by its type or a common name.
+    """
+
+    name: str | None = None
+    dir: Path | None = None
+    share: str = "own"
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.share not in ("own", "dealt"):
+            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
+        if self.label is not None and self.name is None:
+            raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
+
+    def of_run(self, data: DataConfig) -> DataConfig:
+        """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
+
+        Raises:
+            UsageError: the config names files, or another column of this client's.
+        """
+        if self.name is None:
+            if data.name not in sources():
+                raise UsageError(
+                    f"data set {data.name!r}: clients open no files that a server names, only registered data sets; the client's "
+                    "file says where its own are (data.name)"
+                )
+            return data.model_copy(update={"dir": self.dir})
+        if data.label not in (None, self.label):
+            raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
+        dealt = {} if self.share == "dealt" else {"partition": data.partition.model_copy(update={"column": None})}
+        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **dealt})
