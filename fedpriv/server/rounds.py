@@ -48,6 +48,7 @@ class Server:
         holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
+        samples: client -> the number of training samples that it declared, where clients are not trusted to stay with it.
 
     Attributes:
         server: its state.
@@ -66,9 +67,10 @@ class Server:
         holders: Sequence[Sequence[int]] | None = None,
         profile: Spans = UNTIMED,
         randomness: Randomness = "seed",
+        samples: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
-        self.warn, self.profile, self.randomness = warn, profile, randomness
+        self.warn, self.profile, self.randomness, self.samples = warn, profile, randomness, samples
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
@@ -225,7 +227,7 @@ class Server:
 
     def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None, sent: Mapping[str, Tensor]) -> Arrivals:
         """Ask the clients of a round, and check what they answer as it comes."""
-        arrivals = Arrivals(self.agreement, round, chosen, sent)
+        arrivals = Arrivals(self.agreement, round, chosen, sent, self.samples)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
         answers = self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last)))

@@ -75,7 +75,7 @@ class Report:
             raise Refused(f"{spoiled} of its report is not finite")
         tensors = sealed.tensors()
         charges = tensors.pop(_SPENT, torch.empty(0, 2)).tolist()
-        if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 1 <= steps < 2**31 and steps.is_integer())]:
+        if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 0 <= steps < 2**31 and steps.is_integer())]:
             raise Refused(f"it reports steps of DP-SGD at rate {wrong[0]:g} that cannot be")
         values = {name: tensor.item() for name, tensor in tensors.items()}
         return cls(

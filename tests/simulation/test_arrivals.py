@@ -246,6 +246,52 @@ def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change:
     assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, "the turn did not count"
 
 
+FEDREP_DP = {"data.limit": 240, "privacy.level": "sample", "privacy.noise": 3.0, "method.head_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        lambda due: [],
+        lambda due: [(1.0, 2**31 - 1), due[1]],
+        lambda due: due[:1],
+        lambda due: due[::-1],
+        lambda due: [*due, (0.5, 1)],
+        lambda due: [(rate, steps - 1) for rate, steps in due],
+    ],
+    ids=["nothing", "a huge number of steps", "one of two phases", "in another order", "one more", "fewer steps"],
+)
+def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_not_booked(simulate: Simulate, spent: Any) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP)
+    booked = copy.deepcopy(second._progress.privacy["2"])
+    due = list(Report.of(second.answers[2].report).spent)
+    size = second.simulation.federation.data.size(2)
+    assert due == [(20 / size, 2 * math.ceil(size / 20)), (20 / size, math.ceil(size / 20))]
+    answers = [reported(answer, spent=spent(due)) if answer.client == 2 else answer for answer in second.answers]
+    after = second.of(answers)
+    assert same(after, second.without(2)) and not same(after, second.whole)
+    reason = f"it reports other steps of DP-SGD than a turn on {size} samples takes"
+    assert after[2]["refused"] == [{"client": 2, "reason": reason}]
+    assert second.simulation.progress.privacy["2"] == booked
+
+
+def test_a_turn_that_diverges_has_spent_the_phases_that_it_began(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP, **{"train.on_nan": "drop"})
+    due = list(Report.of(second.answers[2].report).spent)
+
+    def diverged(spent: Any) -> State:
+        broken = replace(reported(second.answers[2], diverged=True, spent=spent), upload=None)
+        return second.of([broken if answer.client == 2 else answer for answer in second.answers])
+
+    assert "refused" not in diverged(due[:1])[2] and "refused" not in diverged(due)[2]
+    assert "other steps of DP-SGD" in diverged(due[1:])[2]["refused"][0]["reason"]
+
+
+def test_a_phase_of_no_epochs_spends_nothing_and_is_not_refused(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP | {"method.head_epochs": 0})
+    assert "refused" not in second.whole[2] and len(second.simulation.progress.privacy) == 6
+
+
 def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: Simulate) -> None:
     second = SecondRound(simulate, "scaffold")
     after = second.of([*second.answers, changed(second.answers[0], {})])
