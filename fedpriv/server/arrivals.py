@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.privacy.steps import charge
+from fedpriv.server.reported import check_names
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
@@ -73,6 +74,7 @@ class Arrivals:
             raise Refused(f"its report is of client {report.client} in round {report.round}")
         if not 1 <= report.num_examples <= most:
             raise Refused(f"it reports {report.num_examples} samples, not 1 to {most}")
+        check_names(report.numbers)
         self._check_spent(report)
         return report
 

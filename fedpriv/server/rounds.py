@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.merging import merge, merge_sum
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
+from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
@@ -347,11 +347,7 @@ def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | Non
         numbers["summed"] = len(summed.clients)
         if summed.loss is not None:
             numbers["train_loss"] = summed.loss
-    reported: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report.numbers.items():
-            reported.setdefault(name, []).append(value)
-    return numbers | {name: fmean(values) for name, values in reported.items()}
+    return numbers | means(reports)
 
 
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:
