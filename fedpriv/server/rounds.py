@@ -22,7 +22,7 @@ from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
-from fedpriv.server.merging import merge, merge_sum
+from fedpriv.server.merging import merge, merge_sum, not_finite
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
@@ -161,15 +161,13 @@ class Server:
             if least > 1:
                 self.warn(f"round {round}: the model stays as it is, with {merged} of {least} uploads (train.min_uploads)")
             uploads, summed = [], None
-            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
-        else:
-            self.progress.clients |= dict.fromkeys(keepers, round)
         if isinstance(self.canaries, SampleCanaries):
             self.canaries.observe(round, [upload for _, upload in turns if upload is not None], sent, reports)
+        before = self.server
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
-                before, draw, planted = self.server, generator(self.config.seed, round, "dp noise"), self.canaries
+                draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
                 if isinstance(planted, ClientCanaries):
                     self.server = self._noisy_mean(before, uploads, sent, draw, planted.changes(round))
                     planted.observe(before, self.server)
@@ -179,11 +177,22 @@ class Server:
                 self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
                 self.server = merge(method, self.server, uploads)
+            spoiled = None if self.server is before else not_finite(self.server)
+        if spoiled is not None:
+            why = f"with the uploads of this round, {spoiled} would not be finite"
+            self.warn(f"round {round}: the model stays as it is: {why}; train.max_update_norm refuses uploads that are too large")
+            self.server, uploads, summed = before, [], None
+        if too_few or spoiled is not None:
+            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
+        else:
+            self.progress.clients |= dict.fromkeys(keepers, round)
         metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
         if missing := self.clients.missing():
             metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
+        if spoiled is not None:
+            metrics["not_finite"] = 1
         if uploads or summed is not None:
             metrics |= self.server.report
         metrics |= self.clients.measured()

@@ -17,8 +17,10 @@ from torch import Tensor
 from fedpriv.client.client import receive
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
+from fedpriv.methods.base import ServerState
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.server.clients import Instruction
+from fedpriv.server.merging import not_finite
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
 from fedpriv.wire.report import Answer, Report
@@ -320,6 +322,34 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
     assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
     assert set(second.simulation.progress.clients.values()) == {1}, "nor do the clients' turns count"
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "spoiled"),
+    slow_but(["fedopt"], [("fedopt", "fedopt.variance"), ("fedatt", "the model"), ("l-dawa", "the model")]),
+)
+def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
+    simulate: Simulate, aggregation: str, spoiled: str
+) -> None:
+    """Nor does any turn of the round count, so that clients go on from their states of the round before."""
+    second = SecondRound(simulate, "fedper", aggregation=aggregation)
+    run, before, warnings = second.simulation, second._server, list[str]()
+    assert "not_finite" not in second.whole[2]["metrics"] and set(run.progress.clients.values()) == {2}
+    upload = second.answers[2].upload
+    assert upload is not None
+    run.warn = warnings.append
+    after = second.with_changed(2, **{name: torch.full_like(tensor, 3.3e38) for name, tensor in upload.tensors().items()})
+    assert same(after, (before.row, before.memory, {})) and not same(second.whole, after)
+    assert after[2]["metrics"]["not_finite"] == 1 and "refused" not in after[2]
+    assert [f"{spoiled} would not be finite; train.max_update_norm" in warning for warning in warnings] == [True]
+    assert set(run.progress.clients.values()) == {1}
+    assert all(run.store.damaged({client: 2}) is not None for client in range(6)), "their states of that turn are gone"
+
+
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
+    assert not_finite(ServerState(torch.full((8,), 3e38), {"count": torch.tensor([1])})) is None
+    assert not_finite(ServerState(torch.zeros(2), {"a": torch.tensor([math.inf, -math.inf])})) == "a"
+    assert not_finite(ServerState(torch.tensor([1.0, math.nan]))) == "the model"
 
 
 @pytest.mark.slow
