@@ -232,7 +232,11 @@ class ClientTurn(Protocol):
         """A second model of the same net within a phase, for objectives that train two; its initial row is ``start``."""
 
     def report(self, name: str, value: float) -> None:
-        """Report a number; the round's record has its mean over the clients."""
+        """Report a number; the round's record has its mean over the clients.
+
+        Args:
+            name: such as ``mine/spread``; the server refuses those of its own numbers, such as ``accuracy``.
+        """
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
         """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may replace the optimisation step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -28,7 +27,7 @@ from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
 from fedpriv.wire.coding import is_model
 from fedpriv.wire.message import Refused
-from fedpriv.wire.report import Answer, Charge, Report
+from fedpriv.wire.report import Answer, Charge, Report, can_say
 from fedpriv.wire.sealing import CODES
 
 AT_ONCE = 512
@@ -184,8 +183,8 @@ class Client:
                 self.store.keep(self.number, round, keeps)
         with profile("serialisation", client=self.number):
             upload = self._sealed(method.upload(turn), received, turn.noise_seed, turn.reported, profile)
-            loss = turn.mean_loss if math.isfinite(turn.mean_loss) else None
-            numbers = {name: value for name, value in turn.reported.items() if math.isfinite(value)}
+            loss = turn.mean_loss if can_say(turn.mean_loss) else None
+            numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
             report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
         return Answer(self.number, upload, report)
 

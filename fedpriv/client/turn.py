@@ -24,16 +24,12 @@ from fedpriv.objectives.cross_entropy import PLAIN
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.privacy.steps import charge
 from fedpriv.samples import Inputs, split, take
 from fedpriv.seeding import generator, global_rng
 
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
-
-
-def schedule(samples: int, batch_size: int) -> tuple[float, int]:
-    """Sampling rate and steps an epoch of DP-SGD: batches of ``batch_size`` in expectation, and as many as plain SGD takes."""
-    return min(1.0, batch_size / samples), math.ceil(samples / batch_size)
 
 
 class Turn:
@@ -240,10 +236,10 @@ class Turn:
         train, privacy, resident, n = self.config.train, self.config.privacy, self.model, self.num_examples
         if not isinstance(resident, Resident):
             raise TypeError("gradients of single samples are taken on a net that a client has to itself")
-        rate, steps = schedule(n, train.batch_size)
+        rate, steps = charge(phase, n, train.batch_size)
         if self.spend is None or privacy.noise is None:
             raise ValueError("no ledger or no noise")
-        self.spend(rate, phase.epochs * steps)
+        self.spend(rate, steps)
         cached = self._caches and "encoder" not in phase.trains
         inputs = self._present_features() if cached else self.inputs
         learner = self._learner = self._learner_on(resident, phase)
@@ -252,7 +248,7 @@ class Turn:
             resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
         )
         losses = [torch.zeros_like(resident.row[:0])]
-        for _ in range(phase.epochs * steps):
+        for _ in range(steps):
             index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
             batch = take(inputs, index)
             if len(index):
@@ -271,7 +267,7 @@ class Turn:
         seen = torch.cat(losses)
         if len(seen):  # small clients may draw no samples; then there is no loss
             self.mean_loss = float(seen.mean())
-        self.steps += phase.epochs * steps
+        self.steps += steps
         self._check_finite(spoiled=False)
 
     def _check_finite(self, spoiled: bool) -> None:

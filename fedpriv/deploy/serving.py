@@ -129,7 +129,8 @@ def _run(
     if not any(folder.checkpoints.glob("round-*.json")):
         _check_agreed(agreement, clients.agree(), facts)
     scorer = FarScorer(agreement, clients, facts)
-    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets")
+    samples = {one.client: one.train for one in facts}
+    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
     stop = folder.path / STOP
     stop.unlink(missing_ok=True)
 

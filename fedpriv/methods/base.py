@@ -181,7 +181,7 @@ class Method:
             half.begin(turn)
 
     def local_update(self, turn: ClientTurn) -> None:
-        """A client's training in one round."""
+        """A client's training in one round. Under sample-level DP it takes the steps of :meth:`phases`, which are booked."""
         self.begin(turn)
         for stretch in self.phases(turn.round):
             turn.train(stretch, self.local_loss, self.objective)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
+from fedpriv.privacy.steps import charge
+from fedpriv.server.reported import check_names
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
@@ -25,6 +27,8 @@ class Arrivals:
     Attributes:
         asked: the clients that the server asked, in the order in which their uploads are merged.
         sent: what they had been sent, by name.
+        samples: client -> the number of training samples that it declared, where the server knows it from elsewhere than the
+            answers; under sample-level DP its steps depend on it.
         reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
         keys: in place of the uploads, where these are summed behind masks.
         refused: client -> why its answer, or its second one, was left out.
@@ -34,6 +38,7 @@ class Arrivals:
     round: int
     asked: Sequence[int]
     sent: Mapping[str, Tensor]
+    samples: Mapping[int, int] = field(default_factory=dict)
     reports: dict[int, Report] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     keys: dict[int, PublicKeys] = field(default_factory=dict)
@@ -64,14 +69,27 @@ class Arrivals:
             raise Refused("it was not asked in this round")
         if answer.client in self.reports:
             raise Refused("it has answered before")
-        report, privacy, most = Report.of(answer.report), self.agreement.config.privacy, self.agreement.declared.most_samples
+        report, most = Report.of(answer.report), self.agreement.declared.most_samples
         if (report.round, report.client) != (self.round, answer.client):
             raise Refused(f"its report is of client {report.client} in round {report.round}")
         if not 1 <= report.num_examples <= most:
             raise Refused(f"it reports {report.num_examples} samples, not 1 to {most}")
-        if report.spent and privacy.level != "sample":
-            raise Refused("it reports steps of DP-SGD in a run without")
+        check_names(report.numbers)
+        self._check_spent(report)
         return report
+
+    def _check_spent(self, report: Report) -> None:
+        """Refuse steps of DP-SGD that are not those of the client's turn: the ledger books what is reported."""
+        config, number, spent = self.agreement.config, report.num_examples, list(report.spent)
+        if config.privacy.level != "sample":
+            if spent:
+                raise Refused("it reports steps of DP-SGD in a run without")
+            return
+        if number != (known := self.samples.get(report.client, number)):
+            raise Refused(f"it reports {number} samples and declared {known}")
+        due = [charge(phase, number, config.train.batch_size) for phase in self.agreement.method.phases(self.round)]
+        if spent != (due[: len(spent)] if report.diverged else due):  # one that diverges ends there
+            raise Refused(f"it reports other steps of DP-SGD than a turn on {number} samples takes")
 
     def _check_upload(self, answer: Answer, report: Report) -> None:
         agreement, upload = self.agreement, answer.upload

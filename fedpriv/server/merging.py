@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -53,6 +54,20 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     )
     complete(matrix, [names for _, names in arrived], method.aggregation.weigh(matrix))
     return _merged(method, server, matrix)
+
+
+def not_finite(server: ServerState) -> str | None:
+    """The first part of a state that holds an infinity or a NaN: ``the model``, or a name in its memory; ``None``: there is none.
+
+    Uploads are finite, but sums and squares of very large numbers are not. Such a state would stay so for good.
+    """
+    parts = {"the model": server.row, **server.memory}
+    return next((name for name, tensor in parts.items() if tensor.is_floating_point() and not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum is quicker, and never finite where an entry is not; it may overflow where all of them are.
+    return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
 def _matrix(arrived: Sequence[tuple[Upload, frozenset[str]]], sent: set[str], space: ParameterSpace, previous: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,9 @@ from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
-from fedpriv.server.merging import merge, merge_sum
+from fedpriv.server.merging import merge, merge_sum, not_finite
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
+from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Spans
@@ -48,6 +48,7 @@ class Server:
         holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
+        samples: client -> the number of training samples that it declared, where clients are not trusted to stay with it.
 
     Attributes:
         server: its state.
@@ -66,9 +67,10 @@ class Server:
         holders: Sequence[Sequence[int]] | None = None,
         profile: Spans = UNTIMED,
         randomness: Randomness = "seed",
+        samples: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
-        self.warn, self.profile, self.randomness = warn, profile, randomness
+        self.warn, self.profile, self.randomness, self.samples = warn, profile, randomness, samples
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
@@ -159,15 +161,13 @@ class Server:
             if least > 1:
                 self.warn(f"round {round}: the model stays as it is, with {merged} of {least} uploads (train.min_uploads)")
             uploads, summed = [], None
-            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
-        else:
-            self.progress.clients |= dict.fromkeys(keepers, round)
         if isinstance(self.canaries, SampleCanaries):
             self.canaries.observe(round, [upload for _, upload in turns if upload is not None], sent, reports)
+        before = self.server
         with profile("aggregation"):
             if self._noisy_mean is not None:
                 self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
-                before, draw, planted = self.server, generator(self.config.seed, round, "dp noise"), self.canaries
+                draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
                 if isinstance(planted, ClientCanaries):
                     self.server = self._noisy_mean(before, uploads, sent, draw, planted.changes(round))
                     planted.observe(before, self.server)
@@ -177,11 +177,22 @@ class Server:
                 self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
             elif uploads:
                 self.server = merge(method, self.server, uploads)
+            spoiled = None if self.server is before else not_finite(self.server)
+        if spoiled is not None:
+            why = f"with the uploads of this round, {spoiled} would not be finite"
+            self.warn(f"round {round}: the model stays as it is: {why}; train.max_update_norm refuses uploads that are too large")
+            self.server, uploads, summed = before, [], None
+        if too_few or spoiled is not None:
+            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
+        else:
+            self.progress.clients |= dict.fromkeys(keepers, round)
         metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
         if missing := self.clients.missing():
             metrics["missing"] = len(missing)
         if too_few:
             metrics["too_few_uploads"] = 1
+        if spoiled is not None:
+            metrics["not_finite"] = 1
         if uploads or summed is not None:
             metrics |= self.server.report
         metrics |= self.clients.measured()
@@ -225,7 +236,7 @@ class Server:
 
     def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None, sent: Mapping[str, Tensor]) -> Arrivals:
         """Ask the clients of a round, and check what they answer as it comes."""
-        arrivals = Arrivals(self.agreement, round, chosen, sent)
+        arrivals = Arrivals(self.agreement, round, chosen, sent, self.samples)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
         answers = self.profile.each("training", self.clients.train(Instruction(round, chosen, download, last)))
@@ -345,11 +356,7 @@ def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | Non
         numbers["summed"] = len(summed.clients)
         if summed.loss is not None:
             numbers["train_loss"] = summed.loss
-    reported: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report.numbers.items():
-            reported.setdefault(name, []).append(value)
-    return numbers | {name: fmean(values) for name, values in reported.items()}
+    return numbers | means(reports)
 
 
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:

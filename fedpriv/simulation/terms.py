@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from fedpriv.agreement import Agreement, Declared, agree
-from fedpriv.client import turn
 from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.defenses.stage import Stage
@@ -15,6 +14,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import Shares, check, with_noise
+from fedpriv.privacy.steps import schedule
 from fedpriv.secure.terms import check_run
 from fedpriv.server.sampling import participants
 from fedpriv.wire import Transform
@@ -77,8 +77,8 @@ def plans(
         for client in participants(agreement, round):
             if client in epochs:
                 epochs[client] += a_turn
-    schedules = {client: turn.schedule(size, config.train.batch_size) for client, size in sizes.items()}
-    spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in schedules.items()}
+    per_epoch = {client: schedule(size, config.train.batch_size) for client, size in sizes.items()}
+    spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in per_epoch.items()}
     asked = set(sizes if clients is None else clients)
     return [tuple(spends[client] for client in held) for held in shares.holders() if not asked.isdisjoint(held)]
 

@@ -13,8 +13,16 @@ from fedpriv.wire.sealing import Sealed, seal
 
 _LOSS, _ACCURACY, _KEEPS, _DIVERGED, _SPENT, _NUMBER = "loss", "accuracy", "keeps", "diverged", "spent", "number/"
 
+LARGEST = 2.0**128
+"""Above all finite float32 numbers; the mean of what many clients report is finite below it."""
+
 Charge = tuple[float, int]
 """Sampling rate and steps of a stretch of DP-SGD."""
+
+
+def can_say(value: float) -> bool:
+    """Whether a report may hold a number: it is finite, and no larger than float32 numbers are."""
+    return abs(value) < LARGEST
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,11 @@ class Report:
             raise Refused(f"{spoiled} of its report is not finite")
         tensors = sealed.tensors()
         charges = tensors.pop(_SPENT, torch.empty(0, 2)).tolist()
-        if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 1 <= steps < 2**31 and steps.is_integer())]:
+        if wrong := [rate for rate, steps in charges if not (0 < rate <= 1 and 0 <= steps < 2**31 and steps.is_integer())]:
             raise Refused(f"it reports steps of DP-SGD at rate {wrong[0]:g} that cannot be")
         values = {name: tensor.item() for name, tensor in tensors.items()}
+        if huge := next((name for name, value in values.items() if not can_say(value)), None):
+            raise Refused(f"{huge} of its report is {values[huge]:g}, beyond the float32 numbers")
         return cls(
             sealed.round,
             sealed.client,

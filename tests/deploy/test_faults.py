@@ -16,6 +16,7 @@ from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import STOP
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
 from tests.marks import quick_first, slow_but
@@ -267,12 +268,35 @@ def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> No
     first, again = (grid.sites[0].answer(seen["train"]) for _ in range(2))
     assert first.parts == again.parts, "a repeated turn gives the same bytes"
     at = seen["train"].head["said"][-1]["message"]
-    from fedpriv.wire import Payload, seal, unseal
-
     message = unseal(seen["train"].parts[at])
     other = seal(Payload({name: tensor + 1 for name, tensor in message.tensors().items()}, message.round))
     parts = tuple(other.data if place == at else part for place, part in enumerate(seen["train"].parts))
     assert "another message" in grid.sites[0].answer(replace(seen["train"], parts=parts)).head["error"]
+
+
+@pytest.mark.slow
+def test_under_sample_level_dp_a_client_reports_the_samples_that_it_declared(tmp_path: Path) -> None:
+    """Rate and steps depend on them: with fewer, one client would spend more than the noise was found for, and end the run."""
+    private = {**FOUR, "privacy.level": "sample", "privacy.target_epsilon": 2.0, "train.rounds": 2}
+
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if (asked, client) != ("train", 1):
+            return [answer]
+        said, parts = answer.said[-1], list(answer.parts)
+        upload = unseal(parts[said["upload"]])
+        report = replace(Report.of(unseal(parts[said["report"]])), num_examples=1, spent=[(1.0, 1)])
+        parts[said["report"]] = report.seal().data
+        draft = Payload(upload.tensors(), upload.round, upload.client, upload.kind, 1, upload.transforms)
+        parts[said["upload"]] = seal(draft).data
+        return [replace(answer, parts=tuple(parts))]
+
+    grid = Faulty(tmp_path / "c", spoil, private, "fedavg")
+    folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **private)
+    samples = grid.sites[1]._loaded[1].data.size(1)  # type: ignore[index]
+    refused = [record.get("refused") for record in RunFolder.open(folder).records()[1:]]
+    assert refused == [[{"client": 1, "reason": f"it reports 1 samples and declared {samples}"}]] * 2
+    summary = RunFolder.open(folder).summary()
+    assert summary is not None and summary["privacy"]["epsilon_per_client"][1] == 0
 
 
 @pytest.mark.slow

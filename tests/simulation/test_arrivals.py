@@ -17,8 +17,10 @@ from torch import Tensor
 from fedpriv.client.client import receive
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
+from fedpriv.methods.base import ServerState
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.server.clients import Instruction
+from fedpriv.server.merging import not_finite
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Payload, Sealed, TransformContext, seal
 from fedpriv.wire.report import Answer, Report
@@ -228,6 +230,9 @@ ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
     ("absurd samples", lambda answer: reported(answer, num_examples=10**12), "it reports 1000000000000 samples, not 1 to"),
     ("two numbers", lambda answer: reported(answer, num_examples=1), "samples and reports 1"),
     ("steps of DP-SGD", lambda answer: reported(answer, spent=[(0.5, 3)]), "it reports steps of DP-SGD in a run without"),
+    ("a number of the server", lambda answer: reported(answer, numbers={"global_accuracy": 1.0}), "it reports global_accuracy"),
+    ("a huge number", lambda answer: reported(answer, numbers={"x": -1e300}), "number/x of its report is -1e+300"),
+    ("a huge loss", lambda answer: reported(answer, loss=1e308), "loss of its report is 1e+308"),
     ("infinite loss", lambda answer: reported(answer, loss=math.inf), "loss of its report is not finite"),
     ("no upload", lambda answer: replace(answer, upload=None), "it uploads nothing"),
     ("upload of nothing", lambda answer: reported(answer, diverged=True), "it uploads although it diverged"),
@@ -244,6 +249,52 @@ def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change:
     assert same(after, second.without(2))
     assert [reason in one["reason"] for one in record["refused"]] == [True]
     assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, "the turn did not count"
+
+
+FEDREP_DP = {"data.limit": 240, "privacy.level": "sample", "privacy.noise": 3.0, "method.head_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        lambda due: [],
+        lambda due: [(1.0, 2**31 - 1), due[1]],
+        lambda due: due[:1],
+        lambda due: due[::-1],
+        lambda due: [*due, (0.5, 1)],
+        lambda due: [(rate, steps - 1) for rate, steps in due],
+    ],
+    ids=["nothing", "a huge number of steps", "one of two phases", "in another order", "one more", "fewer steps"],
+)
+def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_not_booked(simulate: Simulate, spent: Any) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP)
+    booked = copy.deepcopy(second._progress.privacy["2"])
+    due = list(Report.of(second.answers[2].report).spent)
+    size = second.simulation.federation.data.size(2)
+    assert due == [(20 / size, 2 * math.ceil(size / 20)), (20 / size, math.ceil(size / 20))]
+    answers = [reported(answer, spent=spent(due)) if answer.client == 2 else answer for answer in second.answers]
+    after = second.of(answers)
+    assert same(after, second.without(2)) and not same(after, second.whole)
+    reason = f"it reports other steps of DP-SGD than a turn on {size} samples takes"
+    assert after[2]["refused"] == [{"client": 2, "reason": reason}]
+    assert second.simulation.progress.privacy["2"] == booked
+
+
+def test_a_turn_that_diverges_has_spent_the_phases_that_it_began(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP, **{"train.on_nan": "drop"})
+    due = list(Report.of(second.answers[2].report).spent)
+
+    def diverged(spent: Any) -> State:
+        broken = replace(reported(second.answers[2], diverged=True, spent=spent), upload=None)
+        return second.of([broken if answer.client == 2 else answer for answer in second.answers])
+
+    assert "refused" not in diverged(due[:1])[2] and "refused" not in diverged(due)[2]
+    assert "other steps of DP-SGD" in diverged(due[1:])[2]["refused"][0]["reason"]
+
+
+def test_a_phase_of_no_epochs_spends_nothing_and_is_not_refused(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedrep", **FEDREP_DP | {"method.head_epochs": 0})
+    assert "refused" not in second.whole[2] and len(second.simulation.progress.privacy) == 6
 
 
 def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: Simulate) -> None:
@@ -271,6 +322,34 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
     assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
     assert set(second.simulation.progress.clients.values()) == {1}, "nor do the clients' turns count"
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "spoiled"),
+    slow_but(["fedopt"], [("fedopt", "fedopt.variance"), ("fedatt", "the model"), ("l-dawa", "the model")]),
+)
+def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
+    simulate: Simulate, aggregation: str, spoiled: str
+) -> None:
+    """Nor does any turn of the round count, so that clients go on from their states of the round before."""
+    second = SecondRound(simulate, "fedper", aggregation=aggregation)
+    run, before, warnings = second.simulation, second._server, list[str]()
+    assert "not_finite" not in second.whole[2]["metrics"] and set(run.progress.clients.values()) == {2}
+    upload = second.answers[2].upload
+    assert upload is not None
+    run.warn = warnings.append
+    after = second.with_changed(2, **{name: torch.full_like(tensor, 3.3e38) for name, tensor in upload.tensors().items()})
+    assert same(after, (before.row, before.memory, {})) and not same(second.whole, after)
+    assert after[2]["metrics"]["not_finite"] == 1 and "refused" not in after[2]
+    assert [f"{spoiled} would not be finite; train.max_update_norm" in warning for warning in warnings] == [True]
+    assert set(run.progress.clients.values()) == {1}
+    assert all(run.store.damaged({client: 2}) is not None for client in range(6)), "their states of that turn are gone"
+
+
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
+    assert not_finite(ServerState(torch.full((8,), 3e38), {"count": torch.tensor([1])})) is None
+    assert not_finite(ServerState(torch.zeros(2), {"a": torch.tensor([math.inf, -math.inf])})) == "a"
+    assert not_finite(ServerState(torch.tensor([1.0, math.nan]))) == "the model"
 
 
 @pytest.mark.slow

@@ -1,0 +1,46 @@
+"""The numbers that clients report of their turns, by names of their own: which names are taken, and the means for a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from statistics import fmean
+
+from fedpriv.wire.message import Refused
+from fedpriv.wire.report import Report
+
+_OWN = frozenset(
+    {
+        *("round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite", "summed", "sum_error"),
+        *("padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up", "bytes_down", "bytes_up_tests"),
+        *("bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy", "accuracy_weighted", "accuracy_worst_tenth"),
+        *("accuracy_best", "accuracy_std", "accuracy_fresh_head"),
+        # MLflow's names of some, beside those that differ in a slash.
+        *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "privacy_epsilon", "privacy_clipped"),
+    }
+)
+_BEGINNINGS = ("global_", "probe/", "probe_as_is/", "probe_logistic/", "final/", "audit/", "system/")
+"""What records, and their copies in MLflow, say themselves. No round has all of it, so that to merge it last would not do."""
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check that numbers of these names may stand in a record beside the server's own.
+
+    Raises:
+        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them.
+    """
+    for name in names:
+        plain = re.sub(r"[^\w/]", "_", name)
+        if plain.replace("/", "_") in _OWN or plain.startswith(_BEGINNINGS):
+            raise Refused(f"it reports {name}, which is a number of the server's own")
+        if any(not part or part.startswith(".") for part in name.split("/")):
+            raise Refused(f"it reports {name!r}; between slashes, a name has parts that are not empty and begin with no dot")
+
+
+def means(reports: Iterable[Report]) -> dict[str, float]:
+    """Of each number, by name, the mean over the reports that have it."""
+    found: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.numbers.items():
+            found.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in found.items()}
