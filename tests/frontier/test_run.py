@@ -52,13 +52,13 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
     monkeypatch.setattr("fedpriv.frontier.run.MOST_CONFIRMED", 1)
     trained = list[str]()
 
-    def trained_here(runs: Experiment, runs_dir: Path, workers: int, say: Callable[[str], None]) -> list[Outcome]:
+    def trained_here(runs: Experiment, runs_dir: Path, workers: int, **options: Any) -> list[Outcome]:
         """The runner's processes take seconds to import torch; it collects what was trained in this one."""
         for label, seed in runs.select((), ()):
             if not (run_dir := runs.run_dir(runs_dir, label, seed)).exists():
                 trained.append(run_dir.name)
                 start(runs.config(label, seed).model_copy(update={"run_dir": run_dir}), runs_dir, *SILENT)
-        return run_all(runs, runs_dir, workers, say=say)
+        return run_all(runs, runs_dir, workers, **options)
 
     monkeypatch.setattr("fedpriv.frontier.run.run_all", trained_here)
     asked = ("frontier", *assigned(), "--methods", "fedavg", "--defenses", "gaussian:variance=1e-12..1e-3", *QUICK)
