@@ -167,6 +167,6 @@ class ClientData:
 
 
 def _on_device(held_by: Sequence[Indices], device: torch.device) -> list[Tensor]:
-    """Each client's positions as a tensor; an array that clients share, as nobody's at a client on its own machine, is one."""
+    """Each client's positions as a tensor. Clients that share an array, such as the empty one, share its tensor."""
     made = {id(held): torch.as_tensor(held, device=device) for held in {id(held): held for held in held_by}.values()}
     return [made[id(held)] for held in held_by]
