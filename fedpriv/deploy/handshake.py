@@ -113,8 +113,8 @@ def outweighing(facts: Sequence[Facts], config: RunConfig) -> str | None:
     if len(sizes) < 3 or 2 * sizes[client] <= total or (config.aggregation or config.method).params.get("weights") == "uniform":
         return None
     return (
-        f"client {client} declares {sizes[client]} of all {total} training samples, which the server cannot check: where uploads are "
-        "weighted by samples, the model is mostly its own"
+        f"client {client} declares {sizes[client]} of all {total} training samples, which the server cannot check: where uploads "
+        "are weighted by samples, the model is mostly its own"
     )
 
 
