@@ -25,7 +25,7 @@ from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
-from fedpriv.audit.membership.verdict import NO_RULE, best_attack, few_false_alarms, of_attacks
+from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.audit.verdict import best_attempt, copied, counted, finds_classes, of_images, of_labels, of_shadows
 
@@ -181,7 +181,7 @@ def _nothing(run: Found) -> Finding:
         return Finding(
             NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack that counts as evidence could be mounted."
         )
-    classes = run.get("label_shadow") or any(one["how"] != NO_RULE for one in run["labels"])
+    classes = run.get("label_shadow") or by_rule(run["labels"])
     tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if classes else [])]
     return Finding(NOTHING, f"{', '.join(tried).capitalize()}: none succeeded, and each had recovered its positive control.")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.membership.verdict import NO_RULE, best_attack
+from fedpriv.audit.membership.verdict import best_attack, by_rule
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import best_attempt, counted, finds_classes
 from fedpriv.errors import UsageError
@@ -53,8 +53,7 @@ def _excess(run: Found) -> float | None:
 
 
 def _labels(run: Found) -> float | None:
-    by_rule = [one for one in run["labels"] if one["how"] != NO_RULE]
-    ways = [by_rule, run.get("labels_over_rounds") or []]
+    ways = [by_rule(run["labels"]), run.get("labels_over_rounds") or []]
     shares = [sum(bool(one["exact"]) for one in found) / len(found) for found in ways if found]
     if shadow := run.get("label_shadow"):
         shares.append(shadow["exact"] if finds_classes(shadow) else 0.0)

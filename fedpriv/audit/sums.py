@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.verdict import by_rule
 from fedpriv.audit.verdict import LIMIT
 
 Found = Mapping[str, Any]
@@ -49,7 +49,7 @@ def _texts(found: Found) -> Measured:
 
 
 def _labels(found: Found) -> Measured:
-    return _pooled((one["how"], one["exact"], 1) for one in found["labels"] if one["how"] != NO_RULE)
+    return _pooled((one["how"], one["exact"], 1) for one in by_rule(found["labels"]))
 
 
 def _membership(found: Found) -> Measured:

@@ -16,6 +16,11 @@ LEVEL = 0.05
 """Significance level of results at low false-positive rates."""
 
 
+def by_rule(labels: Sequence[Found]) -> list[Found]:
+    """Of the messages whose classes were to be inferred, those that a rule applied to; of the others nothing was measured."""
+    return [one for one in labels if one["how"] != NO_RULE]
+
+
 def known_members(attacks: Sequence[Found], texts: Sequence[Found]) -> list[dict[str, Any]]:
     """The messages from which training samples were reconstructed, which are thereby known members.
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
-from fedpriv.audit.membership.verdict import NO_RULE, best_attack
+from fedpriv.audit.membership.verdict import best_attack, by_rule
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
@@ -103,12 +103,12 @@ def _environment(**settings: Any) -> Environment:
 def _labels_found(run: Found) -> str | None:
     """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
     ways = []
-    if found := [bool(one["exact"]) for one in run["labels"] if one["how"] != NO_RULE]:
+    if found := [bool(one["exact"]) for one in by_rule(run["labels"])]:
         rate = wilson(sum(found), len(found))
         ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
     if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
-        rate = wilson(round(shadow["exact"] * shadow["clients"]), shadow["clients"])
-        ways.append(f"{rate.successes} of {rate.n} clients, by simulated clients ({formats.span(rate.low, rate.high)})")
+        exact, clients = shadow["exact"], shadow["clients"]
+        ways.append(f"{round(exact * clients)} of {clients} clients, by simulated clients ({_interval_of(exact, clients)})")
     return "; ".join(ways) or None
 
 
