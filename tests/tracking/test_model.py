@@ -43,7 +43,7 @@ def test_a_server_has_what_its_clients_send(method: str, transforms: list[dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_mlflow_gives_the_model_back(method: str, runs_dir: Path) -> None:
+def test_mlflow_gives_the_model_back(method: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
     from mlflow import MlflowClient
 
@@ -60,7 +60,7 @@ def test_mlflow_gives_the_model_back(method: str, runs_dir: Path) -> None:
     net = build(made).resident.net.eval()
     found = net.load_state_dict(load_tensors(outcome.folder.weights / "server.safetensors"), strict=False)
     assert not found.unexpected_keys and (method == "fedper") == bool(found.missing_keys)
-    mlflow.set_tracking_uri(uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # `mlflow.set_tracking_uri` sets it for all tests that follow
     loaded = mlflow.pytorch.load_model(f"runs:/{of.info.run_id}/model")  # type: ignore[no-untyped-call]
     for samples in (1, 3):
         x = torch.rand(samples, 1, 8, 8)
