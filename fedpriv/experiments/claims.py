@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,6 +31,8 @@ Results = Mapping[str, Mapping[int, Result]]
 MIN_SEEDS = 3
 _UNBOUNDED = ("test_loss_roughness", "upload_bytes")
 """Metrics that are no shares."""
+_RATIOS = ("speed_up",)
+"""Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
 _SHORT = "short of it on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
@@ -54,7 +56,7 @@ class Judgement:
         opponent: the run that ``best_baseline`` stands for.
         values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
         mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes). Of ratios
-            (``speed_up``) both are those of the logarithms.
+            (``speed_up``) both are computed on the logarithms.
     """
 
     claim: Claim
@@ -90,14 +92,14 @@ def judge(claim: Claim, results: Results) -> Judgement:
         else:
             first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
             values[seed] = first - sum(other)
-    drawn = list(values.values())
-    if claim.metric == "speed_up":  # ratios: twice as fast and half as fast are equally far from no change
-        drawn = [math.log(value) for value in drawn]
-    mean = statistics.fmean(drawn) if drawn else None
-    interval = mean_interval(drawn) if len(drawn) > 1 and claim.equals is None else None
-    verdict = _verdict(claim, drawn)
-    if claim.metric == "speed_up" and mean is not None:
-        mean, interval = math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1]))
+    scaled, unscaled = (math.log, math.exp) if claim.metric in _RATIOS else (float, float)
+    drawn = [scaled(value) for value in values.values()]
+    mean = unscaled(statistics.fmean(drawn)) if drawn else None
+    interval = None
+    if len(drawn) > 1 and claim.equals is None:
+        low, high = mean_interval(drawn)
+        interval = unscaled(low), unscaled(high)
+    verdict = _verdict(claim, drawn, scaled)
     wanted = claim.margin if claim.above is None else claim.above
     if drawn and wanted > 0 and max(most) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
@@ -131,7 +133,8 @@ def _have(sides: Sequence[Result | None], claim: Claim) -> bool:
     return all(metric(side, claim.metric, claim.fraction) is not None for side in there)
 
 
-def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
+def _verdict(claim: Claim, values: Sequence[float], scaled: Callable[[float], float]) -> Verdict:
+    """Of values on the metric's scale, to which ``scaled`` brings the claim's bound."""
     if claim.equals is not None and values:
         holds = all(abs(value - claim.equals) <= claim.within for value in values)
         return Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
@@ -139,9 +142,8 @@ def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
         return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
     bound = claim.below if claim.above is None else claim.above
     if bound is not None:
-        bound = math.log(bound) if claim.metric == "speed_up" else bound
         sign = -1 if claim.above is None else 1
-        verdict = decide([sign * (value - bound) for value in values], wrong=_SHORT)
+        verdict = decide([sign * (value - scaled(bound)) for value in values], wrong=_SHORT)
     else:
         verdict = decide(values, claim.margin)
     return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict
