@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, match_batches, mse, score, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, beyond, match_batches, mse, score, under, wilson
 
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
@@ -49,7 +49,8 @@ class Attempt:
         images: its reconstructions ``(n, C, H, W)``, in the order of the originals.
         inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
-        copies: how many of the images a copy of the nearest public one would count for, where the attacker has public images.
+        copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
+            public images.
     """
 
     attacker: Attacker
@@ -58,15 +59,18 @@ class Attempt:
     images: Tensor | None = None
     inapplicable: str | None = None
     controls: tuple[Control, ...] = ()
-    copies: int | None = None
+    copies: Mapping[float, int] | None = None
 
     @property
     def recovered(self) -> Rate | None:
-        """How many images it recovered; none, if it knows public images and these are no more than copies would count for."""
+        """How many images it recovered; if it knows public images, at a threshold at which these are more than copies."""
         if self.scores is None:
             return None
-        rate = self.scores.recovered[RECOVERED]
-        return rate if rate.successes > (self.copies or 0) else wilson(0, rate.n)
+        rates = self.scores.recovered
+        if self.copies is None:
+            return rates[RECOVERED]
+        limit = beyond({limit: rate.successes for limit, rate in rates.items()}, self.copies)
+        return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
     def is_evidence(self) -> bool:
@@ -206,7 +210,9 @@ def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attem
         restart=torch.cat([one.restart for one in found]),
         cpu_seconds=sum(one.cpu_seconds for one in found),
     )
-    copies = None if attempts[0].copies is None else sum(one.copies or 0 for one in attempts)
+    copies = None
+    if attempts[0].copies is not None:
+        copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
     return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made, copies=copies)
 
 
@@ -240,7 +246,10 @@ def attempt(
         return Attempt(attacker, inapplicable=str(error))
     made, guessed = _in_order(found, images, len(observed))
     public = observed[0].public
-    copies = None if public is None else int((mse(nearest_public(images, public.images), images) < RECOVERED).sum())
+    copies = None
+    if public is not None:
+        rates = under(mse(nearest_public(images, public.images), images))
+        copies = {limit: rate.successes for limit, rate in rates.items()}
     return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies)
 
 

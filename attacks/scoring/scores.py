@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -19,6 +20,8 @@ THRESHOLDS = (1e-2, 1e-3, 1e-4)
 
 RECOVERED = THRESHOLDS[0]
 """The threshold of controls, tables and verdicts."""
+
+Threshold = TypeVar("Threshold")
 
 
 def mse(made: Tensor, true: Tensor) -> Tensor:
@@ -81,6 +84,24 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     return Rate(successes, n, 0.0 if successes == 0 else middle - half, 1.0 if successes == n else middle + half)
 
 
+def under(errors: Tensor) -> dict[float, Rate]:
+    """How many of the errors ``(n,)`` are below each threshold."""
+    return {limit: wilson(int((errors < limit).sum()), len(errors)) for limit in THRESHOLDS}
+
+
+def beyond(recovered: Mapping[Threshold, int], copies: Mapping[Threshold, int]) -> Threshold | None:
+    """The loosest threshold at which more images were recovered than copies of the nearest public image would count for.
+
+    Images of one kind can be so alike that copies of public ones count for many at a loose threshold. What an attack really
+    reads shows at a strict one, where copies count for none.
+
+    Args:
+        recovered: threshold -> number of images, the loosest first.
+        copies: the same for copies; a threshold that it lacks is left out.
+    """
+    return next((limit for limit, count in recovered.items() if count > copies.get(limit, count)), None)
+
+
 @dataclass(frozen=True)
 class Scores:
     """Scores of ``n`` images.
@@ -105,13 +126,11 @@ class Scores:
 def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
     """All scores; images of a batch must be brought into order by :func:`match` first."""
     error = mse(made, true)
-    n = len(true)
-    rates = {limit: wilson(int((error < limit).sum()), n) for limit in THRESHOLDS}
     right = None
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
-        right = wilson(int((guessed == labels).sum()), n)
+        right = wilson(int((guessed == labels).sum()), len(true))
     perceived = (*_where_possible(lpips, made, true), *_where_possible(feature_distance, made, true))
-    return Scores(error, psnr(made, true), ssim(made, true), rates, right, *perceived)
+    return Scores(error, psnr(made, true), ssim(made, true), under(error), right, *perceived)
 
 
 def _where_possible(

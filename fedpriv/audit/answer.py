@@ -4,7 +4,7 @@ The first of these rules that holds gives the words:
 
 0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
 1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
-   of the nearest public image would count for; or a sentence, word for word.
+   of the nearest public image would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and at least twice the share
    of random words.
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
@@ -27,7 +27,7 @@ from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
 from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks
 from fedpriv.audit.text.verdict import best_reading, of_texts
-from fedpriv.audit.verdict import best_attempt, copied, counted, finds_classes, of_images, of_labels, of_shadows
+from fedpriv.audit.verdict import best_attempt, beyond_copies, counted, finds_classes, of_images, of_labels, of_shadows
 
 Found = Mapping[str, Any]
 
@@ -126,7 +126,7 @@ def _findings(run: Found) -> Iterator[Finding]:
         if level == SINGLES:
             yield from _words(run)
             yield from _members(run)
-        images = [one for one in run["attacks"] if one["kind"] == kind and _beyond_copies(one)]
+        images = [one for one in run["attacks"] if one["kind"] == kind and beyond_copies(one)]
         if images:
             worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
             yield Finding(level, of_images(worst), worst["pictures"])
@@ -168,11 +168,6 @@ def _members(run: Found) -> Iterator[Finding]:
     best = best_attack(run["membership"])
     if best is not None and (best["together"]["low"] > 0.5 or few_false_alarms(run["membership"])):
         yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
-
-
-def _beyond_copies(attack: Found) -> bool:
-    best = best_attempt(attack)
-    return best is not None and counted(best)["successes"] > (best.get("copies", copied(attack)) or 0)
 
 
 def _nothing(run: Found) -> Finding:

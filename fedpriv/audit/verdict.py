@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedpriv.attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
 from fedpriv.audit.formats import message_of
 from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts
@@ -49,11 +49,51 @@ def best_attempt(attack: Found) -> Found | None:
 
 
 def counted(attempt: Found) -> Found:
-    """The rate of images that an attempt recovered; none where its attacker knows public images and found no more than copies."""
-    hit: Found = attempt["success"][LIMIT]
-    if "copies" not in attempt or hit["successes"] > attempt["copies"]:
-        return hit
-    return asdict(wilson(0, hit["n"])) | {"share": 0.0}
+    """The rate of images that an attempt recovered, with the threshold of the mean squared error, ``limit``.
+
+    Of an attacker who knows public images, at the loosest threshold at which it found more than copies of these would count
+    for; none where there is no such threshold.
+    """
+    success = attempt["success"]
+    if "copies" not in attempt:
+        return {**success[LIMIT], "limit": LIMIT}
+    limit = beyond(_counts(success), _own_copies(attempt))
+    if limit is None:
+        return {**asdict(wilson(0, success[LIMIT]["n"])), "share": 0.0, "limit": LIMIT}
+    return {**success[limit], "limit": limit}
+
+
+def beyond_copies(attack: Found) -> tuple[Found, str] | None:
+    """An attempt that recovered more images than copies of the nearest public image would count for, and at which threshold.
+
+    Returns:
+        of several, the one at the loosest threshold, and with most images there; ``None``: there is none.
+    """
+    found = []
+    for one in _made(attack):
+        limit = beyond(_counts(one["success"]), copies_of(attack, one))
+        if limit is not None:
+            found.append((one, limit))
+    return max(found, key=lambda pair: (float(pair[1]), pair[0]["success"][pair[1]]["successes"]), default=None)
+
+
+def _counts(success: Mapping[str, Found]) -> dict[str, int]:
+    """Threshold -> number of images, the loosest first."""
+    return {limit: success[limit]["successes"] for limit in sorted(success, key=float, reverse=True)}
+
+
+def copies_of(attack: Found, attempt: Found) -> Mapping[str, int]:
+    """Threshold -> how many images copies of the nearest public image would count for; none where there are no public images."""
+    if "copies" in attempt:
+        return _own_copies(attempt)
+    public = attack["baselines"].get("nearest public")
+    return dict.fromkeys(attempt["success"], 0) if public is None else _counts(public["success"])
+
+
+def _own_copies(attempt: Found) -> Mapping[str, int]:
+    """The same for copies of the public images that the attacker knows."""
+    said = attempt["copies"]
+    return {LIMIT: said} if isinstance(said, int) else said  # audits of earlier versions have the first threshold
 
 
 def _message(attack: Found) -> str:
@@ -61,17 +101,31 @@ def _message(attack: Found) -> str:
     best = best_attempt(attack)
     if best is None:
         return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
-    hit, copies = counted(best), best.get("copies", copied(attack))
+    hit = counted(best)
     if hit["successes"] == 0:
         return (
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
             f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
-    compared = f"; copies of the nearest public image would count for {copies} of them" if copies is not None else ""
+    span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}{_compared(attack, best, hit)}"
     return (
         f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
-        f"(MSE < {LIMIT}; 95 % interval {hit['low']:.0%} to {hit['high']:.0%}{compared})."
+        f"(MSE < {hit['limit']}; {span})."
     )
+
+
+def _compared(attack: Found, best: Found, hit: Found) -> str:
+    """What copies of the nearest public image would count for, and where that is as much, what they would not count for."""
+    if "copies" not in best and "nearest public" not in attack["baselines"]:
+        return ""
+    copies = copies_of(attack, best)[hit["limit"]]
+    text = f"; copies of the nearest public image would count for {copies} of them"
+    closer = beyond_copies(attack)
+    if hit["successes"] > copies or closer is None:
+        return text
+    attempt, limit = closer
+    count, fewer = attempt["success"][limit]["successes"], copies_of(attack, attempt)[limit]
+    return f"{text}; {count} by {attempt['attacker']} with MSE < {limit}, where copies would count for {fewer or 'none'}"
 
 
 def _easiest(attack: Found) -> str:
@@ -84,8 +138,8 @@ def _easiest(attack: Found) -> str:
     if hit["successes"]:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
         if "copies" in best:
-            span += f"; copies of the nearest public image would count for {best['copies']} of them"
-        return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {LIMIT}; {span})."
+            span += _compared(attack, best, hit)
+        return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})."
     none = [(one["attacker"], counted(one)) for one in _made(attack) if one["is_evidence"]]
     results = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
     return (
@@ -111,7 +165,7 @@ def _by_copies(attack: Found) -> str:
     found = [one for one in _made(attack) if one["success"][LIMIT]["successes"] and not counted(one)["successes"]]
     return "".join(
         f"; {one['attacker']} recovered {one['success'][LIMIT]['successes']}, which are not counted, as copies of the nearest "
-        f"public image would count for {one['copies']}"
+        f"public image would count for {_own_copies(one)[LIMIT]}"
         for one in found
     )
 
@@ -131,12 +185,6 @@ def _reasons(attack: Found) -> str:
         reason = one.get("inapplicable") or "recovered none, and has no positive control"
         why.setdefault(reason, []).append(one["attacker"])
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
-
-
-def copied(attack: Found) -> int | None:
-    """How many images copies of the nearest public image would count for; ``None``: there are no public images."""
-    found = attack["baselines"].get("nearest public")
-    return None if found is None else int(found["success"][LIMIT]["successes"])
 
 
 def of_labels(messages: Sequence[Found]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.audit.membership.verdict import NO_RULE, best_attack
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import best_attempt, counted
+from fedpriv.audit.verdict import best_attempt, beyond_copies, copies_of, counted
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
 from fedpriv.tracking.folder import audit_of
@@ -17,7 +17,9 @@ Found = Mapping[str, Any]
 
 TITLE = "### What the messages leak"
 TEXT = """By `fedpriv audit` of the same runs, from what crossed the wire. Round: of the samples behind one client's message of
-that round, those that the best attack reconstructed. One sample each: the same for simulated clients with a single sample.
+that round, those that the best attack reconstructed (images: mean squared error below 0.01; *copies*: for how many a copy of the
+nearest public image would count, which is no leak; where an attack has more than copies below a stricter error only, that
+follows). One sample each: the same for simulated clients with a single sample.
 Members: area under the curve of the best membership attack on the last kept round; the interval holds for all attacks at once,
 and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
 layer's gradient or the class centres; by shadows: clients whose set was found exactly by a classifier that was trained on the
@@ -29,10 +31,12 @@ def leakage(run_dir: Path) -> dict[str, Any]:
     """The figures of the audit in a run's folder, as JSON.
 
     Returns:
-        ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts);
-        ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low`` and ``high`` of the best membership
-        attack; ``classes``: ``exact`` of ``of`` messages, by the last layer's gradient or the class centres (``None``: neither
-        was sent); ``classes_by_shadows``; and the audit's ``options``. Empty where the run was not audited.
+        ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts),
+        of images also ``copies``, what copies of public images would count for, and where that is as much ``closer``, what was
+        recovered at a stricter threshold; ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low``
+        and ``high`` of the best membership attack; ``classes``: ``exact`` of ``of`` messages, by the last layer's gradient or
+        the class centres (``None``: neither was sent); ``classes_by_shadows``; and the audit's ``options``. Empty where the run
+        was not audited.
 
     Raises:
         UsageError: the report in the folder is not what fedpriv writes.
@@ -69,7 +73,18 @@ def _target(one: Found) -> dict[str, Any]:
         "samples": hit["n"] if hit else samples,  # an attack may have been tried on some of them
         "recovered": hit and hit["successes"],
         "attack": best and best["attacker"],
+        **(_beside_copies(one, best, hit) if "images" in one and best and hit and hit["successes"] else {}),
     }
+
+
+def _beside_copies(attack: Found, best: Found, hit: Found) -> dict[str, Any]:
+    """For how many of the images copies of public ones would count, and which were recovered more closely than any copy."""
+    copies = copies_of(attack, best)[hit["limit"]]
+    closer = beyond_copies(attack)
+    if closer is None or hit["successes"] > copies:
+        return {"copies": copies}
+    attempt, limit = closer
+    return {"copies": copies, "closer": {"recovered": attempt["success"][limit]["successes"], "limit": float(limit)}}
 
 
 def _classes(labels: Sequence[Found]) -> dict[str, int] | None:
@@ -114,4 +129,10 @@ def _row(result: Result, rounds: Sequence[int]) -> list[str]:
 
 
 def _recovered(one: Found | None) -> str:
-    return "–" if one is None or one["recovered"] is None else f"{one['recovered']} of {one['samples']}"
+    if one is None or one["recovered"] is None:
+        return "–"
+    beside = [f"copies {one['copies']}"] if one.get("copies") else []
+    if closer := one.get("closer"):
+        beside.append(f"{closer['recovered']} below {closer['limit']:g}")
+    rate = f"{one['recovered']} of {one['samples']}"
+    return f"{rate} ({'; '.join(beside)})" if beside else rate

@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, joined, sui
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.scoring.scores import RECOVERED
+from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.verdict import best_attempt, counted, of_images
 
@@ -158,30 +158,39 @@ def test_no_more_than_copies_is_nothing() -> None:
     near = torch.cat([images[:2], 1 - images[2:]])
     made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)  # type: ignore[arg-type]
     assert made.scores is not None and made.recovered is not None
-    assert made.scores.recovered[RECOVERED].successes == made.copies == 2 and made.recovered.successes == 0
+    assert made.copies == dict.fromkeys(THRESHOLDS, 2)
+    assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
     all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)  # type: ignore[arg-type]
     assert all_three.recovered is not None and all_three.recovered.successes == 3
     both = joined([made, all_three], torch.cat([images] * 2), torch.cat([labels] * 2))
-    assert both.copies == 4 and both.recovered is not None and both.recovered.successes == 5
+    assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
     unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)  # type: ignore[arg-type]
     assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
     assert Attempt(made.attacker, inapplicable="x").recovered is None
 
 
 def test_the_verdict_names_copies() -> None:
-    def of(successes: int, **more: object) -> dict[str, object]:
+    def of(successes: int, close: int = 0, **more: object) -> dict[str, object]:
         hit = {"successes": successes, "n": 20, "low": 0.1, "high": 0.3, "share": successes / 20}
-        return {"attacker": "learned-inversion", "success": {"0.01": hit}, "mse_median": 0.1, "is_evidence": True, **more}
+        success = {"0.01": hit, "0.001": hit | {"successes": close, "share": close / 20}}
+        return {"attacker": "learned-inversion", "success": success, "mse_median": 0.1, "is_evidence": True, **more}
 
     def case(*attempts: dict[str, object]) -> dict[str, object]:
         return {"kind": "single image", "round": 1, "attempts": attempts, "baselines": {}}
 
-    few, many, other = of(3, copies=3), of(9, copies=3), of(1, attacker="dlg")
+    copies = {"0.01": 3, "0.001": 0}
+    few, many, other = of(3, copies=copies), of(9, copies=copies), of(1, attacker="dlg")
     assert counted(few)["successes"] == 0 and counted(many)["successes"] == 9
     assert best_attempt(case(few, other)) is other and best_attempt(case(many, other)) is many
     assert "copies of the nearest public image would count for 3 of them" in of_images(case(many, other))
     assert "0 of 20 by learned-inversion" in (said := of_images(case(few)))
     assert "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would count for 3" in said
+    near = of(3, close=2, copies=copies)
+    assert counted(near)["successes"] == 2, "closer to the originals than copies are"
+    assert "reconstructed 2 of 20 (MSE < 0.001; " in (said := of_images(case(near))) and "would count for 0 of them" in said
+    assert counted(of(9, copies=3))["successes"] == 9 and counted(of(3, close=2, copies=3))["successes"] == 0, (
+        "of earlier versions"
+    )
 
 
 def test_targets_give_the_public_images_of_the_baselines(tmp_path: Path) -> None:

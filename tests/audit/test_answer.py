@@ -109,7 +109,26 @@ def test_the_worst_finding_has_its_picture() -> None:
 
 def test_copies_of_public_images_are_no_recovery() -> None:
     run = undefended()
-    run["attacks"][0]["baselines"]["nearest public"] = {"success": {"0.01": rate(13, 72)}}
+    run["attacks"][0]["baselines"]["nearest public"] = {"success": {limit: rate(13, 72) for limit in ("0.01", "0.001", "0.0001")}}
+    assert words(run) != "Samples were recovered"
+
+
+def test_images_that_copies_come_near_to_are_recovered_where_an_attack_comes_closer() -> None:
+    """Some images are so alike that copies of public ones count for more at a loose threshold than what an attack really read."""
+    run = undefended()
+    copies = {"0.01": rate(20, 72), "0.001": rate(0, 72), "0.0001": rate(0, 72)}
+    run["attacks"][0]["baselines"]["nearest public"] = {"success": copies}
+    for attempt in run["attacks"][0]["attempts"]:
+        if "success" in attempt:
+            attempt["success"] = {"0.01": rate(7, 72), "0.001": rate(3, 72), "0.0001": rate(0, 72)}
+    found = answer(run)
+    assert found["words"] == "Samples were recovered"
+    assert "7 of 72 training images" in found["finding"]["sentence"]
+    assert "copies of the nearest public image would count for 20 of them; 3 by " in found["finding"]["sentence"]
+    assert "with MSE < 0.001, where copies would count for none" in found["finding"]["sentence"]
+    copies["0.001"] = rate(3, 72)
+    assert words(run) != "Samples were recovered"
+    del copies["0.001"], copies["0.0001"]  # audits of earlier versions
     assert words(run) != "Samples were recovered"
 
 

@@ -82,12 +82,29 @@ def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str
 def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
     rate = {"successes": 5, "n": 6, "low": 0.4, "high": 1.0, "share": 5 / 6}
     tried = {"attacker": "dlg", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
-    attack = {"kind": "single image", "round": 1, "client": 0, "images": 72, "attempts": [tried]}
+    attack = {"kind": "single image", "round": 1, "client": 0, "images": 72, "attempts": [tried], "baselines": {}}
     run = {"run_id": "run", "attacks": [attack], "membership": [], "labels": [], "label_shadow": None}
     audit = {"runs": [run | {"answer": {"words": "Single samples leak"}}], "options": {}}
     with_report(tmp_path, json.dumps(audit))
     found = leakage(tmp_path)["singles"]
     assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
+
+
+def test_beside_what_was_recovered_stands_what_copies_would_count_for(tmp_path: Path) -> None:
+    def rates(*counts: int) -> dict[str, dict[str, Any]]:
+        limits = ("0.01", "0.001", "0.0001")
+        return {limit: {"successes": count, "n": 600, "share": count / 600} for limit, count in zip(limits, counts, strict=True)}
+
+    tried = {"attacker": "analytic", "inapplicable": None, "success": rates(13, 4, 2), "is_evidence": True, "mse_median": 0.1}
+    attack = {"kind": "message", "round": 1, "client": 0, "images": 600, "attempts": [tried]}
+    looked = [attack | {"baselines": {"nearest public": {"success": rates(*copies)}}} for copies in ((101, 0, 0), (12, 0, 0))]
+    looked[1]["round"] = 2
+    run = {"run_id": "run", "attacks": looked, "membership": [], "labels": [], "label_shadow": None}
+    with_report(tmp_path, json.dumps({"runs": [run | {"answer": {"words": "Samples were recovered"}}], "options": {}}))
+    path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), leakage(tmp_path))
+    text = Path(report(path)["report"]).read_text()
+    assert "| 13 of 600 (copies 101; 4 below 0.001) | 13 of 600 (copies 12) |" in text
 
 
 def stored(experiment: Experiment) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
 from fedpriv.attacks.scoring.baselines import baselines
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, mse, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, mse, under
 from fedpriv.audit.images.target import Target
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 def rate(found: Rate) -> dict[str, Any]:
     """``{successes, n, low, high, share}``."""
     return asdict(found) | {"share": found.share}
+
+
+def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Any]:
+    """Rates by the threshold of the mean squared error, such as ``0.01``."""
+    return {f"{limit:g}": rate(one) for limit, one in rates.items()}
 
 
 def guesses(target: Target) -> dict[str, Tensor]:
@@ -36,9 +41,9 @@ def figures(attempt: Attempt) -> dict[str, Any]:
     scores, found = attempt.scores, attempt.found
     n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
     if attempt.copies is not None:
-        row["copies"] = attempt.copies
+        row["copies"] = {f"{limit:g}": count for limit, count in attempt.copies.items()}
     return row | {
-        "success": {f"{limit:g}": rate(one) for limit, one in scores.recovered.items()},
+        "success": by_threshold(scores.recovered),
         "label_accuracy": None if scores.labels is None else scores.labels.share,
         "mse_median": float(scores.mse.median()),
         "mse_best": float(scores.mse.min()),
@@ -55,15 +60,7 @@ def figures(attempt: Attempt) -> dict[str, Any]:
 
 def guess_figures(errors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The baselines as JSON."""
-    return {
-        name: {"mse_median": float(error.median()), "success": {f"{RECOVERED:g}": rate(below(error))}}
-        for name, error in errors.items()
-    }
-
-
-def below(error: Tensor) -> Rate:
-    """How many of the errors ``(n,)`` count as recovered."""
-    return wilson(int((error < RECOVERED).sum()), len(error))
+    return {name: {"mse_median": float(error.median()), "success": by_threshold(under(error))} for name, error in errors.items()}
 
 
 def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Target) -> Table:
