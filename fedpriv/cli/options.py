@@ -25,8 +25,8 @@ _DATA_FLAGS: dict[str, tuple[Any, str]] = {
 }
 _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "method": (str, "A name of `fedpriv methods`."),
-    "objective": (str, "Another client's half than the method's; `fedpriv methods` lists them."),
-    "aggregation": (str, "Another server's half than the method's; without --method the rest is FedAvg's."),
+    "objective": (str, "Client objective in place of the method's own; `fedpriv methods` lists them."),
+    "aggregation": (str, "Server aggregation in place of the method's own; without --method the rest is FedAvg's."),
     "model": (str, "A name of `fedpriv models`, or package.module:Name of a net of your own."),
     "encoder": (
         str,
@@ -48,7 +48,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "canaries": (int, "Plant so many canaries, half of them used, to measure the epsilon of --dp."),
     "secure-aggregation": (
         bool,
-        "The server learns the sum of a round's uploads, and no upload (masks that cancel; at least three clients).",
+        "The server learns only the sum of a round's uploads (pairwise masks that cancel; at least three clients).",
     ),
     "keep-payloads": (
         str,
