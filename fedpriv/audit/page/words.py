@@ -3,7 +3,8 @@
 RECOVERED = (
     "An image counts as recovered if the mean squared error between it and its reconstruction, over pixels in [0, 1] and after "
     "clipping, is below {limit:g}. The baselines beside each attack show what guesses reach on the same images: an attack that "
-    "does no better than a guess has found nothing."
+    "does no better than a guess has found nothing. Where images are so alike that copies of public ones count, too, a stricter "
+    "threshold decides whether the attack came closer than they do."
 )
 READ = (
     "A token of a text counts as found if an attack names it among those of the message; the special tokens that every text "
