@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
 from fedpriv.attacks.scoring.baselines import baselines
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, mse, under
+from fedpriv.attacks.scoring.scores import Rate, mse, under
 from fedpriv.audit.images.target import Target
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
             f"{hit.n / found.cpu_seconds:.2g}" if found.cpu_seconds else "",
         )
     for name, error in errors.items():
-        cells = (f"{int((error < RECOVERED).sum())} of {len(error)}", "", "", f"{float(error.median()):.1e}")
+        rates = under(error)
+        hit, closer = rates[1e-2], rates[1e-3]
+        cells = (f"{hit.successes} of {hit.n}", str(closer.successes), "", f"{float(error.median()):.1e}")
         made.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
     return made
