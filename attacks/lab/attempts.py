@@ -19,7 +19,7 @@ from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, beyond, match_batches, mse, score, under, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, beyond, counts, match_batches, mse, score, under, wilson
 
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
@@ -69,7 +69,7 @@ class Attempt:
         rates = self.scores.recovered
         if self.copies is None:
             return rates[RECOVERED]
-        limit = beyond({limit: rate.successes for limit, rate in rates.items()}, self.copies)
+        limit = beyond(counts(rates), self.copies)
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
@@ -246,10 +246,7 @@ def attempt(
         return Attempt(attacker, inapplicable=str(error))
     made, guessed = _in_order(found, images, len(observed))
     public = observed[0].public
-    copies = None
-    if public is not None:
-        rates = under(mse(nearest_public(images, public.images), images))
-        copies = {limit: rate.successes for limit, rate in rates.items()}
+    copies = None if public is None else counts(under(mse(nearest_public(images, public.images), images)))
     return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies)
 
 

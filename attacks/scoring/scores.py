@@ -89,6 +89,11 @@ def under(errors: Tensor) -> dict[float, Rate]:
     return {limit: wilson(int((errors < limit).sum()), len(errors)) for limit in THRESHOLDS}
 
 
+def counts(rates: Mapping[Threshold, Rate]) -> dict[Threshold, int]:
+    """Threshold -> number of images."""
+    return {limit: rate.successes for limit, rate in rates.items()}
+
+
 def beyond(recovered: Mapping[Threshold, int], copies: Mapping[Threshold, int]) -> Threshold | None:
     """The loosest threshold at which more images were recovered than copies of the nearest public image would count for.
 
