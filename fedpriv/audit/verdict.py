@@ -71,10 +71,22 @@ def beyond_copies(attack: Found) -> tuple[Found, str] | None:
     """
     found = []
     for one in _made(attack):
-        limit = beyond(_counts(one["success"]), copies_of(attack, one))
+        limit = beyond(_counts(one["success"]), _copies_of(attack, one))
         if limit is not None:
             found.append((one, limit))
     return max(found, key=lambda pair: (float(pair[1]), pair[0]["success"][pair[1]]["successes"]), default=None)
+
+
+def beside_copies(attack: Found, best: Found) -> tuple[int, tuple[Found, str] | None]:
+    """What stands beside the images that :func:`counted` gives of an attempt.
+
+    Returns:
+        how many of them copies of the nearest public image would count for; and, where these are as many as were recovered, what
+        :func:`beyond_copies` found at a stricter threshold.
+    """
+    hit = counted(best)
+    copies = _copies_of(attack, best)[hit["limit"]]
+    return copies, beyond_copies(attack) if hit["successes"] <= copies else None
 
 
 def _counts(success: Mapping[str, Found]) -> dict[str, int]:
@@ -82,7 +94,7 @@ def _counts(success: Mapping[str, Found]) -> dict[str, int]:
     return {limit: success[limit]["successes"] for limit in sorted(success, key=float, reverse=True)}
 
 
-def copies_of(attack: Found, attempt: Found) -> Mapping[str, int]:
+def _copies_of(attack: Found, attempt: Found) -> Mapping[str, int]:
     """Threshold -> how many images copies of the nearest public image would count for; none where there are no public images."""
     if "copies" in attempt:
         return _own_copies(attempt)
@@ -107,24 +119,23 @@ def _message(attack: Found) -> str:
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
             f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
         )
-    span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}{_compared(attack, best, hit)}"
+    span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}{_compared(attack, best)}"
     return (
         f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
         f"(MSE < {hit['limit']}; {span})."
     )
 
 
-def _compared(attack: Found, best: Found, hit: Found) -> str:
+def _compared(attack: Found, best: Found) -> str:
     """What copies of the nearest public image would count for, and where that is as much, what they would not count for."""
     if "copies" not in best and "nearest public" not in attack["baselines"]:
         return ""
-    copies = copies_of(attack, best)[hit["limit"]]
+    copies, closer = beside_copies(attack, best)
     text = f"; copies of the nearest public image would count for {copies} of them"
-    closer = beyond_copies(attack)
-    if hit["successes"] > copies or closer is None:
+    if closer is None:
         return text
     attempt, limit = closer
-    count, fewer = attempt["success"][limit]["successes"], copies_of(attack, attempt)[limit]
+    count, fewer = attempt["success"][limit]["successes"], _copies_of(attack, attempt)[limit]
     return f"{text}; {count} by {attempt['attacker']} with MSE < {limit}, where copies would count for {fewer or 'none'}"
 
 
@@ -138,7 +149,7 @@ def _easiest(attack: Found) -> str:
     if hit["successes"]:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
         if "copies" in best:
-            span += _compared(attack, best, hit)
+            span += _compared(attack, best)
         return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})."
     none = [(one["attacker"], counted(one)) for one in _made(attack) if one["is_evidence"]]
     results = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.audit.membership.verdict import NO_RULE, best_attack
 from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import best_attempt, beyond_copies, copies_of, counted
+from fedpriv.audit.verdict import beside_copies, best_attempt, counted
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
 from fedpriv.tracking.folder import audit_of
@@ -73,15 +73,14 @@ def _target(one: Found) -> dict[str, Any]:
         "samples": hit["n"] if hit else samples,  # an attack may have been tried on some of them
         "recovered": hit and hit["successes"],
         "attack": best and best["attacker"],
-        **(_beside_copies(one, best, hit) if "images" in one and best and hit and hit["successes"] else {}),
+        **(_beside(one, best) if "images" in one and best and hit and hit["successes"] else {}),
     }
 
 
-def _beside_copies(attack: Found, best: Found, hit: Found) -> dict[str, Any]:
+def _beside(attack: Found, best: Found) -> dict[str, Any]:
     """For how many of the images copies of public ones would count, and which were recovered more closely than any copy."""
-    copies = copies_of(attack, best)[hit["limit"]]
-    closer = beyond_copies(attack)
-    if closer is None or hit["successes"] > copies:
+    copies, closer = beside_copies(attack, best)
+    if closer is None:
         return {"copies": copies}
     attempt, limit = closer
     return {"copies": copies, "closer": {"recovered": attempt["success"][limit]["successes"], "limit": float(limit)}}
