@@ -253,6 +253,11 @@ class EvalConfig(_Section):
         description="after the last round, test each client once more, on a copy whose projector and head were trained for so "
         "many epochs on the present encoder: what their age costs (`accuracy_fresh_head`)",
     )
+    before_merge: bool = Field(
+        False,
+        description="also test the models that clients send, before they are merged: each on its client's own test data "
+        "(`accuracy_before_merge`) and on the server's test set (`global_accuracy_before_merge`); simulations only",
+    )
     split: Literal["test", "validation"] = Field(
         "test", description="which local split is scored; choose options on `validation`"
     )

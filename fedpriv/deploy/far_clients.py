@@ -15,6 +15,7 @@ from fedpriv.evaluation.protocols import client_summary
 from fedpriv.methods.base import ServerState
 from fedpriv.server.clients import Clients, Instruction
 from fedpriv.wire import ByteMeter, Payload, Sealed, seal
+from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
 
@@ -178,7 +179,7 @@ class FarScorer:
     meter: ByteMeter = field(default_factory=ByteMeter)
 
     def score(
-        self, server: ServerState, last: Mapping[int, int], round: int
+        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
     ) -> tuple[dict[str, float], list[float | None] | None]:
         """Metrics of the pass, with the bytes of its messages, and each client's accuracy (``None``: no test samples, or no
         answer); no list: the method learns without labels."""

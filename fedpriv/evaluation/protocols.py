@@ -124,6 +124,9 @@ PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     "global_test_f1": lambda records, last: _mean(records, last, "global_f1_macro"),
     # after `eval.fresh_head` more epochs of each client's head; the last round alone is tested so
     "fresh_head": lambda records, last: _mean(records, 1, "accuracy_fresh_head"),
+    # of the models that clients send, as the clients trained them (`eval.before_merge`)
+    "before_merge": lambda records, last: _mean(records, last, "accuracy_before_merge"),
+    "global_before_merge": lambda records, last: _mean(records, last, "global_accuracy_before_merge"),
     # fairness across clients, of each client's accuracy averaged over the rounds
     "worst_tenth": lambda records, last: worst_tenth(mean_per_client(records, last)),
     "best_client": lambda records, last: best(mean_per_client(records, last)),

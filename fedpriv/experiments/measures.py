@@ -35,6 +35,8 @@ class MethodRow:
     worst_tenth: float | None
     global_accuracy: float | None
     fresh_head: float | None
+    before_merge: float | None
+    global_before_merge: float | None
     rounds: int
     averaged_rounds: int
     bytes_up: float
@@ -155,6 +157,8 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         worst_tenth=_mean([metric(run, "worst_tenth") for run in runs if accuracy]),
         global_accuracy=_mean([metric(run, "global_accuracy") for run in runs if accuracy]),
         fresh_head=_mean([metric(run, "fresh_head") for run in runs if accuracy]),
+        before_merge=_mean([metric(run, "before_merge") for run in runs if accuracy]),
+        global_before_merge=_mean([metric(run, "global_before_merge") for run in runs if accuracy]),
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
         bytes_up=total("bytes_up"),

@@ -14,6 +14,7 @@ from typing import Protocol
 from fedpriv.errors import FedprivError
 from fedpriv.methods.base import ServerState
 from fedpriv.wire import Sealed
+from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Answer
 
 
@@ -89,10 +90,11 @@ class Scorer(Protocol):
     """Scores a server's state."""
 
     def score(
-        self, server: ServerState, last: Mapping[int, int], round: int
+        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
     ) -> tuple[Mapping[str, float], list[float | None] | None]:
         """Metrics of the pass, and each client's accuracy in [0, 1] (``None``: no test data); no list: clients are not tested.
 
         Args:
             last: as in :class:`Instruction`.
+            uploads: those that were merged into this state.
         """

@@ -201,7 +201,7 @@ class Server:
         accuracies = None
         if self._is_scored(round):
             with profile("evaluation"):
-                scores, accuracies = self.scorer.score(self.server, self.progress.clients, round)
+                scores, accuracies = self.scorer.score(self.server, self.progress.clients, round, uploads)
                 metrics |= scores
         facts: dict[str, Any] = {
             how: [{"client": client, "reason": reason} for client, reason in sorted(left_out.items())]

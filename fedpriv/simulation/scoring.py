@@ -22,6 +22,7 @@ from fedpriv.samples import Modality, without
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
+from fedpriv.wire.coding import Upload
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """What is left of pairs without their texts, and without their images."""
@@ -51,7 +52,7 @@ class AllClientsScorer:
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
 
     def score(
-        self, server: ServerState, last: Mapping[int, int], round: int
+        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
     ) -> tuple[dict[str, float], list[float | None] | None]:
         """Metrics of the pass, and each client's accuracy (``None``: no test data); no list: the method learns without labels.
 
@@ -59,6 +60,7 @@ class AllClientsScorer:
         holds no complete model, has none, nor has a run whose clients are scored on validation data. Of pairs, two more say how
         good it is on the images, and on the texts, of that test set alone. A client is tested on what it has of its samples.
         ``accuracy_fresh_head``, in the last round, is the mean accuracy after ``eval.fresh_head`` more epochs of each head.
+        With ``eval.before_merge``, two are means over the ``uploads``, which are tested as the server reads them.
         """
         if not self.method.objective.labels:
             return self._probe(server), None
@@ -77,19 +79,16 @@ class AllClientsScorer:
                 metrics["global_accuracy"] = float(hits[None].double().mean())
                 metrics |= global_summary(self._confusion)
                 for missing, name in ALONE.items() if self.data.are_pairs else ():
-                    scores, _ = self._global("server", missing)
-                    hits[missing] = scores.argmax(1) == labels
+                    hits[missing] = self._correct("server", missing)
                     metrics[f"global_accuracy_{name}"] = float(hits[missing].double().mean())
                 for name, row in self.method.aggregation.tested_too(server.row, server.memory).items():
                     self.resident.row.copy_(row)
-                    scores, _ = self._global("server")
-                    metrics[f"global_accuracy_{name}"] = float((scores.argmax(1) == labels).double().mean())
+                    metrics[f"global_accuracy_{name}"] = float(self._correct("server").double().mean())
                     self.resident.row.copy_(server.row)  # which is tested further below
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
                 hits = {}
             for lacking in self._lacking - hits.keys() if alike else ():
-                scores, labels = self._global(self.split, lacking)
-                hits[lacking] = scores.argmax(1) == labels
+                hits[lacking] = self._correct(self.split, lacking)
         if hits and alike:
             accuracies = [self._share_of(hits[self.data.lacking(client)], client) for client in range(len(self.sizes))]
         else:
@@ -98,6 +97,8 @@ class AllClientsScorer:
         if config.eval.fresh_head and round == config.train.rounds:
             fresh = phase(*AFTER_ENCODER, epochs=config.eval.fresh_head)
             metrics["accuracy_fresh_head"] = mean(self._each(server, last, round, [fresh])) or 0.0
+        if config.eval.before_merge and uploads:
+            metrics |= self._before_merge(server, uploads)
         return {**client_summary(accuracies, self.sizes), **metrics, **self._probe(server)}, accuracies
 
     def confusion(self, server: ServerState) -> NDArray[np.int64]:
@@ -131,6 +132,33 @@ class AllClientsScorer:
                 self._stack = Stack(form, self.resident.space, size, self.resident.row)
             found = tests.together(tested, self._stack)
         return [found.get(client) for client in range(len(self.sizes))]
+
+    def _before_merge(self, server: ServerState, uploads: Sequence[Upload]) -> dict[str, float]:
+        """Mean accuracies of the models that were sent; what one leaves out (a masked layer) is the server's."""
+        spans = {entry.name: slice(entry.start, entry.stop) for entry in self.resident.space.entries}
+        own: list[float | None] = []
+        whole: list[float | None] = []
+        for upload in uploads:
+            client = upload.sealed.client
+            assert client is not None
+            row, lacking = server.row.cpu().clone(), self.data.lacking(client)
+            upload.copy_into(row, spans)
+            self.resident.row.copy_(row)
+            correct = None
+            if self.split == "test":
+                correct = self._correct("server")
+                whole.append(float(correct.double().mean()))
+            if correct is None or lacking or not self.data.clients_share_the_server_test_set:
+                correct = self._correct(self.split, lacking)
+            own.append(self._share_of(correct, client))
+        self.resident.row.copy_(server.row)
+        found = {"accuracy_before_merge": mean(own), "global_accuracy_before_merge": mean(whole)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _correct(self, pool: Whole, lacking: Modality | None = None) -> Tensor:
+        """Which samples ``(N,)`` of a pool the present row gets right, of what is left of them."""
+        scores, labels = self._global(pool, lacking)
+        return scores.argmax(1) == labels
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the present row on (what is left of) all samples of a pool, and their labels ``(N,)``."""

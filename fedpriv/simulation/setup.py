@@ -112,12 +112,27 @@ def build(config: RunConfig) -> Federation:
     resident = Resident(net, agreement.space, loaded.device)
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
+    if config.eval.before_merge:
+        _check_before_merge(config, agreement.method)
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
     choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
     return Federation(agreement, prepared, dataset, data, resident, augment, choice)
+
+
+def _check_before_merge(config: RunConfig, method: Method) -> None:
+    """Check that the server reads whole models, one by one, that can be scored."""
+    why = None
+    if not method.objective.labels:
+        why = f"objective {method.objective.name} learns without labels"
+    elif not method.has_global_model:
+        why = f"method {method.name} leaves {method.private_names[0]} with the clients, so that no upload is a whole model"
+    elif config.wire.secure_aggregation:
+        why = "the server reads no single upload under wire.secure_aggregation"
+    if why is not None:
+        raise UsageError(f"eval.before_merge tests the models that clients send; {why}")
 
 
 def load(config: RunConfig, deal: Deal | None = None) -> Loaded:

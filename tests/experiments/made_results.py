@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -52,7 +53,7 @@ def write_result(
     round_bytes: int = 1000,
     round_zero: int = 0,
     worst_tenth: float = 0.0,
-    fresh_head: float | None = None,
+    protocols: Mapping[str, float] = MappingProxyType({}),
     partition: str = "p",
 ) -> Path:
     """The result of a run evaluated at ``points`` (round -> accuracy); its summary is the mean over the last two."""
@@ -89,7 +90,7 @@ def write_result(
                 "last_rounds_client_mean": accuracy,
                 "worst_tenth": worst_tenth,
                 "global_test": None,
-                **({} if fresh_head is None else {"fresh_head": fresh_head}),
+                **protocols,
             },
         },
         curve={

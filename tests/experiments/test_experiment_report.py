@@ -18,6 +18,7 @@ from fedpriv.experiments.paired import reach
 
 RUNS = {name: {"method": {"name": name}} for name in ("fedavg", "fedavg-ft", "fedrep")}
 AVG = {5: 0.1, 10: 0.2, 19: 0.3, 20: 0.5}  # smoothed: 0.1, 0.2, 0.3, 0.4
+AT_END = {"fresh_head": 0.8, "before_merge": 0.7, "global_before_merge": 0.2}
 REP = {5: 0.3, 10: 0.5, 19: 0.6, 20: 0.8}
 
 
@@ -35,7 +36,7 @@ def yaml_file(tmp_path: Path) -> Path:
     write_result(path, "fedavg", 1, {number: value - 0.1 for number, value in AVG.items()}, worst_tenth=0.3)
     for seed in (0, 1):
         write_result(path, "fedavg-ft", seed, {**AVG, 20: 0.9})
-    write_result(path, "fedrep", 0, REP, round_bytes=800, round_zero=1600, fresh_head=0.8)
+    write_result(path, "fedrep", 0, REP, round_bytes=800, round_zero=1600, protocols=AT_END)
     write_result(path, "fedrep", 1, {number: value - 0.1 for number, value in REP.items()}, round_bytes=800, round_zero=1600)
     return path
 
@@ -47,7 +48,8 @@ def test_methods(yaml_file: Path) -> None:
     assert rows["fedavg"].sd == pytest.approx(0.1 / 2**0.5)
     assert rows["fedavg"].worst_tenth == pytest.approx(0.2)
     assert rows["fedavg"].global_accuracy is None
-    assert (rows["fedavg"].fresh_head, rows["fedrep"].fresh_head) == (None, 0.8)
+    for name, value in AT_END.items():
+        assert (getattr(rows["fedavg"], name), getattr(rows["fedrep"], name)) == (None, value)
     assert rows["fedavg-ft"].mean == pytest.approx(0.9)  # its last round alone
     assert (rows["fedrep"].bytes_up, rows["fedrep"].bytes_down, rows["fedrep"].bytes_per_round) == (8000, 9600, 800)
 
@@ -90,9 +92,9 @@ def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = report(Path("paper"))
     assert said["report"] == "paper/REPORT.md"
     text = Path("paper/REPORT.md").read_text()
-    assert "| fedavg | 35.00 | 7.07 | 40.00, 30.00 | 20.00 | – | – | 0, 1 |" in text
-    assert "| 80.00 | – | 0, 1 |" in text, "the heads of fedrep were trained further on one seed"
-    assert "| fedavg-ft ¹ | **90.00** | 0.00 | 90.00, 90.00 | 0.00 | – | – | 0, 1 |" in text
+    assert "| fedavg | 35.00 | 7.07 | 40.00, 30.00 | 20.00 | – | – | – | – | 0, 1 |" in text
+    assert "| 80.00 | – | 70.00 | 20.00 | 0, 1 |" in text, "fedrep's heads and its models were tested in all ways on one seed"
+    assert "| fedavg-ft ¹ | **90.00** | 0.00 | 90.00, 90.00 | 0.00 | – | – | – | – | 0, 1 |" in text
     assert "| fedrep | 20 | 8.0 kB | 9.6 kB | 1.6 kB | 800 bytes | 200 bytes | 10 |" in text
     assert "| fedrep | 10, 10 | 2.00× | 50.0 % | 9.6 kB | 52.0 % |" in text
     # fedrep 0.7 and 0.6, fedavg-ft 0.9 and 0.9

@@ -29,7 +29,9 @@ _WHAT = {
     "accuracy": "",
     "worst_tenth": " in the worst tenth",
     "fresh_head": " with fresh heads",
+    "before_merge": " (models sent, own test data)",
     "global_accuracy": " (global model)",
+    "global_before_merge": " (models sent, server's test set)",
     "early_accuracy": " in the first quarter of the rounds",
     "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
     "upload_bytes": ", one upload",
@@ -70,6 +72,7 @@ def accuracy(comparison: Comparison) -> list[str]:
         return []
     best, last = max(row.mean or 0.0 for row in rows), max(row.averaged_rounds for row in rows)
     fresh = any(row.fresh_head is not None for row in rows)
+    before = any(row.before_merge is not None for row in rows)
     cells = [
         (
             row.label + (" ¹" if row.averaged_rounds < last else ""),
@@ -79,6 +82,7 @@ def accuracy(comparison: Comparison) -> list[str]:
             _percent(row.worst_tenth),
             *([_percent(row.fresh_head)] if fresh else []),
             _percent(row.global_accuracy),
+            *([_percent(row.before_merge), _percent(row.global_before_merge)] if before else []),
             _by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
         )
         for row in rows
@@ -91,8 +95,17 @@ def accuracy(comparison: Comparison) -> list[str]:
         texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
     if fresh:
         texts.append("Fresh heads: after the last round, with each client's head trained further on the present encoder.")
+    if before:
+        texts.append(
+            "Models sent: those of a round's clients, before they are merged, each on its client's own test data and on the "
+            "server's test set; means over the clients and the same rounds."
+        )
     columns = ["method", "accuracy", "sd over seeds", "each seed", "worst tenth", *(["fresh heads"] if fresh else [])]
-    head = " | ".join([*columns, "global model, server's test set", "clients never trained"])
+    columns += [
+        "global model, server's test set",
+        *(["models sent, own test data", "models sent, server's test set"] if before else []),
+    ]
+    head = " | ".join([*columns, "clients never trained"])
     return ["### Accuracy", table(head, cells), *texts]
 
 
