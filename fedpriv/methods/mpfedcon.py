@@ -59,6 +59,10 @@ class MpFedcon(FedRep):
 
     def __init__(self, params: MpFedconParams, context: Context, *halves: Any) -> None:
         super().__init__(params, context, *halves)
+        if context.config.model.head_on != "projection":
+            raise UsageError(
+                "model.head_on: mpfedcon's head classifies the projections, whose class means are its centres; leave it out"
+            )
         if params.negative == "R2":
             self.kept_names = context.space.names
 

@@ -1,14 +1,17 @@
-"""The structure of every net, encoder -> projector -> predictor -> head, so that each tensor belongs to a named role."""
+"""The structure of every net: encoder -> projector -> head, and a predictor beside it. Each tensor belongs to a named role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
 from fedpriv.samples import Inputs
 
+HeadOn = Literal["projection", "features"]
+"""What the head classifies: z or h of :class:`Outputs`."""
 ROLES = ("encoder", "projector", "predictor", "head")
 AFTER_ENCODER = ROLES[1:]
 
@@ -24,7 +27,7 @@ class Outputs:
     prediction: Tensor | None
     """(B, k): the predictor's output on z; None when there is no predictor."""
     logits: Tensor
-    """(B, C): the head's output on z."""
+    """(B, C): the head's output, on z or on h."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Outputs:
         """The outputs, each of them changed."""
@@ -54,7 +57,8 @@ class Net(nn.Module):
         encoder: maps (B, *input_shape) to (B, feature_dim).
         projector: maps (B, feature_dim) to (B, projection_dim); ``nn.Identity()`` when absent.
         predictor: maps (B, projection_dim) to itself, or None.
-        head: maps (B, projection_dim) to (B, classes).
+        head: maps (B, projection_dim), or (B, feature_dim), to (B, classes).
+        head_on: which of the two.
 
     The forward pass has no data-dependent control flow, so ``torch.func`` can differentiate and batch it.
     """
@@ -75,6 +79,7 @@ class Net(nn.Module):
         feature_dim: int,
         projection_dim: int,
         classes: int,
+        head_on: HeadOn = "projection",
     ) -> None:
         super().__init__()
         for role, module in zip(ROLES, (encoder, projector, predictor, head), strict=True):
@@ -83,6 +88,12 @@ class Net(nn.Module):
         self.feature_dim = feature_dim
         self.projection_dim = projection_dim
         self.classes = classes
+        self.head_on: HeadOn = head_on
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The roles from the input to the logits, in order."""
+        return ("encoder", "projector", "head") if self.head_on == "projection" else ("encoder", "head")
 
     def encode(self, x: Inputs) -> Tensor:
         """B samples, such as images (B, *input_shape), -> features (B, d)."""
@@ -93,7 +104,7 @@ class Net(nn.Module):
         """Features (B, d) -> all outputs; used with features that are computed once while the encoder is frozen."""
         z = self.projector(h)
         prediction = None if self.predictor is None else self.predictor(z)
-        return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z))
+        return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z if "projector" in self.path else h))
 
     def forward(self, x: Inputs) -> Outputs:
         """B samples -> all outputs."""

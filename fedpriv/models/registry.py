@@ -11,7 +11,7 @@ from typing import Literal
 from torch import nn
 
 from fedpriv.errors import UsageError
-from fedpriv.models.net import Net
+from fedpriv.models.net import HeadOn, Net
 from fedpriv.outside.names import shape_text
 from fedpriv.registry import Registry, instance_of
 
@@ -92,6 +92,7 @@ def build_model(
     projection: int | None = 128,
     predictor: bool | int = False,
     projector: Projector = "two_layers",
+    head_on: HeadOn = "projection",
 ) -> Net:
     """Build a net with fresh parameters, drawn from torch's *global* generator (seed it under ``torch.random.fork_rng``).
 
@@ -99,8 +100,8 @@ def build_model(
         name: one of :func:`model_names`.
         input_shape: shape of one sample, (C, H, W) for images.
         classes: number C of classes over all clients; every client's head has C rows.
-        projection: width k of the projector's output; None: no projector. The head is Linear(k, C), or Linear(d, C) without a
-            projector, with no activation before it.
+        projection: width k of the projector's output; None: no projector. The head is Linear(k, C), or Linear(d, C) on the
+            features or without a projector, with no activation before it.
         predictor: a number of hidden units adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the
             head, as in BYOL and SimSiam; True: k hidden units.
         projector: ``two_layers``: Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); ``linear``: Linear(d, k) (L-DAWA's code);
@@ -115,7 +116,7 @@ def build_model(
     input_shape = tuple(input_shape)
     if not spec.fits(input_shape):
         raise UsageError(_misfit(spec, input_shape))
-    net = assemble(*spec.build(input_shape), input_shape, classes, projection, predictor, projector)
+    net = assemble(*spec.build(input_shape), input_shape, classes, projection, predictor, projector, head_on)
     if spec.initialise is not None:
         spec.initialise(net)
     return net
@@ -129,6 +130,7 @@ def assemble(
     projection: int | None = 128,
     predictor: bool | int = False,
     projector: Projector = "two_layers",
+    head_on: HeadOn = "projection",
 ) -> Net:
     """A net with this encoder, whose features are ``(B, d)``; the other arguments as for :func:`build_model`."""
     hidden = None if predictor is False else int(predictor)
@@ -140,11 +142,12 @@ def assemble(
         encoder,
         nn.Identity() if projection is None else _projector(projector, d, k),
         predictor_on(k, predictor),
-        nn.Linear(k, classes),
+        nn.Linear(k if head_on == "projection" else d, classes),
         input_shape=input_shape,
         feature_dim=d,
         projection_dim=k,
         classes=classes,
+        head_on=head_on,
     )
 
 

@@ -132,6 +132,15 @@ def test_a_net_is_cut_where_sharing_ends(model: str, shape: tuple[int, ...], sen
     assert {victim.names[name] for name, _ in net.named_parameters()} == {name for name, _ in victim.net.named_parameters()}
 
 
+def test_a_projector_beside_the_head_is_not_on_the_path_to_the_logits() -> None:
+    net = build_model("mlp2", (1, 8, 8), 10, head_on="features").eval()
+    victim = cut(net, net.state_dict())
+    assert not any("projector" in name for name in victim.names)
+    victim.net.load_state_dict({victim.names[name]: tensor for name, tensor in net.state_dict().items() if name in victim.names})
+    images = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(victim.net.eval()(images), net(images).logits, rtol=0, atol=0)
+
+
 def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
     """Enough single images for a verdict, each with the right truth: this client's first, then the others'."""
     play(tmp_path / "run", "fedavg", **{"train.rounds": 1, "data.limit": 40})

@@ -81,6 +81,8 @@ VALUES = [
     case("--set method.negative=R9", "negative", "'R1', 'R2', 'R3' or 'none'"),
     case("--set train.momentum=1", "train.momentum", "less than 1"),
     case("--set model.projection=0", "model.projection"),
+    case("--set model.head_on=features --set model.projection=none", "head_on features: without a projector"),
+    case("--set model.head_on=features", "model.head_on: mpfedcon's head classifies the projections"),
     case("--set train.on_nan=ignore", "train.on_nan", "'stop' or 'drop'"),
     case("--set train.rounds=abc", "train.rounds", "'abc'", "integer"),
     case("--set train.rounds=2.5", "train.rounds", "integer"),

@@ -49,6 +49,11 @@ TEXTS = [
     case("--encoder tiny --tune all", "model.tune = 'all'", "'full', 'lora' or 'head'"),
     case("--encoder tiny --set model.pooling=max", "model.pooling = 'max'", "'mean', 'cls' or 'pooler'"),
     case("--encoder tiny --set data.augment=crop_flip", "data.augment crop_flip is for images", "holds texts"),
+    case(
+        "--encoder tiny --set model.head_on=features --set model.projection=8",
+        "model.head_on features is for images",
+        "holds texts",
+    ),
     case("--encoder tiny --objective simclr", "objective simclr needs two views of an image", "holds texts"),
     case("--encoder tiny --set eval.probe=linear", "eval.probe is for encoders of images", "holds texts"),
     case("--encoder tiny --set data.image_only=0.5", "data.image_only is for image-text pairs", "holds texts alone"),

@@ -53,7 +53,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
     def get(**options: Any) -> Simulation:
         key = str(options)
         if key not in made:
-            given = {**SHORT, **MU, **{f"method.{name}": value for name, value in options.items()}}
+            given = {**SHORT, **MU, **{name if "." in name else f"method.{name}": value for name, value in options.items()}}
             made[key] = simulated(tmp_path_factory.mktemp("played"), "fedsiam-da", **given)
         return made[key]
 
@@ -90,6 +90,9 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
         pytest.param({"loss_grouping": "eq11", "mu": 0.4}, {"pull": 0.5, "push": 0.4}, marks=pytest.mark.slow),
         pytest.param({"loss_grouping": "eq5"}, {"pull": 0.45, "push": 0.45}, marks=pytest.mark.slow),
         pytest.param({"pull": False}, {"pull": 0.0, "push": 0.9}, marks=pytest.mark.slow),
+        pytest.param(
+            {"model.head_on": "features"}, {"pull": 0.45, "push": 0.9, "head_on_features": True}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items()) or "default",
 )
@@ -125,11 +128,12 @@ def test_every_option_matters(played: Simulate) -> None:
         {"loss_grouping": "eq5"},
         {"pull": False},
         {"push": False, "pull": False},
+        {"model.head_on": "features"},
     ]
     rows = [played(**options).server.row for options in variants]
     for i, row in enumerate(rows):
         for j in range(i):
-            assert float((row - rows[j]).abs().max()) > 1e-5, (variants[i], variants[j])
+            assert row.shape != rows[j].shape or float((row - rows[j]).abs().max()) > 1e-5, (variants[i], variants[j])
 
 
 # --- identities ----------------------------------------------------------------------------------------------------------

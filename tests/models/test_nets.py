@@ -10,6 +10,8 @@ from torch.func import functional_call, grad, vmap
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
 from fedpriv.models.narrow_resnet import resnet9_narrow
+from fedpriv.models.stacked import StackedNet, VmappedNet
+from fedpriv.models.stacked_layers import ForwardContext, to_stack
 from tests.marks import slow_but
 
 BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}
@@ -116,6 +118,25 @@ def test_the_head_sits_on_z_without_activation() -> None:
     out = net(torch.rand(2, 3, 32, 32))
     assert (out.projection < 0).any()
     assert torch.equal(out.logits, nn.functional.linear(out.projection, net.head.weight, net.head.bias))
+
+
+@pytest.mark.parametrize("form", ["net", "stacked", "vmapped"])
+def test_the_head_may_sit_on_the_features_beside_a_projector(form: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = build_model("mlp2", (1, 8, 8), 10, 16, 8, head_on="features").eval()
+    assert net.path == ("encoder", "head") and net.head.in_features == net.feature_dim
+    x = torch.rand(2, 3, 1, 8, 8)  # two clients' batches, who hold the same net
+    if form == "net":
+        h, z, logits = (torch.stack([getattr(net(own), name) for own in x]) for name in ("features", "projection", "logits"))
+    else:
+        together = StackedNet(net) if form == "stacked" else VmappedNet(net)
+        tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in net.state_dict().items()}
+        ctx = ForwardContext(2, tensors, frozenset(), lambda like, share: torch.ones_like(like).expand(2, *like.shape))
+        out = together.from_features(ctx, together.encode(ctx, to_stack(list(x), 3)))
+        h, z, logits = out.features, out.projection, out.logits
+    assert torch.allclose(logits, nn.functional.linear(h, net.head.weight, net.head.bias), atol=1e-5)
+    assert torch.allclose(z, net.projector(h), atol=1e-5)
 
 
 def test_without_projector_and_predictor() -> None:

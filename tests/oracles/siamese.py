@@ -30,6 +30,7 @@ class Setting:
     simultaneous: bool = False
     frozen_anchor: bool = False
     persistent: bool = False
+    head_on_features: bool = False
 
 
 class Sgd:
@@ -77,7 +78,7 @@ def client_update(
                 continue
             z = z_of(local, x[index])
             p = local.predictor(z)  # type: ignore[operator]
-            logits = local.head(z)  # type: ignore[operator]
+            logits = local.head(local.encoder(x[index]) if s.head_on_features else z)  # type: ignore[operator]
             loss = -torch.log_softmax(logits, 1)[torch.arange(len(index)), y[index]].mean()
             if s.pull:
                 target = without_trace(anchor, x[index], training=True)

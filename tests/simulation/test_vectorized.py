@@ -203,6 +203,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"method.name": "mpfedcon", "method.negative": "R2"},
     {"method.name": "mpfedcon", "method.denominator": "all_centers"},
     {"method.name": "fedsiam-da", "train.min_batch": 2, "method.history": "step", "method.anchor": "frozen"},
+    {"method.name": "fedsiam-da", "train.min_batch": 2, "model.head_on": "features"},
     {"method.name": "fedavg", "train.optimizer": "adam", "train.lr": 0.001},
     {"method.name": "feddyn", "train.optimizer": "adamw", "train.warmup_steps": 2, "train.clip_grad_norm": 0.5},
     {"method.name": "fedprox", "train.accumulate": 3},

@@ -30,13 +30,13 @@ class Victim:
 def cut(net: Net, sent: Collection[str]) -> Victim:
     """Split the net so that ``top`` holds the hidden layers at its end; where the last layer is sent, ``top`` is that layer.
 
-    Sequential roles are split between their layers, other roles are not split. Hidden layers further in belong to ``body``. The
-    predictor, which is not on the path to the logits, belongs to neither.
+    Sequential roles are split between their layers, other roles are not split. Hidden layers further in belong to ``body``. What
+    is not on the path to the logits, as the predictor, belongs to neither.
 
     Args:
         sent: names of the tensors that were sent.
     """
-    steps = [step for role in ("encoder", "projector", "head") for step in _steps(role, getattr(net, role))]
+    steps = [step for role in net.path for step in _steps(role, getattr(net, role))]
     owned = [{f"{prefix}.{name}" for name, _ in module.named_parameters()} for prefix, module in steps]
     has_parameters = [i for i, names in enumerate(owned) if names]
     seen = [i for i in has_parameters if owned[i] & set(sent)]

@@ -37,6 +37,10 @@ def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
         raise UsageError(f"objective {objective.name} needs two views of an image, but {dataset.name} holds {what}")
     if config.eval.probe != "none":
         raise UsageError(f"eval.probe is for encoders of images, but {dataset.name} holds {what}")
+    if config.model.head_on != "projection":
+        raise UsageError(
+            f"model.head_on {config.model.head_on} is for images and rows of a table, and {dataset.name} holds texts"
+        )
     return (prepare_texts if dataset.images is None else prepare_pairs)(config, dataset, device)
 
 
@@ -54,6 +58,8 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     if is_own(model.name):
         if model.projection not in (None, type(model)().projection):
             raise UsageError(f"model.projection {model.projection}: model {model.name} is taken as it is; leave it out")
+        if model.head_on != "projection":
+            raise UsageError(f"model.head_on {model.head_on}: model {model.name} is taken as it is; leave it out")
         config = config.model_copy(update={"model": model.model_copy(update={"projection": None})})
         said = () if (remark := only_here(model.name)) is None else (remark,)
     elif model.roles is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedpriv.config import ModelConfig, RunConfig
 from fedpriv.data.pools import Pool
 from fedpriv.models.encoders import Encoder
-from fedpriv.models.net import Net
+from fedpriv.models.net import HeadOn, Net
 from fedpriv.models.registry import Projector
 
 
@@ -31,6 +31,6 @@ class Prepared:
     said: Sequence[str] = ()
 
 
-def upper(model: ModelConfig) -> tuple[int | None, bool | int, Projector]:
-    """Arguments of :func:`fedpriv.models.registry.assemble` on the layers above the encoder: projection, predictor, projector."""
-    return model.projection, model.predictor or False, model.projector
+def upper(model: ModelConfig) -> tuple[int | None, bool | int, Projector, HeadOn]:
+    """Arguments of :func:`fedpriv.models.registry.assemble` on the layers above the encoder, in their order."""
+    return model.projection, model.predictor or False, model.projector, model.head_on
