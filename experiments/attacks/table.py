@@ -10,7 +10,9 @@ again. The report is made from these results and from published.yaml.
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -319,8 +321,8 @@ def psnr_of(cell: dict[str, Any]) -> str:
     """Median, and the best, in dB; refused messages leave no image."""
     if not cell["mse"]:
         return "–"
-    values = -10 * torch.tensor(cell["mse"]).clamp(min=1e-10).log10()
-    return ", best ".join("over 100" if v > 99.9 else f"{v:.1f}" for v in (float(values.median()), float(values.max())))
+    values = [-10 * math.log10(max(mse, 1e-10)) for mse in cell["mse"]]
+    return ", best ".join("over 100" if v > 99.9 else f"{v:.1f}" for v in (statistics.median(values), max(values)))
 
 
 def share(cell: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,13 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
             results[label][seed], path = found
             others[f"{label}-s{seed}"] = f"{path.parent.name}/{path.stem}"
     for seed in experiment.seeds:
-        if len({of_label[seed].partition_hash for of_label in results.values() if seed in of_label}) > 1:
-            complaints.append(f"seed {seed}: the methods ran on different partitions, so their differences are not paired")
+        partitions = {label: of_label[seed].partition_hash for label, of_label in results.items() if seed in of_label}
+        usual = Counter(partitions.values()).most_common(1)
+        if apart := [label for label, partition in partitions.items() if partition != usual[0][0]]:
+            have = "has" if len(apart) == 1 else "have"
+            complaints.append(
+                f"seed {seed}: {', '.join(apart)} {have} another partition than the others; differences to those are not paired"
+            )
     return results, others, complaints
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
@@ -136,7 +137,7 @@ def _every(cells: Mapping[str, CellResult]) -> str:
         labels = result.labels()
         quality = ("–", "–", "–")
         if result.mse:
-            quality = (f"{result.median_mse:.2g}", f"{min(result.mse):.2g}", f"{sorted(result.ssim)[len(result.ssim) // 2]:.2f}")
+            quality = (f"{result.median_mse:.2g}", f"{min(result.mse):.2g}", f"{statistics.median(result.ssim):.2f}")
         options = ", ".join(f"{name} {value}" for name, value in spec.attacker.options.items())
         rows.append(
             (
@@ -153,7 +154,8 @@ def _every(cells: Mapping[str, CellResult]) -> str:
             )
         )
     recovered = " | ".join(f"< {limit:g}" for limit in THRESHOLDS)
-    head = f"cell | victim | defence | attacker | n | {recovered} | labels | median MSE | best | SSIM | SNR, dB | CPU s an image"
+    head = f"cell | victim | defence | attacker | n | {recovered} | labels | median MSE | best | median SSIM | SNR, dB"
+    head += " | CPU s an image"
     return table(head, rows)
 
 

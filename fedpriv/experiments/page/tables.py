@@ -18,8 +18,9 @@ from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
 rounds is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
-is known to within the distance of two evaluations. Ratios are means over the seeds at which both runs reach it. *Rounds saved* is
-the paper's traffic saving, as if a round cost every method the same; *bytes* are those counted, both ways, round 0 included."""
+is known to within the distance of two evaluations. Ratios are means over the seeds at which both runs reach it (geometric ones in
+the claims). *Rounds saved* is the paper's traffic saving, as if a round cost every method the same; *bytes* are those counted,
+both ways, round 0 included."""
 _COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
 benchmark: machines and their load varied."""
 _AGES = """Percent; in brackets the number of clients, of all seeds. After the last round, by the number of rounds since a
