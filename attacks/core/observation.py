@@ -171,6 +171,7 @@ class Observation:
         loss: what the client minimised, where that is not a cross-entropy on labels, with or without further terms.
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
         public: ``None`` unless the threat model gives them, or where there are none.
+        unlike: in what the message differs from those of every attack's controls, a clause each: then a failure is no evidence.
     """
 
     shared: Mapping[str, Tensor]
@@ -190,3 +191,4 @@ class Observation:
     loss: str | None = None
     altered: Altered = UNALTERED
     public: Public | None = None
+    unlike: tuple[str, ...] = ()

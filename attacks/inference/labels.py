@@ -8,6 +8,8 @@ With mean cross-entropy over n samples the bias gradient of that layer is ``mean
 
 from __future__ import annotations
 
+import math
+
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
@@ -32,10 +34,21 @@ def bias_label(observation: Observation) -> int:
     return int(_bias(observation).argmin())
 
 
-def surely_present(observation: Observation) -> Tensor:
-    """``(C,)``: classes whose bias gradient is negative. Each is certainly in the batch, since the bias gradient of an absent
-    class is a mean of probabilities. Others may be in it too, where the model is already confident."""
-    return _bias(observation) < 0
+def present_classes(observation: Observation) -> Tensor:
+    """``(C,)`` bool: classes whose bias gradient is negative.
+
+    Without noise each of them is certainly in the batch, since the bias gradient of an absent class is a mean of probabilities.
+    Others may be in it too, where the model is already confident. Under noise of known deviation s a class counts as present
+    where this is more likely than that noise made it so: absent classes lie around the median m of the positive ones, present
+    ones anywhere down to the lowest, a range of R, so that the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are, if
+    this is negative.
+    """
+    layer, bias = output_layer(as_gradient(observation)), _bias(observation)
+    if not layer.error or not bool((bias >= 0).any()):
+        return bias < 0
+    middle = float(bias[bias >= 0].median())
+    odds = (middle - float(bias.min())) / (layer.error * math.sqrt(2 * math.pi))
+    return bias < min(0.0, middle - layer.error * math.sqrt(2 * math.log(max(odds, 1.0))))
 
 
 def bias_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:

@@ -21,6 +21,7 @@ from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, beyond, counts, match_batches, mse, score, under, wilson
 
+NO_PROMISE = "no control shows that it can succeed"
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
 
@@ -51,6 +52,8 @@ class Attempt:
         controls: the controls that it passed, at its budget and with as many images per message.
         copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
             public images.
+        unlike: in what the messages differ from those of the controls (:attr:`Observation.unlike`).
+        cut: why it was not tried on the images after these.
     """
 
     attacker: Attacker
@@ -60,6 +63,8 @@ class Attempt:
     inapplicable: str | None = None
     controls: tuple[Control, ...] = ()
     copies: Mapping[float, int] | None = None
+    unlike: tuple[str, ...] = ()
+    cut: str | None = None
 
     @property
     def recovered(self) -> Rate | None:
@@ -74,8 +79,14 @@ class Attempt:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether a failure is evidence: the attack passed a positive control."""
-        return self.found is not None and any(control.name == "positive" and control.passed for control in self.controls)
+        """Whether a failure is evidence: the attack passed a positive control, on messages like these."""
+        passed = any(control.name == "positive" and control.passed for control in self.controls)
+        return self.found is not None and passed and not self.unlike
+
+    @property
+    def no_evidence(self) -> str | None:
+        """Why a failure is no evidence; ``None``: it is."""
+        return None if self.is_evidence else "; ".join(self.unlike) or NO_PROMISE
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
@@ -247,7 +258,7 @@ def attempt(
     made, guessed = _in_order(found, images, len(observed))
     public = observed[0].public
     copies = None if public is None else counts(under(mse(nearest_public(images, public.images), images)))
-    return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies)
+    return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies, unlike=observed[0].unlike)
 
 
 def _in_order(found: Reconstruction, images: Tensor, messages: int) -> tuple[Tensor, Tensor]:

@@ -114,6 +114,12 @@ def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     return Area(value, float(low), float(high))
 
 
+def can_tell(members: int, others: int, confidence: float = 0.95) -> bool:
+    """Whether the interval of an attack that separates so many members and others completely would lie above 0.5."""
+    scores = np.repeat([1.0, 0.0], [members, others])
+    return area(scores, scores > 0, confidence).low > 0.5
+
+
 def _point(scores: Array, members: Mask, rate: float) -> Point | None:
     outside = np.sort(scores[~members])[::-1]
     allowed = math.floor(rate * len(outside) + 1e-9)

@@ -15,7 +15,7 @@ from fedpriv.attacks.api.inversion import by_name, observed
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.inference.labels import batch_labels, surely_present, to_counts
+from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
@@ -152,7 +152,7 @@ def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str,
 def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
     how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
     try:
-        found = surely_present(seen).cpu()
+        found = present_classes(seen).cpu()
         counts = to_counts((torch.bincount(batch_labels(seen), minlength=classes) * found).double(), len(labels))
         how = RULE
     except Inapplicable as reason:

@@ -5,15 +5,16 @@ The first of these rules that holds gives the words:
 0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
 1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
    of the nearest public image would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or a sentence, word for word.
-2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and at least twice the share
-   of random words.
+2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
+   words (:func:`fedpriv.audit.text.verdict.naming_words`).
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
    once; or it finds more of them at a low false-positive rate than guessing would.
-4. *Single samples leak*: as 1, but from clients with one sample each, which the audit simulated.
+4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
    clients, for most of them and for more than guessing would find.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership, or the
+   audit's budget cut all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 
@@ -23,10 +24,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedpriv.audit.cuts import target_cut
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks
-from fedpriv.audit.text.verdict import best_reading, of_texts
+from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks, too_few
+from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
 from fedpriv.audit.verdict import best_attempt, beyond_copies, counted, finds_classes, of_images, of_labels, of_shadows
 
 Found = Mapping[str, Any]
@@ -43,7 +45,6 @@ WORDS = (
 )
 """Worst first."""
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
-PRECISE = 0.5
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
 
 
@@ -124,7 +125,7 @@ def _findings(run: Found) -> Iterator[Finding]:
         yield Finding(CONTRADICTED, by_canaries["sentences"][-1])
     for level, kind in ((SAMPLES, "message"), (SINGLES, "single image")):
         if level == SINGLES:
-            yield from _words(run)
+            yield from _words(run, "message", WORDS_OF_TEXTS)
             yield from _members(run)
         images = [one for one in run["attacks"] if one["kind"] == kind and beyond_copies(one)]
         if images:
@@ -134,7 +135,8 @@ def _findings(run: Found) -> Iterator[Finding]:
         for read in run.get("texts") or []:
             best = best_reading(read)
             if read["kind"] == wanted and best is not None and best["exact"] and best["exact"]["successes"]:
-                yield Finding(level, of_texts([read])[0])
+                yield Finding(level, of_reading(read, best))
+    yield from _words(run, "single text", SINGLES)
     yield from _classes(run)
 
 
@@ -156,12 +158,10 @@ def _mostly_exact(inferred: Sequence[Found]) -> bool:
     return 2 * sum(bool(one["exact"]) for one in telling) > len(telling)
 
 
-def _words(run: Found) -> Iterator[Finding]:
+def _words(run: Found, kind: str, level: int) -> Iterator[Finding]:
     for read in run.get("texts") or []:
-        best = best_reading(read)
-        by_chance = 2 * (read["baseline"]["precision"] or 0.0)
-        if read["kind"] == "message" and best is not None and (best["precision"] or 0.0) >= max(PRECISE, by_chance):
-            yield Finding(WORDS_OF_TEXTS, of_texts([read])[0])
+        if read["kind"] == kind and (named := naming_words(read)) is not None:
+            yield Finding(level, of_reading(read, named))
 
 
 def _members(run: Found) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _nothing(run: Found) -> Finding:
     missing = list(_missing(run))
     if missing:
         return Finding(
-            NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack that counts as evidence could be mounted."
+            NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
         )
     classes = run.get("label_shadow") or by_rule(run["labels"])
     tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if classes else [])]
@@ -183,13 +183,15 @@ def _nothing(run: Found) -> Finding:
 
 def _missing(run: Found) -> Iterator[str]:
     modalities = run.get("modalities", ["image"])
-    if "image" in modalities and all(best_attempt(one) is None for one in run["attacks"]):
+    images = [best_attempt(one) for one in run["attacks"]]
+    texts = [best_reading(one) for one in run.get("texts") or []]
+    if "image" in modalities and (not any(images) or target_cut(run, "images")):
         yield "images can be recovered"
-    if "text" in modalities and all(best_reading(one) is None for one in run.get("texts") or []):
+    if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
         yield "texts can be recovered"
     if not modalities:
         yield "rows of a table can be recovered"
-    if not run["membership"]:
+    if not run["membership"] or too_few(run["membership"]):
         yield "members can be identified"
 
 

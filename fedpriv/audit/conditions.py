@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.membership.verdict import best_attack, by_rule
-from fedpriv.audit.text.verdict import best_reading
+from fedpriv.audit.cuts import classes_cut, samples_cut
+from fedpriv.audit.membership.verdict import best_attack, by_rule, too_few
+from fedpriv.audit.text.verdict import best_reading, naming_words
 from fedpriv.audit.verdict import best_attempt, counted, finds_classes
 from fedpriv.errors import UsageError
 
@@ -33,13 +34,21 @@ def _recovered(run: Found) -> float | None:
     return max(made, default=None)
 
 
+def _words(run: Found) -> float | None:
+    reads = [read for read in run.get("texts") or [] if best_reading(read) is not None]
+    named = [one["recall"] or 0.0 for read in reads if (one := naming_words(read)) is not None]
+    return max(named, default=0.0) if reads else None
+
+
 def _membership(run: Found) -> float | None:
     best = best_attack(run["membership"])
     return None if best is None else float(best["auc"])
 
 
 def _epsilon(run: Found) -> float | None:
-    return run["epsilon"]["upper"] if run["epsilon"] else math.inf
+    if not run["epsilon"] or (_excess(run) or 0.0) > 0:  # a claim that is contradicted is none
+        return math.inf
+    return float(run["epsilon"]["upper"])
 
 
 def _measured(run: Found) -> float | None:
@@ -62,6 +71,7 @@ def _labels(run: Found) -> float | None:
 
 MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "recovered": _recovered,
+    "words": _words,
     "membership_auc": _membership,
     "epsilon": _epsilon,
     "epsilon_measured": _measured,
@@ -69,9 +79,20 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "labels": _labels,
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
-recovered; the area of the best membership attack; the accountant's epsilon, infinite without differential privacy; the largest
-lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest
-share of messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
+recovered; the largest share of the tokens of texts that an attack named, far better than chance; the area of the best membership
+attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the largest lower bound
+of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest share of
+messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
+_UNSETTLED: Mapping[str, tuple[Callable[[Found], bool], str]] = {
+    "recovered": (samples_cut, "attacks on samples were cut by the audit's budget"),
+    "words": (samples_cut, "attacks on texts were cut by the audit's budget"),
+    "membership_auc": (
+        lambda run: too_few(run["membership"]),
+        "with so few members and others not even a perfect attack would be distinguished from guessing",
+    ),
+    "labels": (classes_cut, "inference of classes was cut by the audit's budget"),
+}
+"""When a measure could be larger than what was found, and why: then a value below a bound is not known to be."""
 _WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")
 """Why a measure is not known, other than for want of an attack."""
 
@@ -93,15 +114,25 @@ class Condition:
 
     def holds(self, run: Found) -> bool:
         """Whether a run's findings meet it as a target: what is not known does not."""
+        if self.compare in ("<", "<=") and self._unsettled(run) is not None:
+            return False
         return (value := self.value(run)) is not None and _OPERATORS[self.compare](value, self.bound)
 
     def met(self, run: Found) -> str | None:
         """Why a run's findings meet it as an alarm, in a line; ``None``: they do not. What is not known counts as met."""
         value = self.value(run)
+        if value is not None and _OPERATORS[self.compare](value, self.bound):
+            return f"{self.measure} is {value:.3g} ({self})"
+        if self.compare in (">", ">=") and (unsettled := self._unsettled(run)) is not None:
+            return f"{self.measure} is not known, as {unsettled} ({self})"
         if value is None:
             why = _WHY.get(self.measure, "no attack could be mounted")
             return f"{self.measure} is not known, as {why} ({self})"
-        return f"{self.measure} is {value:.3g} ({self})" if _OPERATORS[self.compare](value, self.bound) else None
+        return None
+
+    def _unsettled(self, run: Found) -> str | None:
+        is_unsettled, why = _UNSETTLED.get(self.measure, (lambda run: False, ""))
+        return why if is_unsettled(run) else None
 
 
 def conditions(text: str, option: str = "--fail-if") -> list[Condition]:

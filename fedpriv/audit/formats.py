@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,19 @@ def plain(value: float | None, places: int = 2) -> str:
 def short(value: float | None) -> str:
     """Three significant digits."""
     return NOTHING if value is None else f"{value:.3g}"
+
+
+def bound(value: float | None) -> str:
+    """An upper bound, such as an epsilon, with three significant digits: rounded up, so that it is one as printed, too."""
+    if value is None or not math.isfinite(value) or value <= 0:
+        return short(value)
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
+
+
+def at_most(share: float) -> str:
+    """The upper end of an interval of shares in whole percent, rounded up: ``5%``."""
+    return f"{math.ceil(100 * share - 1e-9)}%"
 
 
 def paired(mapping: Mapping[str, Any], between: str = " ") -> list[str]:

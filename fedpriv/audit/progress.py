@@ -11,6 +11,8 @@ from fedpriv.audit.finished import Finished
 Say = Callable[[str], object]
 END = "end"
 """Name of the moment at which an audit ended."""
+_CUT = "cut: "
+"""What a reason begins with that is the end of the budget."""
 WARM = 5.0
 """Seconds after which an audit's pace is compared with that of the one before."""
 
@@ -71,7 +73,7 @@ class Progress:
         """Why no further step may begin; ``None``: one may."""
         if self._budget is None or self.so_far() < self._budget:
             return None
-        return f"cut: the audit's budget of {self._budget:g} s was spent"
+        return f"{_CUT}the audit's budget of {self._budget:g} s was spent"
 
     def _left(self, number: str, now: float) -> str:
         if number not in self._before or END not in self._before:
@@ -79,6 +81,11 @@ class Progress:
         then = self._before[number]
         pace = now / then if then > WARM else 1.0
         return f", about {(self._before[END] - then) * pace:.0f} s left"
+
+
+def was_cut(reason: str | None) -> bool:
+    """Whether a reason why something was not tried is that of :meth:`Progress.spent`."""
+    return (reason or "").startswith(_CUT)
 
 
 def spent(say: Say) -> str | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
-from fedpriv.audit.formats import message_of
+from fedpriv.audit.formats import at_most, bound, message_of
 from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
 from fedpriv.audit.text.verdict import of_texts
 
@@ -117,7 +118,7 @@ def _message(attack: Found) -> str:
     if hit["successes"] == 0:
         return (
             f"None of the {hit['n']} training images behind {where} was reconstructed by {_evidence(attack)} within their "
-            f"budgets (MSE < {LIMIT}; 95 % interval up to {hit['high']:.0%}; each recovered its control){_left_out(attack)}."
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(hit['high'])}; each recovered its control){_left_out(attack)}."
         )
     span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}{_compared(attack, best)}"
     return (
@@ -152,7 +153,7 @@ def _easiest(attack: Found) -> str:
             span += _compared(attack, best)
         return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})."
     none = [(one["attacker"], counted(one)) for one in _made(attack) if one["is_evidence"]]
-    results = ", ".join(f"0 of {rate['n']} by {name} (up to {rate['high']:.0%} is not excluded)" for name, rate in none)
+    results = ", ".join(f"0 of {rate['n']} by {name} (up to {at_most(rate['high'])} is not excluded)" for name, rate in none)
     return (
         f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
         f"95 % intervals, {looked.removeprefix('the interval is ')}{_left_out(attack)}."
@@ -186,14 +187,15 @@ def _left_out(attack: Found) -> str:
     others = ", ".join(one["attacker"] for one in _made(attack) if not one["is_evidence"])
     untried = ", ".join(one["attacker"] for one in attack["attempts"] if one.get("inapplicable"))
     failed = f"; the failure of {others} is no evidence" if others else ""
-    return _by_copies(attack) + failed + (f"; not tried: {untried}" if untried else "")
+    short = "".join(f"; {one['attacker']} was tried on no more images ({one['cut']})" for one in _made(attack) if one.get("cut"))
+    return _by_copies(attack) + failed + short + (f"; not tried: {untried}" if untried else "")
 
 
 def _reasons(attack: Found) -> str:
     """Why no attempt is evidence: each reason with its attackers."""
     why: dict[str, list[str]] = {}
     for one in attack["attempts"]:
-        reason = one.get("inapplicable") or "recovered none, and has no positive control"
+        reason = one.get("inapplicable") or f"recovered none, which is no evidence: {one.get('no_evidence') or NO_PROMISE}"
         why.setdefault(reason, []).append(one["attacker"])
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
 
@@ -245,5 +247,5 @@ def _epsilon(epsilon: Found | None) -> list[str]:
     if epsilon is None:
         return ["The run has no differential privacy: there is no guarantee, only the results of these attacks."]
     against = "a client" if epsilon["level"] == "client" else "a training sample"
-    upper = f"The accountant's epsilon for {against} is {epsilon['upper']:.3g} at delta {epsilon['delta']:g}, an upper bound."
+    upper = f"The accountant's epsilon for {against} is {bound(epsilon['upper'])} at delta {epsilon['delta']:g}, an upper bound."
     return [upper, *(epsilon.get("canaries") or {}).get("sentences", [])]

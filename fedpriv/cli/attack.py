@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
 
-NO_PROMISE = "no control shows that it can succeed"
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options for attacks on texts alone, and for single steps."""
 MASKS = "secagg-masks"
@@ -202,7 +201,7 @@ def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str
         if (why := made.inapplicable) is not None:
             lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
     for made in attempts:
-        if made.found is not None and (reason := beyond.get(made.attacker.name) or (None if made.is_evidence else NO_PROMISE)):
+        if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
             lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
     return lines
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedpriv.audit.formats import bound
 from fedpriv.cli.terminal import styled, terminal
 
 if TYPE_CHECKING:
@@ -194,13 +195,13 @@ class Reporter:
     def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
         if statement is None:
             return []
-        prv = f"{statement['epsilon_prv']:.3g} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
-        how = f"{statement['epsilon_rdp']:.3g} by RDP, {prv}; noise {statement['noise']:.3g}, clip {statement['clip']:g}"
-        replaced = f"{statement['epsilon_replace_one']:.3g} for replace-one neighbours"
+        prv = f"{bound(statement['epsilon_prv'])} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
+        how = f"{bound(statement['epsilon_rdp'])} by RDP, {prv}; noise {statement['noise']:.3g}, clip {statement['clip']:g}"
+        replaced = f"{bound(statement['epsilon_replace_one'])} for replace-one neighbours"
         return [
             (
                 f"{statement['level']}-level DP",
-                Bold("epsilon ", f"{statement['epsilon']:.3g}", f" at delta {statement['delta']:g} ({how})"),
+                Bold("epsilon ", bound(statement["epsilon"]), f" at delta {statement['delta']:g} ({how})"),
             ),
             ("  neighbours", f"{statement['adjacency']}; epsilon {replaced}"),
             ("  holds if", statement["holds_if"]),

@@ -225,7 +225,9 @@ def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 def _private(row: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a run's defences and leakage."""
-    epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+    from fedpriv.audit.formats import bound
+
+    epsilon = "-" if row["epsilon"] is None else bound(row["epsilon"])
     if row["answer"] is None:
         return row["defence"], epsilon, "not audited", ""
     recovered = "not known" if row["recovered"] is None else f"{row['recovered']:.1%}"

@@ -50,7 +50,7 @@ def rows(trades: Sequence[Found]) -> list[tuple[str, ...]]:
             formats.percent(one["accuracy"]) + (f" ({formats.span(*one['interval'])})" if one["interval"] else ""),
             _recovered(one),
             formats.plain(one["leakage"]["membership_auc"]),
-            formats.short(one["leakage"]["epsilon"]),
+            formats.bound(one["leakage"]["epsilon"]),
             formats.size(one["bytes"]),
             one["words"] + ("; at chance" if one["at_chance"] else ""),
             "yes" if one["unbeaten"] else "",

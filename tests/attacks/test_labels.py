@@ -20,7 +20,7 @@ from fedpriv.attacks.inference.labels import (
     embedding_counts,
     guessed_probability,
     idlg_label,
-    surely_present,
+    present_classes,
     to_counts,
 )
 from tests.attacks.client import change, gradient, mlp, observe, pictures
@@ -43,7 +43,22 @@ def noise(seed: int, n: int = 1) -> Observation:
 def test_the_label_of_one_sample_is_always_found(label: int) -> None:
     observation = message([label], seed=label)
     assert idlg_label(observation) == bias_label(observation) == label
-    assert surely_present(observation).nonzero().flatten().tolist() == [label]
+    assert present_classes(observation).nonzero().flatten().tolist() == [label]
+
+
+@pytest.mark.parametrize(("labels", "better"), [([3] * 6, 1.5), ([4, 4, 4, 6, 6, 6], 1.3), ([0, 1, 2, 3, 4, 5], 0.8)])
+def test_known_noise_is_not_taken_for_classes(labels: list[int], better: float) -> None:
+    """Absent classes have bias gradients of about 0.1; noise of 0.1 makes some of them negative."""
+    found = {True: 0, False: 0}
+    for seed in range(100):
+        plain = message(labels, seed)
+        bias = next(name for name in plain.shared if name.startswith("top.") and name.endswith("bias"))
+        drawn = 0.1 * torch.randn(C, generator=torch.Generator().manual_seed(seed))
+        noisy = replace(plain, shared={**plain.shared, bias: plain.shared[bias] + drawn})
+        told = replace(noisy, altered=Altered(variance={bias: 0.1**2}))
+        for knows, seen in ((False, noisy), (True, told)):
+            found[knows] += present_classes(seen).nonzero().flatten().tolist() == sorted(set(labels))
+    assert found[True] >= better * found[False]
 
 
 @pytest.mark.slow

@@ -84,6 +84,49 @@ def test_simulated_clients_that_may_have_guessed_are_none(shadow: dict[str, Any]
     assert words(run) == "Nothing was found"
 
 
+def read(kind: str, *attempts: dict[str, Any], chance: float) -> dict[str, Any]:
+    target = {"kind": kind, "client": 1, "round": 1, "texts": 6, "baseline": {"precision": chance, "recall": chance}}
+    return target | {"attempts": [{"inapplicable": None, "left_says": "", **one} for one in attempts]}
+
+
+TOKENS = {"attacker": "tokens", "precision": 1.0, "recall": 1.0, "exact": None, "rouge_l": None}
+ORDER = {"attacker": "tag", "precision": 0.95, "recall": 0.95, "exact": rate(0, 4), "rouge_l": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("kind", "chance", "expected"),
+    [
+        ("message", 0.4, "Words were found"),
+        ("message", 0.9, "Words were found"),  # all right where random words miss one in ten
+        ("message", 1.0, "Nothing was found"),  # the messages hold every word there is
+        ("single text", 0.4, "Single samples leak"),
+    ],
+)
+def test_words_are_a_finding_wherever_they_are_far_more_than_chance(kind: str, chance: float, expected: str) -> None:
+    run = harmless() | {"modalities": ["text"], "texts": [read(kind, ORDER, TOKENS, chance=chance)]}
+    found = answer(run)
+    assert found["words"] == expected
+    if expected != "Nothing was found":
+        assert "tokens found" in found["finding"]["sentence"], "the attack that named most of them"
+
+
+def test_what_the_budget_cut_is_not_said_to_have_failed() -> None:
+    run = harmless()
+    single = next(one for one in run["attacks"] if one["kind"] == "single image")
+    for attempt in single["attempts"]:
+        attempt["inapplicable"] = "cut: the audit's budget of 1 s was spent"
+    found = answer(run)
+    assert found["words"] == "Leakage not known" and "images can be recovered" in found["finding"]["sentence"]
+
+
+def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it() -> None:
+    run = harmless()
+    for one in run["membership"]:
+        one |= {"members": 3, "non_members": 3}
+    found = answer(run)
+    assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
+
+
 def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
     run = harmless()
     assert "inference of classes" in answer(run)["finding"]["sentence"]

@@ -27,7 +27,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "texts": [],
         "membership": [{"auc": 0.57}, {"auc": 0.76}, {"auc": None}],
         "labels": [{"how": "bias", "exact": True}, {"how": "bias", "exact": False}],
-        "epsilon": {"upper": 7.9, "canaries": {"lower": 8.4}},
+        "epsilon": {"upper": 7.9, "canaries": {"lower": 3.1}},
     }
     return found | changes
 
@@ -51,8 +51,8 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
         ("recovered>=0.2,membership_auc>0.7", "a run: membership_auc is 0.76 (membership_auc>0.7)"),
         ("epsilon>8", None),
         ("epsilon>7.5", "a run: epsilon is 7.9 (epsilon>7.5)"),
-        ("epsilon_measured>8", "a run: epsilon_measured is 8.4 (epsilon_measured>8)"),
-        ("epsilon_excess>0", "a run: epsilon_excess is 0.5 (epsilon_excess>0)"),
+        ("epsilon_measured>3", "a run: epsilon_measured is 3.1 (epsilon_measured>3)"),
+        ("epsilon_excess>-5", "a run: epsilon_excess is -4.8 (epsilon_excess>-5)"),
         ("epsilon_excess>1", None),
         ("labels>=0.5", "a run: labels is 0.5 (labels>=0.5)"),
         ("labels<0.5", None),
@@ -63,8 +63,70 @@ def test_the_first_condition_that_holds_is_named(text: str, why: str | None) -> 
     assert first_met([run()], conditions(text)) == why
 
 
-def test_without_differential_privacy_epsilon_is_infinite() -> None:
-    assert first_met([run(epsilon=None)], conditions("epsilon>1e9")) is not None
+def test_without_differential_privacy_or_where_canaries_contradict_it_epsilon_is_infinite() -> None:
+    contradicted = {"upper": 7.9, "canaries": {"lower": 8.4}}
+    for epsilon in (None, contradicted):
+        assert first_met([run(epsilon=epsilon)], conditions("epsilon>1e9")) is not None
+        assert not conditions("epsilon<=8")[0].holds(run(epsilon=epsilon))
+    assert (
+        first_met([run(epsilon=contradicted)], conditions("epsilon_excess>0"))
+        == "a run: epsilon_excess is 0.5 (epsilon_excess>0)"
+    )
+
+
+CUT = "cut: the audit's budget of 1 s was spent"
+NONE = {"successes": 0, "n": 72, "share": 0.0, "low": 0.0, "high": 0.05}
+
+
+def attempted(**changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = run()["attacks"][0]["attempts"][0]
+    return made | {"success": {"0.01": NONE}} | changes
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"attacks": [{"attempts": [attempted()]}, {"attempts": [{"attacker": "dlg", "inapplicable": CUT}]}]},
+        {"attacks": [{"attempts": [attempted(), {"attacker": "dlg", "inapplicable": CUT}]}]},
+        {"attacks": [{"attempts": [attempted(cut=CUT)]}]},
+        {"attacks": [{"attempts": [attempted()]}], "not_tried": {"texts": CUT}},
+    ],
+    ids=["a target", "an attacker", "images", "texts"],
+)
+def test_none_recovered_beside_what_the_budget_cut_is_not_known(cut: dict[str, Any]) -> None:
+    some, all_of_it = run(**cut), run(attacks=[{"attempts": [attempted()]}])
+    assert "recovered is not known, as attacks on samples were cut" in (first_met([some], conditions("recovered>0")) or "")
+    assert not conditions("recovered<=0")[0].holds(some)
+    assert first_met([all_of_it], conditions("recovered>0")) is None and conditions("recovered<=0")[0].holds(all_of_it)
+    leaks = run(attacks=[*some["attacks"], *run()["attacks"]])
+    assert first_met([leaks], conditions("recovered>0")) == "a run: recovered is 0.181 (recovered>0)", (
+        "what was found stays found"
+    )
+
+
+def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
+    cut = run(not_tried={"label_shadow": CUT})
+    assert "labels is not known" in (first_met([cut], conditions("labels>0.6")) or "")
+    assert first_met([cut], conditions("labels>0.4")) == "a run: labels is 0.5 (labels>0.4)"
+
+
+def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
+    few = run(membership=[{"auc": 0.5, "members": 3, "non_members": 3}] * 8)
+    assert "not even a perfect attack" in (first_met([few], conditions("membership_auc>0.6")) or "")
+    assert not conditions("membership_auc<=0.6")[0].holds(few)
+    assert conditions("membership_auc<=0.6")[0].holds(run(membership=[{"auc": 0.5, "members": 30, "non_members": 30}] * 8))
+
+
+def test_words_of_texts_have_a_measure() -> None:
+    read = {
+        "attempts": [
+            {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.9, "precision": 1.0}
+        ]
+    }
+    (measure,) = conditions("words>0.5")
+    assert measure.value(run()) is None
+    assert measure.value(run(texts=[read | {"baseline": {"precision": 0.4}}])) == 0.9
+    assert measure.value(run(texts=[read | {"baseline": {"precision": 1.0}}])) == 0.0, "random words do as well"
 
 
 @pytest.mark.parametrize(("measure", "key"), [("recovered", "attacks"), ("membership_auc", "membership"), ("labels", "labels")])
@@ -92,7 +154,7 @@ def test_another_form_is_refused(text: str) -> None:
 
 
 def test_an_unknown_measure_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown measure; known: recovered, membership_auc"):
+    with pytest.raises(UsageError, match="unknown measure; known: recovered, words, membership_auc"):
         conditions("leaks>0")
 
 

@@ -95,6 +95,22 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     assert len({len(images) for images in rows.values()}) == 1
 
 
+def test_what_was_found_before_the_budget_ended_is_kept(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[int]] = {}
+    cut = "cut: the audit's budget of 1 s was spent"
+    for name in ("controlled", "attempt"):
+        monkeypatch.setattr(attempts, name, attack_that(lambda i: i == 0, asked))
+    monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
+    monkeypatch.setattr(attempts, "spent", lambda say: cut if asked.get("dlg") else None)
+    attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
+    made = {one.attacker.name: one for one in attacked.attempts}
+    assert asked == {"analytic": [72], "dlg": [6]}
+    assert made["dlg"].recovered == wilson(1, 6) and made["dlg"].cut == cut
+    assert made["random-head"].scores is None and made["random-head"].inapplicable == cut
+    row = next(one for one in attacked.described(None)["attempts"] if one["attacker"] == "dlg")
+    assert row["success"]["0.01"]["successes"] == 1 and row["cut"] == cut
+
+
 def bright(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
     """In place of every attack: recovers bright images."""
     keep = images.flatten(1).mean(1) > 0.33

@@ -46,7 +46,7 @@ def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() 
         alone = run(attempt("joint-head", 0, **unproven), {"attacker": "dlg", "inapplicable": "not tried: why"}, kind=kind)
         (said, *_) = verdict(alone)
         assert said.startswith("No attack whose controls show that it could succeed was mounted") and "is not known" in said
-        assert "dlg: not tried: why" in said and "joint-head: recovered none, and has no positive control" in said
+        assert "dlg: not tried: why" in said and "joint-head: recovered none, which is no evidence: no control shows" in said
         assert best_attempt(alone["attacks"][0]) is None, "nothing was measured"
     beside = run(attempt("analytic", 0), {"attacker": "dlg", "inapplicable": "not tried: 50 images behind one message"})
     assert verdict(beside)[0].endswith("; not tried: dlg.")

@@ -19,6 +19,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.text_victim import text_facts
+from fedpriv.audit.evidence.unlike import unlike_controls
 from fedpriv.audit.evidence.victim import Victim, cut
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
@@ -242,6 +243,7 @@ class Evidence:
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
+            unlike=unlike_controls(self.config, federation.agreement.transforms, steps=gradient is None),
         )
         if not threat.labels:
             return observation

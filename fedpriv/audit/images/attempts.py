@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
@@ -135,15 +136,20 @@ def _part(target: Target, start: int, end: int) -> Target:
 
 
 def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
-    """Merge attempts on consecutive parts of the images."""
-    if any(one.scores is None for one in parts):
-        return next(one for one in parts if one.scores is None)
-    n = sum(len(one.images) for one in parts if one.images is not None)
-    return parts[0] if len(parts) == 1 else joined(parts, target.images[:n], target.labels[:n])
+    """Merge attempts on consecutive parts of the images, as far as they have results.
+
+    What was found before a later part could not be attacked is kept.
+    """
+    made = list(takewhile(lambda one: one.scores is not None, parts))
+    if not made:
+        return parts[0]
+    n = sum(len(one.images) for one in made if one.images is not None)
+    whole = made[0] if len(made) == 1 else joined(made, target.images[:n], target.labels[:n])
+    return whole if len(made) == len(parts) else replace(whole, cut=parts[len(made)].inapplicable)
 
 
 def _may_decide(one: Attempt) -> bool:
-    return one.scores is not None and one.is_evidence
+    return one.scores is not None and one.is_evidence and one.cut is None
 
 
 def _decided(attempts: Sequence[Attempt]) -> bool:

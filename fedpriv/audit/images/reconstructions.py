@@ -147,7 +147,7 @@ def _success(one: Attempt) -> tuple[int, float]:
 def _described(one: Attempt) -> dict[str, Any]:
     """:func:`fedpriv.audit.images.figures.figures`, with the attacker's knowledge, budget and loss curve."""
     row = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
-    row["is_evidence"] = one.is_evidence
+    row |= {"is_evidence": one.is_evidence, "no_evidence": one.no_evidence, "cut": one.cut}
     row.pop("threat")
     if one.found is None:
         return row

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.centers import read_label_set
-from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, surely_present, to_counts
+from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
 from fedpriv.attacks.inference.shadow import Message, fit_shadows, score_shadows
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
@@ -126,7 +126,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
         for rule, observe in ways.items():
             try:
                 seen = observe()
-                present = surely_present(seen).cpu()
+                present = present_classes(seen).cpu()
                 # A statistic may be a mean or a sum over the samples, so it shows no counts.
                 guessed = torch.bincount(batch_labels(seen), minlength=classes) if seen.kind == "change" else None
             except (Inapplicable, UsageError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpriv.attacks.scoring.operating_points import can_tell
 from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.audit.formats import message_of
 from fedpriv.audit.text.verdict import best_reading
@@ -66,6 +67,13 @@ def best_attack(attacks: Sequence[Found]) -> Found | None:
     return max((one for one in attacks if one["auc"] is not None), key=lambda one: one["auc"], default=None)
 
 
+def too_few(attacks: Sequence[Found]) -> bool:
+    """Whether so few members and others were asked that not even a perfect attack could be distinguished from guessing."""
+    confidence = 1 - LEVEL / max(1, len(attacks))
+    asked = {(one["members"], one["non_members"]) for one in attacks if one.get("members") and one.get("non_members")}
+    return bool(asked) and not any(can_tell(*numbers, confidence) for numbers in asked)
+
+
 def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
     """The sentence on the best of some membership attacks.
 
@@ -91,7 +99,7 @@ def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
     )
     if few:
         return f"At low false-positive rates, members are found: {few}. Over all thresholds, {cannot}."
-    return f"Membership: {cannot}."
+    return f"Membership: {cannot}{'; with so few, not even a perfect attack could' if too_few(attacks) else ''}."
 
 
 def few_false_alarms(attacks: Sequence[Found]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from fedpriv.audit.formats import message_of
 
 Found = Mapping[str, Any]
+PRECISE = 0.5
 
 
 def best_reading(read: Found) -> Found | None:
@@ -16,9 +17,26 @@ def best_reading(read: Found) -> Found | None:
     return max(made, key=_merit, default=None)
 
 
+def naming_words(read: Found) -> Found | None:
+    """Of the attempts that named words far better than chance, the one that named most; ``None``: none did.
+
+    At least half of what it named is right, and at least twice the share of random words; where these are right more often than
+    not, at least half of what they miss.
+    """
+    chance = read["baseline"]["precision"] or 0.0
+    least = max(PRECISE, min(2 * chance, (1 + chance) / 2))
+    made = [one for one in read["attempts"] if not one["inapplicable"] and chance < 1 and (one["precision"] or 0.0) >= least]
+    return max(made, key=lambda one: (one["recall"] or 0.0) * one["precision"], default=None)
+
+
 def of_texts(texts: Sequence[Found]) -> list[str]:
     """A sentence for each target."""
-    return [(_message if one["kind"] == "message" else _easiest)(one) for one in texts]
+    return [of_reading(one, best_reading(one)) for one in texts]
+
+
+def of_reading(read: Found, attempt: Found | None) -> str:
+    """The sentence on an attempt on a target; ``None``: on why there is none."""
+    return (_message if read["kind"] == "message" else _easiest)(read, attempt)
 
 
 def _merit(one: Found) -> tuple[float, float, float]:
@@ -26,18 +44,16 @@ def _merit(one: Found) -> tuple[float, float, float]:
     return (exact["share"] if exact else 0.0, one["rouge_l"] or 0.0, recall * precision)
 
 
-def _message(read: Found) -> str:
+def _message(read: Found, best: Found | None) -> str:
     where = f"{message_of(read)}, {read['texts']} training texts behind it"
-    best = best_reading(read)
     if best is None:
         return f"No attack on texts was mounted on {where}: {_reasons(read)}."
     result = f"{best['attacker']} found from {where}: {_named(best)} (random words: {_named(read['baseline'])})"
     return f"{result}; {_sentences(best)}."
 
 
-def _easiest(read: Found) -> str:
+def _easiest(read: Found, best: Found | None) -> str:
     case = f"From clients that hold a single text (simulated by the audit, defences included; round {read['round']})"
-    best = best_reading(read)
     if best is None:
         return f"{case}, no result: no attack on texts could be mounted ({_reasons(read)})."
     return f"{case}, {best['attacker']} found {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
+from fedpriv.audit.formats import at_most
 from fedpriv.experiments.leakage.cell import VictimSpec
 from fedpriv.experiments.leakage.claims import Answer
 from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow
@@ -104,7 +105,7 @@ def _sentence(row: ProtectionRow, cells: Mapping[str, CellResult]) -> Iterator[s
 
 
 def _of(rate: Rate | None) -> str:
-    return "" if rate is None else f"0 of {rate.n}, up to {rate.high:.0%} not excluded"
+    return "" if rate is None else f"0 of {rate.n}, up to {at_most(rate.high)} not excluded"
 
 
 def _budget(result: CellResult) -> str:

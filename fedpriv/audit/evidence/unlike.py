@@ -1,0 +1,35 @@
+"""What of a run keeps attacks from succeeding that pass their controls, so that their failure on its messages says little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedpriv.config import RunConfig
+from fedpriv.wire import Transform
+
+_BUILT_IN = "fedpriv."
+"""Of the modules whose transforms say all that they do: in the message (a mask, a rounding), or by their attributes."""
+
+
+def unlike_controls(config: RunConfig, transforms: Sequence[Transform], steps: bool) -> tuple[str, ...]:
+    """In what messages of a run differ from those of every attack's controls, a clause each.
+
+    Args:
+        transforms: of an upload.
+        steps: whether what is attacked is the change over local steps, and not a gradient that was sent beside it.
+    """
+    found = []
+    if config.data.augment not in (None, "none"):
+        altered = f"the client trained on altered copies of its images (data.augment {config.data.augment})"
+        found.append(f"{altered}, and reconstructions of these are not like the originals")
+    if steps and config.train.optimizer != "sgd":
+        found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
+    if undeclared := [str(transform) for transform in transforms if not _declares(transform)]:
+        names = ", ".join(undeclared)
+        found.append(f"{names} does not declare what it does to a change (rescales, noise_variance), so attacks do not know it")
+    return tuple(found)
+
+
+def _declares(transform: Transform) -> bool:
+    says = hasattr(transform, "rescales") or hasattr(transform, "noise_variance")
+    return says or type(transform).__module__.startswith(_BUILT_IN)
