@@ -36,9 +36,9 @@ class Transform(Protocol):
     """A transform of an upload before it is sent; ``str(transform)`` is noted in the payload.
 
     Its effect on the change is public. Attackers know it if the class declares it: ``rescales = True`` (the change is multiplied
-    by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry). One that does neither, as what
-    it does can be seen from the message, declares ``rescales = False``; of one that declares nothing, an audit counts no failed
-    attack as evidence.
+    by a factor that the server does not know) and ``noise_variance`` (of the noise on every entry). One that does neither, as
+    what it does can be seen from the message, declares ``rescales = False``; of one that declares nothing, an audit counts no
+    failed attack as evidence.
 
     A transform that changes names, dtypes or shapes of tensors defines ``expects(expected, linear)``: from the
     :class:`~fedpriv.wire.expected.Expected` message before it, and the names of the net's fully connected layers in forward
