@@ -207,6 +207,8 @@ def _not_tried(run: Found) -> list[str]:
     found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
     found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
     found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
+    if any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", [])):
+        found.append("membership inference from class centres")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
 
 

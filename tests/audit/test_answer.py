@@ -127,6 +127,13 @@ def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it()
     assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
 
 
+def test_class_centres_as_evidence_of_membership_are_named_as_not_tried() -> None:
+    run = undefended()
+    assert "membership inference from class centres" in answer(run)["not_tried"]
+    run["statistics"]["listed"] = []
+    assert "membership inference from class centres" not in answer(run)["not_tried"]
+
+
 def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
     run = harmless()
     assert "inference of classes" in answer(run)["finding"]["sentence"]
