@@ -12,7 +12,7 @@ from typing import Any
 from fedpriv.audit.cuts import classes_cut, samples_cut
 from fedpriv.audit.membership.verdict import best_attack, by_rule, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words
-from fedpriv.audit.verdict import best_attempt, counted, finds_classes
+from fedpriv.audit.verdict import best_attempt, counted, finds_classes, may_be_more
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]
@@ -83,16 +83,22 @@ recovered; the largest share of the tokens of texts that an attack named, far be
 attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the largest lower bound
 of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest share of
 messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
-_UNSETTLED: Mapping[str, tuple[Callable[[Found], bool], str]] = {
-    "recovered": (samples_cut, "attacks on samples were cut by the audit's budget"),
-    "words": (samples_cut, "attacks on texts were cut by the audit's budget"),
-    "membership_auc": (
-        lambda run: too_few(run["membership"]),
-        "with so few members and others not even a perfect attack would be distinguished from guessing",
-    ),
-    "labels": (classes_cut, "inference of classes was cut by the audit's budget"),
+_FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
+
+
+def _samples_open(run: Found) -> str | None:
+    if samples_cut(run):
+        return "attacks on samples were cut by the audit's budget"
+    return next((f"a failure is no evidence: {why}" for attack in run["attacks"] if (why := may_be_more(attack))), None)
+
+
+_UNSETTLED: Mapping[str, Callable[[Found], str | None]] = {
+    "recovered": _samples_open,
+    "words": lambda run: "attacks on texts were cut by the audit's budget" if samples_cut(run) else None,
+    "membership_auc": lambda run: _FEW if too_few(run["membership"]) else None,
+    "labels": lambda run: "inference of classes was cut by the audit's budget" if classes_cut(run) else None,
 }
-"""When a measure could be larger than what was found, and why: then a value below a bound is not known to be."""
+"""Why a measure may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be."""
 _WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")
 """Why a measure is not known, other than for want of an attack."""
 
@@ -131,8 +137,8 @@ class Condition:
         return None
 
     def _unsettled(self, run: Found) -> str | None:
-        is_unsettled, why = _UNSETTLED.get(self.measure, (lambda run: False, ""))
-        return why if is_unsettled(run) else None
+        why_open = _UNSETTLED.get(self.measure)
+        return None if why_open is None else why_open(run)
 
 
 def conditions(text: str, option: str = "--fail-if") -> list[Condition]:

@@ -49,6 +49,17 @@ def best_attempt(attack: Found) -> Found | None:
     return max(made, key=lambda one: (counted(one)["successes"], -one["mse_median"]), default=None)
 
 
+def may_be_more(attack: Found) -> str | None:
+    """Why more samples may be recoverable than were recovered: the failure of no attempt is evidence.
+
+    ``None``: one is, or all were recovered, or there is no attempt.
+    """
+    made, best = _made(attack), best_attempt(attack)
+    if best is None or counted(best)["share"] == 1 or any(one["is_evidence"] for one in made):
+        return None
+    return "; ".join(dict.fromkeys(one.get("no_evidence") or NO_PROMISE for one in made))
+
+
 def counted(attempt: Found) -> Found:
     """The rate of images that an attempt recovered, with the threshold of the mean squared error, ``limit``.
 
@@ -123,8 +134,12 @@ def _message(attack: Found) -> str:
     span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}{_compared(attack, best)}"
     return (
         f"{hit['successes']} of {hit['n']} training images were reconstructed from {where} by {best['attacker']} "
-        f"(MSE < {hit['limit']}; {span})."
+        f"(MSE < {hit['limit']}; {span}){_more(attack)}."
     )
+
+
+def _more(attack: Found) -> str:
+    return "" if (why := may_be_more(attack)) is None else f"; it may be more, as a failure is no evidence: {why}"
 
 
 def _compared(attack: Found, best: Found) -> str:
@@ -151,7 +166,8 @@ def _easiest(attack: Found) -> str:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
         if "copies" in best:
             span += _compared(attack, best)
-        return f"From {case}, {best['attacker']} reconstructed {hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})."
+        of = f"{hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})"
+        return f"From {case}, {best['attacker']} reconstructed {of}{_more(attack)}."
     none = [(one["attacker"], counted(one)) for one in _made(attack) if one["is_evidence"]]
     results = ", ".join(f"0 of {rate['n']} by {name} (up to {at_most(rate['high'])} is not excluded)" for name, rate in none)
     return (

@@ -104,6 +104,21 @@ def test_none_recovered_beside_what_the_budget_cut_is_not_known(cut: dict[str, A
     )
 
 
+def test_few_recovered_where_a_failure_is_no_evidence_are_no_bound() -> None:
+    attempt = attempted(
+        is_evidence=False,
+        no_evidence="the client trained on altered copies",
+        success=run()["attacks"][0]["attempts"][0]["success"],
+    )
+    augmented = run(attacks=[{"attempts": [attempt]}])
+    (target,) = conditions("recovered<=0.5")
+    assert target.value(augmented) == pytest.approx(13 / 72) and not target.holds(augmented)
+    said = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
+    assert said in (first_met([augmented], conditions("recovered>0.5")) or "")
+    assert first_met([augmented], conditions("recovered>0.1")) == "a run: recovered is 0.181 (recovered>0.1)"
+    assert target.holds(run(attacks=[{"attempts": [attempt, attempted()]}])), "another attack's failure is evidence"
+
+
 def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
     cut = run(not_tried={"label_shadow": CUT})
     assert "labels is not known" in (first_met([cut], conditions("labels>0.6")) or "")
