@@ -13,7 +13,7 @@ Found = Mapping[str, Any]
 
 
 def target_cut(run: Found, what: str) -> bool:
-    """Whether of a message or of single samples all attacks whose failure would be evidence were cut.
+    """Whether on a message, or on single samples, no attempt counts, and some were cut.
 
     Args:
         what: ``images`` or ``texts``.
