@@ -93,7 +93,7 @@ class DataConfig(_Section):
     )
     partition: PartitionConfig = PartitionConfig()
     image_size: PositiveInt | None = Field(
-        None, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
+        None, le=4096, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
     )
     pixels: Literal["standardised", "unit", "raw"] = Field(
         "standardised",

@@ -71,7 +71,10 @@ def init(file: Path, config_file: Path | None, assignments: tuple[str, ...], **f
         raise UsageError(f"{file} is there already; name another file")
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}")
-    write_atomically(file, "\n".join(_lines(made, file)).encode() + b"\n")
+    try:
+        write_atomically(file, "\n".join(_lines(made, file)).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
     console().print(f"{file}: fedpriv train --config {file}", soft_wrap=True)
     return {"file": str(file)}
 

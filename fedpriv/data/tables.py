@@ -159,8 +159,19 @@ def _check_columns(names: Sequence[str], file: Path) -> None:
 
 
 def open_file(file: Path) -> Table:
-    """The rows of a parquet or a CSV file."""
-    return CsvTable(file) if file.suffix == ".csv" else ParquetTable((file,))
+    """The rows of a parquet or a CSV file, by its suffix.
+
+    Raises:
+        UsageError: it has another suffix.
+    """
+    kind = file.suffix.lower()
+    if kind == ".csv":
+        return CsvTable(file)
+    if kind != ".parquet":
+        raise UsageError(
+            f"{file} is no .csv or .parquet file; arrays and data sets in Python go through fedpriv.train(dataset=...)"
+        )
+    return ParquetTable((file,))
 
 
 def table_files(folder: Path) -> list[Path]:
@@ -201,19 +212,23 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     import datasets
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
-    for path in folder.rglob("*"):
+    # What begins with a dot is no data: copies of notebooks, a repository, macOS' own files.
+    shown = [path for path in folder.rglob("*") if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    for path in shown:
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
             raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
-    files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    files = tuple(sorted(path for path in shown if path.is_file()))
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
     images = [file for file in files if file.suffix.lower() in ImageFolder.EXTENSIONS and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
+    if not known and (empty := sorted(set(classes) - {file.relative_to(folder).parts[0] for file in images})):
+        raise UsageError(f"{folder}: the folder of the class {empty[0]!r} holds no images; remove it")
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
     rows = datasets.Dataset.from_dict(
         {

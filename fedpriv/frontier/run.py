@@ -93,7 +93,10 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
         FedprivError: no point could be trained and audited, or a file cannot be written.
     """
     began, points = time.monotonic(), plan.points()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; --output names another folder") from None
     with parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
         made = _Frontier(plan, folder, say)
         made.play(points, plan.seed)

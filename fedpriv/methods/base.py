@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
+from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn, Context, Loss, NoParams, Phase, Private, params, phase
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
@@ -92,7 +93,13 @@ class Method:
         return self.objective, self.aggregation
 
     def select_shared(self) -> tuple[str, ...]:
-        """The names of the tensors that are sent, in row order: by default those of the shared roles that are trained."""
+        """The names of the tensors that are sent, in row order: by default those of the shared roles that are trained.
+
+        Raises:
+            UsageError: the method shares a role that no net has.
+        """
+        if strange := sorted(self.shared - set(ROLES)):
+            raise UsageError(f"method {self.name} shares the role {strange[0]!r}; nets have the roles {', '.join(ROLES)}")
         return self.context.space.select(self.shared & self.objective.reaches, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ class RunFolder:
                     hint = f"--run-dir names the folder of this run alone, such as {path / 'new'}"
                     raise UsageError(f"{path} holds other runs; {hint}")
                 folder.path.mkdir(parents=True, exist_ok=True)
+                there = [one.name for one in folder.path.iterdir()]
+                if "config.yaml" not in there and (strange := sorted(n for n in there if not _is_of_a_beginning(n))):
+                    hint = "--run-dir names a new folder, or an empty one"
+                    raise UsageError(f"{path} is no run, and holds {strange[0]}; {hint}")
                 stack.enter_context(folder.alone())
                 if folder.config_file.exists():
                     hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
@@ -190,6 +194,11 @@ class RunFolder:
     def _shown(self) -> Path:
         cwd = Path.cwd()
         return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
+
+
+def _is_of_a_beginning(name: str) -> bool:
+    """Whether a file or folder may be there before a run begins: of a beginning that was broken off, or of who starts it."""
+    return name.startswith(".") or name in ("checkpoints", "log.txt")
 
 
 def default_name(config: RunConfig) -> str:

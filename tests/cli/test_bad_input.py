@@ -81,6 +81,7 @@ VALUES = [
     case("--set method.negative=R9", "negative", "'R1', 'R2', 'R3' or 'none'"),
     case("--set train.momentum=1", "train.momentum", "less than 1"),
     case("--set model.projection=0", "model.projection"),
+    case("--set data.image_size=100000", "data.image_size", "less than or equal to 4096"),
     case("--set model.head_on=features --set model.projection=none", "head_on features: without a projector"),
     case("--set model.head_on=features", "model.head_on: mpfedcon's head classifies the projections"),
     case("--set train.on_nan=ignore", "train.on_nan", "'stop' or 'drop'"),

@@ -98,6 +98,11 @@ def test_the_name_is_the_content() -> None:
         ({"test": (pixels(4, 8, 8), [0, 1, 0, 1])}, "no train"),
         ({"../a": (pixels(4, 8, 8), [0, 1, 0, 1])}, "the name of a client becomes that of a folder"),
         ([], "a list of no clients"),
+        ((pixels(2, 8, 8), [0.0, float("nan")]), "the label of sample 1 is nan; leave out"),
+        ((pixels(2, 8, 8), [None, "a"]), "the label of sample 0 is None; leave out"),
+        ((pixels(2, 8, 8), np.eye(2)), r"the label of sample 0 has the shape \(2,\); a label is one class"),
+        ((pixels(0, 8, 8), []), "data without samples"),
+        ([(pixels(2, 8, 8), [0, 1]), (pixels(0, 8, 8), [])], "data without samples; a client that has none is left out"),
     ],
 )
 def test_other_objects_are_refused(data: Any, why: str) -> None:

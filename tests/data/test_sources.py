@@ -158,6 +158,19 @@ def test_image_folder(tmp_path: Path, grey: bool) -> None:
     assert loaded.default_model == ("mlp_lineage" if grey else "resnet18")
 
 
+def test_what_begins_with_a_dot_is_no_data_and_an_empty_class_is_named(tmp_path: Path) -> None:
+    images, folder = pixels(30, 8, 8), tmp_path / "photos"
+    write_folder(folder, images, LABELS)
+    write_folder(folder / ".ipynb_checkpoints", images[:3], LABELS[:3])
+    write_folder(folder / "cat" / ".ipynb_checkpoints", images[:3], LABELS[:3])
+    (folder / "cat" / "._0.png").write_bytes(encoded(images[0]))
+    loaded = load_dataset(str(folder))
+    assert loaded.classes == ("cat", "dog", "owl") and len(loaded.train_images) + len(loaded.test_images) == 30
+    (folder / "zebra").mkdir()
+    with pytest.raises(UsageError, match="the folder of the class 'zebra' holds no images"):
+        load_dataset(str(folder))
+
+
 def test_grey_among_colour_becomes_colour(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", [*pixels(5, 8, 8), *pixels(5, 8, 8, 3)], LABELS[:10])
     write_folder(tmp_path / "test", pixels(3, 8, 8), LABELS[:3])

@@ -46,6 +46,26 @@ def test_missing_values(tmp_path: Path) -> None:
     assert test[0].tolist() == [0, 1, 0, 1, 0] and test[1].tolist() == [0, 0, 1, 0, 0]
 
 
+def test_a_column_of_numbers_with_another_value_is_named(tmp_path: Path) -> None:
+    rows = [f"{'unknown' if i == 7 else i % 9},{'fm'[i % 2]},{i % 2}" for i in range(40)]
+    said = " ".join(load_data(write(tmp_path / "a.csv", "age,sex,label", *rows)).said)
+    assert "column 'age' is read as categories" in said and "'unknown'" in said and "'sex'" not in said
+
+
+def test_a_test_file_that_lacks_a_column_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "train.csv", "age,bp,label", "1,2,0", "2,3,1")
+    write(tmp_path / "d" / "test.csv", "age,label", "3,0")
+    with pytest.raises(UsageError, match=r"test.csv lacks the column 'bp' of .*train.csv"):
+        load_data(DataConfig(name=str(tmp_path / "d")))
+
+
+def test_a_suffix_says_what_a_file_is(tmp_path: Path) -> None:
+    capital = write(tmp_path / "A.CSV", "age,n,label", *(f"{i % 5},{i % 3},{i % 2}" for i in range(20)))
+    assert load_data(capital).input_shape == (2,)
+    with pytest.raises(UsageError, match=r"a\.tsv is no \.csv or \.parquet file"):
+        load_data(write(tmp_path / "a.tsv", "age\tlabel", "1\t0"))
+
+
 def test_rare_levels_go_together(tmp_path: Path) -> None:
     levels = [f"l{i:02}" for i in range(25) for _ in range(40 - i)]
     data = write(tmp_path / "a.csv", "level,n,label", *(f"{one},{i % 7},{i % 2}" for i, one in enumerate(levels)))

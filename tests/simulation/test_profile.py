@@ -248,10 +248,10 @@ def test_a_run_that_fails_writes_what_it_has(
 ) -> None:
     scored = scoring.AllClientsScorer.score
 
-    def fail(self: Any, server: Any, private: Any, round: int) -> Any:
+    def fail(self: Any, server: Any, private: Any, round: int, *uploads: Any) -> Any:
         if round == 2:
             raise RuntimeError("no more")
-        return scored(self, server, private, round)
+        return scored(self, server, private, round, *uploads)
 
     folder = tmp_path / "run"
     with monkeypatch.context() as broken:

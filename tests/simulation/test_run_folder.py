@@ -47,6 +47,16 @@ def test_a_folder_of_somebody_else(tmp_path: Path, mode: int) -> None:
     assert len(ended.err.strip().splitlines()) == 1
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fedpriv: Fedpriv) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    result = fedpriv("train", *flags("local"), "--run-dir", tmp_path / "photos")
+    assert result.exit_code == 2 and "is no run, and holds cat" in result.stderr and "--run-dir" in result.stderr
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat"]
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)  # a beginning that was broken off
+    (tmp_path / "begun" / "log.txt").touch()
+    RunFolder.create(config("fedavg", run_dir=str(tmp_path / "begun")), tmp_path)
+
+
 def test_a_folder_that_holds_a_run_already(tmp_path: Path, fedpriv: Fedpriv) -> None:
     RunFolder.create(config("fedavg", run_dir=str(tmp_path / "run")), tmp_path)
     before = (tmp_path / "run" / "config.yaml").read_bytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import shutil
 import tempfile
@@ -115,7 +116,9 @@ def _rows(data: Any) -> datasets.Dataset:
         x, y = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     else:
         raise UsageError(f"data of type {type(data).__name__}; {_EXPECTED}")
-    labels = [label.item() if hasattr(label, "item") else label for label in y]
+    labels = [_label(number, label) for number, label in enumerate(y)]
+    if not labels:
+        raise UsageError("data without samples; a client that has none is left out")
     columns, features = _samples(x)
     if len(labels) != len(next(iter(columns.values()))):
         raise UsageError(f"{len(next(iter(columns.values())))} samples and {len(labels)} labels")
@@ -125,6 +128,18 @@ def _rows(data: Any) -> datasets.Dataset:
     elif names is not None:
         kind = datasets.ClassLabel(names=[str(name) for name in names])
     return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
+
+
+def _label(number: int, label: Any) -> Any:
+    shape = tuple(getattr(label, "shape", ())) or ((len(label),) if isinstance(label, list | tuple) else ())
+    if shape:
+        raise UsageError(
+            f"the label of sample {number} has the shape {shape}; a label is one class, such as the argmax of a one-hot row"
+        )
+    found = label.item() if hasattr(label, "item") else label
+    if found is None or (isinstance(found, float) and math.isnan(found)):
+        raise UsageError(f"the label of sample {number} is {found}; leave out samples without a label")
+    return found
 
 
 def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:

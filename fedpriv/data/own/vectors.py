@@ -10,6 +10,7 @@ number of values, their sum and sum of squares, and how often each level occurs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.data.tables import Table
 
 MOST_LEVELS = 20
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 PUBLIC = (
     "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
     "public: a server that collects them learns them, and no epsilon covers them"
@@ -42,16 +44,32 @@ def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[
     Args:
         besides: columns that have another role.
     """
-    chosen, left_out = [], []
+    chosen, left_out, notes = [], [], []
     for name in table.features:
         if name in besides:
             continue
-        reason = _no_feature(table.column(name))
+        values = table.column(name)
+        reason = _no_feature(values)
         if reason is None:
             chosen.append(name)
+            if (odd := _no_number(values)) is not None:
+                notes.append(
+                    f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd!r}"
+                )
         else:
             left_out.append(f"{name} ({reason})")
-    return tuple(chosen), (f"columns that are no features: {', '.join(left_out)}",) if left_out else ()
+    if left_out:
+        notes.insert(0, f"columns that are no features: {', '.join(left_out)}")
+    return tuple(chosen), tuple(notes)
+
+
+def _no_number(values: pa.ChunkedArray) -> str | None:
+    """The first value of a column of strings that is no number, where most are; ``None``: there is none, or most are not."""
+    if _is_number(values):
+        return None
+    found = [str(value) for value in values.to_pylist() if value not in (None, "")]
+    others = [value for value in found if not _NUMBER.fullmatch(value)]
+    return others[0] if others and 2 * len(others) < len(found) else None
 
 
 def is_text(values: pa.ChunkedArray) -> bool:
@@ -67,6 +85,8 @@ def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, T
     """
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for name in features:
+        if name not in test[0].features:
+            raise UsageError(f"{test[0].origin} lacks the column {name!r} of {train[0].origin}")
         (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
         numeric = _is_number(seen)
         if numeric != _is_number(unseen) and unseen.null_count < len(unseen):
