@@ -119,7 +119,7 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
 
     class ByMessages:
         def score(
-            self, server: ServerState, last: Mapping[int, int], round: int
+            self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Any] = ()
         ) -> tuple[Mapping[str, float], list[float | None]]:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
             reports = [
