@@ -24,12 +24,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedpriv.audit.cuts import target_cut
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import FEDMIA
 from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
-from fedpriv.audit.verdict import best_attempt, beyond_copies, counted, finds_classes, of_images, of_labels, of_shadows
+from fedpriv.audit.verdict import (
+    best_attempt,
+    beyond_copies,
+    counted,
+    finds_classes,
+    of_images,
+    of_labels,
+    of_shadows,
+    target_cut,
+)
 
 Found = Mapping[str, Any]
 

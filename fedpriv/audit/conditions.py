@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.cuts import classes_cut, samples_cut
 from fedpriv.audit.membership.verdict import best_attack, by_rule, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words
-from fedpriv.audit.verdict import best_attempt, counted, finds_classes, may_be_more
+from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, may_be_more, samples_cut
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,8 @@ from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
 from fedpriv.audit.formats import at_most, bound, message_of
 from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
-from fedpriv.audit.text.verdict import of_texts
+from fedpriv.audit.progress import was_cut
+from fedpriv.audit.text.verdict import best_reading, of_texts
 
 Found = Mapping[str, Any]
 LIMIT = f"{RECOVERED:g}"
@@ -58,6 +59,37 @@ def may_be_more(attack: Found) -> str | None:
     if best is None or counted(best)["share"] == 1 or any(one["is_evidence"] for one in made):
         return None
     return "; ".join(dict.fromkeys(one.get("no_evidence") or NO_PROMISE for one in made))
+
+
+def target_cut(run: Found, what: str) -> bool:
+    """Whether on a message, or on single samples, no attempt counts, and some were cut.
+
+    Args:
+        what: ``images`` or ``texts``.
+    """
+    best = best_attempt if what == "images" else best_reading
+    whole = any(best(target) is None and any(_cut(target)) for target in _targets(run, what))
+    return whole or was_cut((run.get("not_tried") or {}).get(what))
+
+
+def samples_cut(run: Found) -> bool:
+    """Whether an attack on samples was cut, or was tried on fewer of them."""
+    kinds = ("images", "texts")
+    return any(target_cut(run, what) or any(any(_cut(target)) for target in _targets(run, what)) for what in kinds)
+
+
+def classes_cut(run: Found) -> bool:
+    """Whether the classifier on messages of simulated clients was cut."""
+    return was_cut((run.get("not_tried") or {}).get("label_shadow"))
+
+
+def _targets(run: Found, what: str) -> list[Found]:
+    return list(run.get("attacks" if what == "images" else "texts") or [])
+
+
+def _cut(target: Found) -> Iterator[bool]:
+    for one in target["attempts"]:
+        yield was_cut(one.get("inapplicable")) or was_cut(one.get("cut"))
 
 
 def counted(attempt: Found) -> Found:

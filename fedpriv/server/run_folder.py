@@ -198,7 +198,7 @@ class RunFolder:
 
 def _is_of_a_beginning(name: str) -> bool:
     """Whether a file or folder may be there before a run begins: of a beginning that was broken off, or of who starts it."""
-    return name.startswith(".") or name in ("checkpoints", "log.txt")
+    return name.startswith(".") or name.endswith(".part") or name in ("checkpoints", "log.txt")
 
 
 def default_name(config: RunConfig) -> str:
