@@ -68,19 +68,21 @@ def target_cut(run: Found, what: str) -> bool:
         what: ``images`` or ``texts``.
     """
     best = best_attempt if what == "images" else best_reading
-    whole = any(best(target) is None and any(_cut(target)) for target in _targets(run, what))
-    return whole or was_cut((run.get("not_tried") or {}).get(what))
+    return _not_begun(run, what) or any(best(target) is None and any(_cut(target)) for target in _targets(run, what))
 
 
 def samples_cut(run: Found) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
-    kinds = ("images", "texts")
-    return any(target_cut(run, what) or any(any(_cut(target)) for target in _targets(run, what)) for what in kinds)
+    return any(_not_begun(run, what) or any(map(any, map(_cut, _targets(run, what)))) for what in ("images", "texts"))
 
 
 def classes_cut(run: Found) -> bool:
     """Whether the classifier on messages of simulated clients was cut."""
-    return was_cut((run.get("not_tried") or {}).get("label_shadow"))
+    return _not_begun(run, "label_shadow")
+
+
+def _not_begun(run: Found, what: str) -> bool:
+    return was_cut((run.get("not_tried") or {}).get(what))
 
 
 def _targets(run: Found, what: str) -> list[Found]:
