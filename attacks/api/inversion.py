@@ -130,7 +130,8 @@ def invert(
 ) -> Inversion:
     """Reconstruct the images behind a gradient of a cross-entropy, or behind a change of the weights.
 
-    The net is taken in evaluation mode, in float32 on the processor, and left as it is.
+    The net is taken in float32 on the processor, without dropout, and left as it is. BatchNorm in training mode normalises by the
+    batch, in evaluation mode by its running statistics: pass the net in the mode in which the gradient was computed.
 
     Args:
         model: any net that maps ``(B, *input_shape)`` to logits ``(B, classes)``, with the weights that the client began with.

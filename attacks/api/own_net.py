@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.by_name import nearest
-from fedpriv.attacks.core.observation import SplitNet
+from fedpriv.attacks.core.observation import SplitNet, in_clients_mode
 
 TOLERANCE = 1e-4
 """By how much, relative to the largest logit, the parts may differ from the whole."""
@@ -47,13 +46,13 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     """Cut a net into what comes before its head, and the head.
 
     Args:
-        net: maps ``(B, *input_shape)`` to logits ``(B, C)``; it is left as it is.
+        net: maps ``(B, *input_shape)`` to logits ``(B, C)``; it is left as it is. BatchNorm counts in the mode in which it is.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
 
     Raises:
         ValueError: there is no such module, the net does not take such inputs, or something comes after the head.
     """
-    whole = copy.deepcopy(net).cpu().float().eval()
+    whole = in_clients_mode(net).cpu().float()
     modules = dict(whole.named_modules())
     if head is not None and (not head or head not in modules):
         raise ValueError(f"the net has no module {head!r} for the head; {nearest(head, [name for name in modules if name])}")

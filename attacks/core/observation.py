@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
 
@@ -113,6 +114,25 @@ def blank(net: Architecture) -> Architecture:
     return found
 
 
+def in_clients_mode(net: Architecture) -> Architecture:
+    """A copy that computes as the client's net did in training, but for dropout, which is off.
+
+    BatchNorm in training mode normalises by the batch; it leaves its running statistics as they are.
+    """
+    found = copy.deepcopy(net)
+    by_batch = batch_norms(found)
+    found.eval()
+    for module in by_batch:
+        module.train()
+        module.track_running_stats = False
+    return found
+
+
+def batch_norms(net: nn.Module) -> list[_BatchNorm]:
+    """The layers that normalise by the batch: BatchNorm in training mode."""
+    return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.training]
+
+
 def state_names(net: nn.Module) -> list[str]:
     """Names of the net's parameters and of its floating-point buffers, such as running means."""
     return [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
@@ -160,7 +180,8 @@ class Observation:
             the change of the weights (after minus before). Masked tensors are absent.
         weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model
             allows.
-        net: the architecture, with NaN for every parameter (:func:`blank`).
+        net: the architecture, with NaN for every parameter (:func:`blank`); BatchNorm is in training mode where the client
+            normalised by the batch (:func:`in_clients_mode`).
         input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the maximum number of tokens.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
         num_examples: samples that the payload stands for; ``None`` where the attacker does not know.

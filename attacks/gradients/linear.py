@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpriv.attacks.core.observation import Observation, state_names
+from fedpriv.attacks.core.observation import Observation, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 
 RECTIFIED = 0.99
@@ -102,6 +102,11 @@ def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:
 def known_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
     """The architecture in evaluation mode (a copy), and the weights that the attacker knows for it."""
     return copy.deepcopy(observation.net).eval(), dict(observation.weights)
+
+
+def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
+    """As :func:`known_net`, in the mode in which the client trained (:func:`in_clients_mode`)."""
+    return in_clients_mode(observation.net), dict(observation.weights)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ a time, and less than with weight gradients written out by ``unfold`` and produc
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedpriv.attacks.core.observation import Observation, SplitNet, state_names
+from fedpriv.attacks.core.observation import Observation, SplitNet, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
 from fedpriv.attacks.gradients.distances import Distance, Seen, misfit
 from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in
@@ -61,7 +60,7 @@ class Case:
     """Observations that are attacked together: same net, same tensors shared, same number of samples.
 
     Attributes:
-        net: the architecture in evaluation mode; its parameters are NaN.
+        net: the architecture in the client's mode; its parameters are NaN.
         seen: the gradients, by name ``(N, ...)``.
         weights: what is known of the parameters: ``(...)`` where all observations agree.
         stacked: those of ``weights`` that differ, ``(N, ...)``.
@@ -197,7 +196,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
         (weights if same else stacked)[name] = weight if same else torch.stack([o.weights[name] for o in observations])
     dtype = next(iter(first.shared.values())).dtype
     mean, std = (torch.tensor(v, dtype=dtype).view(-1, 1, 1) for v in (first.mean, first.std))
-    _twice_differentiable(first)
+    _twice_differentiable(first, samples)
     labels = None if first.labels is None else torch.stack([o.labels.view(-1) for o in observations if o.labels is not None])
     kept, decay = (
         {name: torch.stack([one[name] for one in group]).to(dtype) for name in names if name in group[0]}
@@ -206,7 +205,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
     seen = {name: torch.stack([o.shared[name] for o in read]) for name in names}
     seen = {name: tensor * kept[name] if name in kept else tensor for name, tensor in seen.items()}
     return Case(
-        copy.deepcopy(first.net).eval().requires_grad_(False),
+        in_clients_mode(first.net).requires_grad_(False),
         seen,
         weights,
         stacked,
@@ -270,15 +269,15 @@ def gradient_by_signal(
     return dict(grad(product)({name: weights[name] for name in shared}))
 
 
-def _twice_differentiable(observation: Observation) -> None:
+def _twice_differentiable(observation: Observation, samples: int) -> None:
     """Compute one second derivative by plain autograd; ``torch.func`` silently skips operations that have none.
 
     Raises:
         Inapplicable: an operation of the net has none; it is named.
     """
-    net = copy.deepcopy(observation.net).eval().requires_grad_(True)
+    net = in_clients_mode(observation.net).requires_grad_(True)
     example = next(iter(observation.shared.values()))
-    inputs = torch.rand(1, *observation.input_shape, device=example.device)
+    inputs = torch.rand(samples, *observation.input_shape, device=example.device)
     with differentiating_twice():
         outputs = net.float()(inputs)
         first = torch.autograd.grad(outputs.square().sum(), list(net.parameters()), create_graph=True, allow_unused=True)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import from_picture, known_net, weight_dtype
+from fedpriv.attacks.gradients.linear import from_picture, training_net, weight_dtype
 from fedpriv.attacks.gradients.local_run import local_run
 
 AT_ONCE, ENTRIES = 50, 2**22
@@ -39,7 +39,7 @@ def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Te
         Inapplicable: see :func:`check_simulation`.
     """
     check_simulation(observation)
-    net, known = known_net(observation)
+    net, known = training_net(observation)
     device, dtype = weight_dtype(observation)
     schedule, sign = observation.schedule, 1.0
     if observation.kind == "gradient" or schedule is None:

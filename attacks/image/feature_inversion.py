@@ -20,7 +20,7 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.analytic import leaky_layers
 from fedpriv.attacks.gradients.distances import misfit, per_layer
-from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, known_net, weight_dtype
+from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, training_net, weight_dtype
 from fedpriv.attacks.gradients.matching import seen_alone
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.variables import total_variation
@@ -48,7 +48,7 @@ class InversionOptions:
 
 def fed_to(observation: Observation, layer: str) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
     """The map (weights, normalised images ``(B, C, H, W)``) -> the input of ``layer`` ``(B, in)``."""
-    net, _ = known_net(observation)
+    net, _ = training_net(observation)
     seen: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple[Tensor, ...]) -> None:

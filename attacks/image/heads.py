@@ -138,7 +138,7 @@ def with_own_top(case: Case, assumed: int, seed: int) -> Case:
     top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.seen.values())).dtype)
     uniform_(top, torch.Generator().manual_seed(seed))
     own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
-    net = SplitNet(case.net.body, top).requires_grad_(False).eval()
+    net = SplitNet(case.net.body, top.eval()).requires_grad_(False)
     return replace(body, net=net, weights=body.weights | own)
 
 

@@ -18,7 +18,7 @@ from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
 from fedpriv.attacks.gradients.distances import misfit, per_layer
-from fedpriv.attacks.gradients.linear import known_net, to_picture, weight_dtype
+from fedpriv.attacks.gradients.linear import to_picture, training_net, weight_dtype
 from fedpriv.attacks.gradients.local_run import Loss, local_run
 from fedpriv.attacks.gradients.matching import seen_alone
 from fedpriv.attacks.gradients.variables import total_variation
@@ -110,7 +110,7 @@ def _one_start(
         known = None
         label_logits = torch.randn(n, observation.classes, generator=drawn, dtype=dtype).to(device).requires_grad_()
         free.append(label_logits)
-    net, start = known_net(observation)
+    net, start = training_net(observation)
     hidden = {name: _drawn(p, drawn).to(device, dtype) for name, p in net.named_parameters() if name not in start}
     free += [weight.requires_grad_() for weight in hidden.values()]
     start |= hidden

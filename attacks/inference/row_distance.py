@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.analytic import AnalyticOptions, leaky_layers, quotients
-from fedpriv.attacks.gradients.linear import known_net
+from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.membership import Array
 
@@ -100,10 +99,7 @@ def _tensors(layer: str) -> tuple[str, str]:
 
 def _at_received_weights(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
     """The net and its known weights; the others are NaN in the net. BatchNorm normalises by the batch, as in training."""
-    net, known = known_net(observation)
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            module.train()
+    net, known = training_net(observation)
     device = next(iter(observation.shared.values())).device
     return net.to(device), {name: tensor.to(device) for name, tensor in known.items()}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.core.by_name import nearest
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
@@ -147,8 +147,8 @@ def run_controls(
     """The controls of an attack at its own budget; none where it declares no setting for them.
 
     Args:
-        observed: the messages to attack: the controls' victim hides the last layer where they do, and takes as many local steps
-            if the attack simulates them.
+        observed: the messages to attack: the controls' victim hides the last layer where they do, takes as many local steps if
+            the attack simulates them, and has BatchNorm where their net normalises by the batch.
         images: the images behind all messages ``(n, C, H, W)``: the controls have as many per message, up to what the attack
             declares, and of the same size, up to :data:`LARGEST`.
     """
@@ -160,6 +160,8 @@ def run_controls(
         setting = replace(setting, masked=max(setting.masked, int(hides)))
         if setting.steps and schedule is not None:
             setting = replace(setting, steps=schedule.steps)
+        if says.optimises and batch_norms(observed[0].net):
+            setting = setting.with_batch_norm()
     if observed and images is not None:
         at_once, side = len(images) // len(observed), max(images.shape[2:])
         setting = replace(setting, at_once=min(at_once, says.at_once), side=min(side, LARGEST))

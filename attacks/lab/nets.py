@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank
+from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank, in_clients_mode, state_names
 
 FEATURES = 768
 """Output of the convolutions for 32x32 pixels: 12 channels of 8x8."""
@@ -27,19 +27,22 @@ def linear_layers(features: int, classes: int, layers: int) -> list[nn.Module]:
     return found[:-1]
 
 
-def lenet(classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, features: int = FEATURES) -> SplitNet:
+def lenet(
+    classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, features: int = FEATURES, batch_norm: bool = False
+) -> SplitNet:
     """The net of DLG (Zhu et al. 2019) for ``(channels, 32, 32)``: three 5x5 convolutions of 12 channels, strides 2, 2, 1.
 
     Args:
         layers: linear layers at the end: ``768 -> C``, ``768 -> 128 -> C`` or ``768 -> 256 -> 128 -> C``.
         masked: how many of them, from the last, are ``top``; with 0 nothing is hidden, and ``top`` is the last one.
         features: 768 for 32x32 pixels; ``12 * ceil(height / 4) * ceil(width / 4)`` for others.
+        batch_norm: with BatchNorm after each convolution.
     """
     if layers not in WIDTHS or not 0 <= masked <= layers:
         raise ValueError(f"{layers} linear layers, {masked} masked: there must be 1 to 3, and at most all of them masked")
     convolutions: list[nn.Module] = []
     for wide, stride in zip((channels, 12, 12), (2, 2, 1), strict=True):
-        convolutions += [nn.Conv2d(wide, 12, 5, stride, 2), nn.Sigmoid()]
+        convolutions += [nn.Conv2d(wide, 12, 5, stride, 2), *([nn.BatchNorm2d(12)] if batch_norm else []), nn.Sigmoid()]
     whole = [*convolutions, nn.Flatten(), *linear_layers(features, classes, layers)]
     linear = [i for i, layer in enumerate(whole) if isinstance(layer, nn.Linear)]
     cut = linear[-max(1, masked)]
@@ -92,11 +95,15 @@ def uniform_(net: nn.Module, generator: torch.Generator, bound: float = 0.5) -> 
 
 
 def reference_victim(
-    seed: int, classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, height: int = 32, width: int = 32
-) -> SplitNet:
-    """:func:`lenet` for images of the given size, parameters U(-0.5, 0.5) drawn by ``seed``."""
-    net = lenet(classes, layers, masked, channels, 12 * -(-height // 4) * -(-width // 4))
-    uniform_(net, torch.Generator().manual_seed(seed))
+    seed: int, classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, height: int = 32, width: int = 32,
+    batch_norm: bool = False,
+) -> SplitNet:  # fmt: skip
+    """:func:`lenet` for images of the given size; parameters U(-0.5, 0.5) drawn by ``seed``, except BatchNorm's."""
+    net = lenet(classes, layers, masked, channels, 12 * -(-height // 4) * -(-width // 4), batch_norm)
+    draw = torch.Generator().manual_seed(seed)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            uniform_(layer, draw)
     return net
 
 
@@ -125,12 +132,14 @@ def observe(
         raise ValueError(f"unknown threat model for the top: {threat.top}")
     centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, 1, 1) for v in (mean, std))
     parameters = dict(net.named_parameters())
-    loss = F.cross_entropy(net((images - centre) / spread), labels)
-    gradients = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+    run = in_clients_mode(net)
+    loss = F.cross_entropy(run((images - centre) / spread), labels)
+    gradients = dict(zip(parameters, torch.autograd.grad(loss, list(run.parameters())), strict=True))
     shared = {name: g.detach() for name, g in gradients.items() if not (hidden and name.startswith("top."))}
     if noise is not None:
         shared = {name: noise(name, g) for name, g in shared.items()}
-    weights = {name: p.detach().clone() for name, p in parameters.items()}
+    state = net.state_dict()
+    weights = {name: state[name].detach().clone() for name in state_names(net)}
     if hidden:
         tops = {"unknown": {}, "current": dict(net.top.state_dict()), "initial": dict((initial_top or net.top).state_dict())}
         weights = {name: w for name, w in weights.items() if name.startswith("body.")}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
 from fedpriv.attacks.gradients.local_run import local_run
 from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
@@ -20,6 +20,7 @@ Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.core.registry.MaliciousAttack.alter`."""
 PUBLIC = 200
 """Images that a malicious server of the controls has of its own."""
+HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Setting:
         least: share of them that the positive control must recover; 0: only a negative control.
         kind: of the images: crops of photographs, or digits, which have a distribution that can be learned. An attacker who has
             public images gets the digits that are not attacked.
+        batch_norm: the reference victim has BatchNorm, and normalises by the batch.
     """
 
     net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
@@ -50,6 +52,12 @@ class Setting:
     side: int = 32
     least: float = 0.8
     kind: Literal["photographs", "digits"] = "photographs"
+    batch_norm: bool = False
+
+    def with_batch_norm(self) -> Setting:
+        """The reference victim, which normalises by the batch. That nearly cancels an image's contrast and brightness, so half of
+        the images is enough, where more than half was."""
+        return replace(self, net="reference", batch_norm=True, least=min(self.least, HALF))
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
         """Images ``(n, C, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
@@ -97,7 +105,7 @@ class Setting:
     def _net(self, images: Tensor, seed: int) -> SplitNet:
         channels = images.shape[1]
         if self.net == "reference":
-            return reference_victim(seed, 10, self.layers, self.masked, channels, self.side, self.side)
+            return reference_victim(seed, 10, self.layers, self.masked, channels, self.side, self.side, self.batch_norm)
         if self.net == "perceptron":
             return perceptron(seed, channels=channels, height=self.side, width=self.side)
         if self.net in ("rectified", "rectified twice"):
@@ -109,7 +117,9 @@ class Setting:
     def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:
         schedule = Schedule(lr=0.1, steps=self.steps, batch_size=len(images))
         target = F.one_hot(labels, observation.classes).to(images)
-        change = local_run(observation.net, observation.weights, list(observation.shared), images, target, schedule)
+        change = local_run(
+            in_clients_mode(observation.net), observation.weights, list(observation.shared), images, target, schedule
+        )
         shared = {name: tensor.detach() for name, tensor in change.items()}
         return replace(observation, kind="change", shared=shared, schedule=schedule)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +19,7 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
 from fedpriv.attacks.core.registry import IMAGE_ATTACKS
 from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
 
 
@@ -58,6 +61,24 @@ def test_an_image_and_its_label_from_a_gradient(net: Own, listed: bool) -> None:
     assert result.scores(IMAGES[:1], LABELS[:1]).mse.item() < 1e-4 and result.labels.tolist() == LABELS[:1].tolist()
     assert result.images.shape == (1, *SHAPE) and "idlg" in repr(result)
     assert net.training and all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_counts_in_the_mode_of_the_net(training: bool) -> None:
+    """In the other mode the loss at the image itself is far from 0, and no attack finds it.
+
+    Where an image is normalised by itself, its contrast and brightness hardly count, so it is not compared by its error.
+    """
+    victim = reference_victim(0, height=8, width=8, batch_norm=True)
+    torch.manual_seed(0)
+    net = nn.Sequential(OrderedDict(body=victim.body, top=victim.top)).train(training)
+    state = copy.deepcopy(net.state_dict())
+    gradient = gradient_of(net)
+    net.load_state_dict(state)  # the step moved the running statistics
+    found = invert(net, gradient, input_shape=SHAPE, attack="idlg")
+    assert found.loss < 1e-6 and found.scores(IMAGES[:1]).ssim.item() > 0.9
+    assert invert(net.train(not training), gradient, input_shape=SHAPE, attack="idlg").loss > 1e-2
 
 
 def test_nothing_from_noise(net: Own) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import make_dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.registry import image_attack, image_attacks
@@ -228,6 +229,37 @@ def test_controls_are_of_what_is_attacked() -> None:
     for seen in asked:
         assert {one.num_examples for one in seen} == {3} and {one.input_shape for one in seen} == {(3, 8, 8)}
         assert not any(name.startswith("top.") for one in seen for name in one.shared)
+
+
+def test_controls_of_a_net_that_normalises_by_the_batch_do_too() -> None:
+    images, labels = default_images(2, side=8)
+    asked: list[Observation] = []
+
+    class Spy(Foreign):
+        control = Setting(net="perceptron", images=2, side=8)
+
+        def run(self, seen: Sequence[Observation], seed: int = 0) -> Reconstruction:
+            asked.extend(seen)
+            return super().run(seen, seed)
+
+    class ClosedForm(Spy):
+        optimises = False
+
+    for seed, (training, attack) in enumerate(itertools.product((True, False), (Spy(), ClosedForm()))):
+        asked.clear()
+        net = reference_victim(0, 10, 1, 0, 3, 8, 8, batch_norm=True).train(training)
+        message = observe(net, images[:1], labels[:1])
+        assert "body.1.running_var" in message.weights and bool(batch_norms(message.net)) == training
+        run_controls(Attacker(attack, ThreatModel()), seed, [message], images[:1])  # those of one seed run once
+        expected = training and not isinstance(attack, ClosedForm)
+        assert {bool(batch_norms(one.net)) for one in asked} == {expected}, "a closed form does not run the net"
+
+
+@pytest.mark.slow
+def test_who_learns_from_simulated_messages_reads_those_of_a_net_with_batch_norm() -> None:
+    setting = Setting(kind="digits", threat=ThreatModel(public=True), images=10).with_batch_norm()
+    found = positive_control(image_attack("learned-inversion")(), setting)
+    assert found.passed, found.sentence
 
 
 @pytest.mark.slow

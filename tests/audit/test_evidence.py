@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.gradients.linear import training_net
+from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
@@ -26,6 +30,27 @@ ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay"
 def evidence(folder: Path, method: str, **overrides: object) -> Evidence:
     play(folder, method, **overrides)
     return Evidence(folder)
+
+
+def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
+    """What a client with BatchNorm sent is the gradient by its batch; the running statistics give another."""
+    net = {"data.limit": 60, "model.name": "resnet9_narrow", "model.projection": None, "train.participation": 0.1}
+    found = evidence(tmp_path / "run", "fedavg", **ONE_STEP, **net)
+    message = found.message(*found.messages()[0])
+    observation, truth = found.observation(message, ThreatModel()), found.truth(message.client)
+    images, mean, std = truth.images, *(torch.tensor(value).view(-1, 1, 1) for value in (observation.mean, observation.std))
+    seen = as_gradient(observation).shared
+
+    def gradient(seen_by: Observation) -> dict[str, Tensor]:
+        victim, weights = training_net(seen_by)
+        targets = F.one_hot(truth.labels, observation.classes).float()
+        return gradient_by_labels(victim, weights, list(seen), (images - mean) / std, targets)
+
+    by_batch, by_running = (gradient(found.observation(message, ThreatModel(), training=mode)) for mode in (True, False))
+    for name, tensor in seen.items():
+        torch.testing.assert_close(by_batch[name], tensor, rtol=1e-3, atol=1e-4)
+    away = [float((by_running[name] - tensor).norm() / tensor.norm()) for name, tensor in seen.items()]
+    assert max(away) > 0.5
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.registry import image_attacks
@@ -34,8 +35,8 @@ class Declared(Undeclared):
     rescales = False
 
 
-def reasons(*transforms: Any, steps: bool = True, **overrides: Any) -> tuple[str, ...]:
-    return unlike_controls(load_config(None, settings("fedavg", **overrides)), transforms, steps)
+def reasons(*transforms: Any, net: nn.Module | None = None, steps: bool = True, **overrides: Any) -> tuple[str, ...]:
+    return unlike_controls(load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps)
 
 
 def test_what_the_controls_do_not_have_is_named() -> None:
@@ -46,6 +47,9 @@ def test_what_the_controls_do_not_have_is_named() -> None:
     (stepped,) = reasons(**{"train.optimizer": "adam"})
     assert "the client's steps were adam's" in stepped
     assert reasons(steps=False, **{"train.optimizer": "adam"}) == (), "a gradient that was sent took no step"
+    (dropped,) = reasons(net=nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0)))
+    assert "trained with dropout of 0.5, whose random masks" in dropped
+    assert reasons(net=nn.Dropout(0.5).eval()) == ()
     (unknown,) = reasons(*built_in, Undeclared())
     assert unknown.startswith("undeclared does not declare what it does")
 

@@ -91,7 +91,7 @@ def of_net(net: nn.Module) -> list[str]:
     drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
     remarks = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
-        remarks.append("BatchNorm: attacks use evaluation mode, the client trained with the statistics of its batches")
+        remarks.append("BatchNorm: clients and attacks normalise by the batch")
     return remarks
 
 

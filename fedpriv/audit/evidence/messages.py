@@ -6,6 +6,7 @@ from the run's config and checked against its partition hash.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -203,7 +204,9 @@ class Evidence:
         assert encoder is not None and longest is not None
         return tokenise(texts, encoder.tokenizer, longest)[0].long()
 
-    def observation(self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None) -> Observation:
+    def observation(
+        self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None, training: bool = True
+    ) -> Observation:
         """The message as an attacker under that threat model sees it.
 
         Shared are the changes of parameters that are sent in both directions. Hidden layers are known where the threat model says
@@ -211,6 +214,7 @@ class Evidence:
 
         Args:
             gradient: tensors to attack instead of the changes, by the net's names.
+            training: whether the client computed them in training mode, and not in evaluation mode.
 
         Raises:
             UsageError: the threat model grants the present weights of layers that never left the client.
@@ -223,13 +227,14 @@ class Evidence:
         news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
         dataset, encoder = federation.dataset, federation.prepared.encoder
         victim = self._victim(frozenset(news))
+        net = victim.net if training else copy.deepcopy(victim.net).eval()
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
             weights=self._weights(message, victim, threat),
-            net=victim.net,
+            net=net,
             input_shape=federation.resident.net.input_shape
             if text is None
             else (federation.config.data.max_tokens or text.length,),
@@ -243,7 +248,7 @@ class Evidence:
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
-            unlike=unlike_controls(self.config, federation.agreement.transforms, steps=gradient is None),
+            unlike=unlike_controls(self.config, net, federation.agreement.transforms, steps=gradient is None),
         )
         if not threat.labels:
             return observation

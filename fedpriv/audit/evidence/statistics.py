@@ -33,8 +33,8 @@ class Meaning:
     """What a statistic reveals of the client.
 
     Attributes:
-        gradient: ``whole``: for each tensor it is a gradient of the client's loss; ``change``: it is the change of a mean of the
-            client's regularised gradients since its last turn. Both are attacked. ``None``: it is no gradient.
+        gradient: ``whole``: for each tensor it is a gradient of the client's loss in evaluation mode; ``change``: the change of a
+            mean of the client's regularised gradients since its last turn. Both are attacked. Empty: it is no gradient.
     """
 
     says: str
@@ -139,7 +139,7 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         for name, tensor in gradients.items():
             decay = train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
-    return evidence.observation(message, threat, gradient=gradients)
+    return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
 
 
 def _named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

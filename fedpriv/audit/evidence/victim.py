@@ -17,8 +17,8 @@ class Victim:
     """A net split where sharing ends.
 
     Attributes:
-        net: ``body`` and ``top`` (:class:`fedpriv.attacks.core.observation.SplitNet`), with NaN for every parameter
-            (:func:`fedpriv.attacks.core.observation.blank`).
+        net: ``body`` and ``top`` (:class:`fedpriv.attacks.core.observation.SplitNet`) in training mode, with NaN for every
+            parameter (:func:`fedpriv.attacks.core.observation.blank`).
         names: of every parameter and buffer on the path to the logits, the net's name -> the split's
             (``encoder.conv1.weight`` -> ``body.encoder_conv1.weight``).
     """
@@ -47,7 +47,7 @@ def cut(net: Net, sent: Collection[str]) -> Victim:
         part = f"{'body' if i < at else 'top'}.{prefix.replace('.', '_')}"
         for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
             names[f"{prefix}.{name}"] = f"{part}.{name}"
-    return Victim(blank(SplitNet(_chain(steps[:at]), _chain(steps[at:]))), names)
+    return Victim(blank(SplitNet(_chain(steps[:at]), _chain(steps[at:]))).train(), names)
 
 
 def _steps(role: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
