@@ -19,7 +19,19 @@ from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, Scores, beyond, counts, match_batches, mse, score, under, wilson
+from fedpriv.attacks.scoring.scores import (
+    RECOVERED,
+    Rate,
+    Scores,
+    beyond,
+    closest,
+    counts,
+    match_batches,
+    mse,
+    score,
+    under,
+    wilson,
+)
 
 NO_PROMISE = "no control shows that it can succeed"
 LARGEST = 32
@@ -48,6 +60,7 @@ class Attempt:
 
     Attributes:
         images: its reconstructions ``(n, C, H, W)``, in the order of the originals.
+        true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
         inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
         copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
@@ -60,6 +73,7 @@ class Attempt:
     found: Reconstruction | None = None
     scores: Scores | None = None
     images: Tensor | None = None
+    true: Tensor | None = None
     inapplicable: str | None = None
     controls: tuple[Control, ...] = ()
     copies: Mapping[float, int] | None = None
@@ -197,8 +211,9 @@ def mount(attacker: Attacker, observed: Sequence[Observation], seed: int) -> Rec
 
 
 def controlled(
-    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount
-) -> Attempt:
+    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount,
+    views: Tensor | None = None,
+) -> Attempt:  # fmt: skip
     """:func:`attempt`, if the attacker passes its controls at the same budget, with as many images per message."""
     try:
         declared(attacker.attack).check(observed[0])
@@ -207,13 +222,14 @@ def controlled(
     passed = run_controls(attacker, seed, observed, images)
     if failed := [control.sentence for control in passed if not control.passed]:
         return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
-    return replace(attempt(attacker, observed, images, labels, seed, mount), controls=passed)
+    return replace(attempt(attacker, observed, images, labels, seed, mount, views), controls=passed)
 
 
-def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attempt:
-    """Merge attempts of one attacker on consecutive parts of the images ``(n, C, H, W)``, each with a result."""
+def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
+    """Merge attempts of one attacker on consecutive parts of the images, each with a result."""
     found = [one.found for one in attempts if one.found is not None]
     made = torch.cat([one.images for one in attempts if one.images is not None])
+    true = torch.cat([one.true for one in attempts if one.true is not None])
     whole = Reconstruction(
         raw=torch.cat([one.raw for one in found]),
         labels=torch.cat([one.labels for one in found]),
@@ -226,7 +242,8 @@ def joined(attempts: Sequence[Attempt], images: Tensor, labels: Tensor) -> Attem
     copies = None
     if attempts[0].copies is not None:
         copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
-    return replace(attempts[0], found=whole, scores=score(made, images, whole.labels, labels), images=made, copies=copies)
+    scores = score(made, true, whole.labels, labels)
+    return replace(attempts[0], found=whole, scores=scores, images=made, true=true, copies=copies)
 
 
 def _promises(control: Setting | None) -> bool:
@@ -246,30 +263,37 @@ def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: in
 
 
 def attempt(
-    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount
-) -> Attempt:
-    """Mount the attack and score it against the true images ``(n, C, H, W)``.
+    attacker: Attacker, observed: Sequence[Observation], images: Tensor, labels: Tensor, seed: int, mount: Mount = mount,
+    views: Tensor | None = None,
+) -> Attempt:  # fmt: skip
+    """Mount the attack and score it against the true images ``(n, C, H, W)``, or the nearest of their views.
 
     A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
     them (:func:`fedpriv.attacks.scoring.scores.match_batches`), and missing ones count as grey images.
+
+    Args:
+        views: ``(n, V, C, H, W)`` each image and the augmented views of it that the client trained on; ``None``: it has none.
     """
     try:
         found = mount(attacker, observed, seed)
     except Inapplicable as error:
         return Attempt(attacker, inapplicable=str(error))
-    made, guessed = _in_order(found, images, len(observed))
-    public = observed[0].public
-    copies = None if public is None else counts(under(mse(nearest_public(images, public.images), images)))
-    return Attempt(attacker, found, score(made, images, guessed, labels), images=made, copies=copies, unlike=observed[0].unlike)
+    views = images[:, None] if views is None else views
+    made, guessed = _in_order(found, views, len(observed))
+    true, public, copies = closest(made, views), observed[0].public, None
+    if public is not None:
+        copies = counts(under(torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)]).amin(0)))
+    scores = score(made, true, guessed, labels)
+    return Attempt(attacker, found, scores, images=made, true=true, copies=copies, unlike=observed[0].unlike)
 
 
-def _in_order(found: Reconstruction, images: Tensor, messages: int) -> tuple[Tensor, Tensor]:
-    """Reconstructions and labels, matched to the images within each message."""
-    size, made_each = len(images) // messages, len(found.images) // messages
+def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
+    """Reconstructions and labels, matched to the images ``(n, V, C, H, W)`` within each message."""
+    size, made_each = len(views) // messages, len(found.images) // messages
     if size == 1:
         return found.images, found.labels
-    made, labels = torch.full_like(images, 0.5), torch.full((len(images),), -1)
-    here = torch.arange(len(images)) % size < made_each
+    made, labels = torch.full_like(views[:, 0], 0.5), torch.full((len(views),), -1)
+    here = torch.arange(len(views)) % size < made_each
     made[here], labels[here] = found.images.to(made), found.labels
-    order = match_batches(made, images, size)
+    order = match_batches(made, views, size)
     return made[order], labels[order]

@@ -152,9 +152,23 @@ def match(made: Tensor, true: Tensor) -> Tensor:
     """For images of one batch, whose order a gradient does not determine: the index in ``made`` for each of ``true`` ``(n,)``.
 
     The assignment has the least sum of squared errors.
+
+    Args:
+        true: ``(n, C, H, W)``, or with views ``(n, V, C, H, W)`` of which the one with the least error counts.
     """
-    pairs = (_clipped(made).flatten(1)[None] - true.flatten(1)[:, None]).square().mean(2)
+    views = true if true.ndim > made.ndim else true[:, None]
+    rows, pairs = _clipped(made).flatten(1)[None], None
+    for view in views.unbind(1):
+        errors = (rows - view.flatten(1)[:, None]).square().mean(2)
+        pairs = errors if pairs is None else torch.minimum(pairs, errors)
+    assert pairs is not None
     return torch.as_tensor(linear_sum_assignment(pairs.cpu().numpy())[1])
+
+
+def closest(made: Tensor, views: Tensor) -> Tensor:
+    """For each reconstruction ``(n, C, H, W)`` the nearest of its image's views ``(n, V, C, H, W)``."""
+    errors = torch.stack([mse(made, view) for view in views.unbind(1)], 1)
+    return views[torch.arange(len(views)), errors.argmin(1)]
 
 
 def match_batches(made: Tensor, true: Tensor, size: int) -> Tensor:

@@ -160,7 +160,7 @@ def _attack_images(
             observed = target.observe(attacker.threat)
             if reason := out_of_reach(attacker, observed, len(target.images)):
                 beyond[attacker.name] = reason
-            attempts.append(controlled(attacker, observed, target.images, target.labels, seed))
+            attempts.append(controlled(attacker, observed, target.images, target.labels, seed, views=target.views))
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
@@ -329,7 +329,8 @@ def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: M
     assert honest.reference is not None
     played = replay(evidence, round_, client, attack, honest.reference, seed)
     title = f"{honest.title}; download altered by {attack.name}"
-    found = target.of_messages(evidence, title, [played.message], honest.images, honest.labels)
+    views = None if played.recorder is None else played.recorder.views(honest.images)
+    found = target.of_messages(evidence, title, [played.message], honest.images, honest.labels, views)
     return found, played
 
 

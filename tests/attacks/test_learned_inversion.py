@@ -162,7 +162,7 @@ def test_no_more_than_copies_is_nothing() -> None:
     assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
     all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)  # type: ignore[arg-type]
     assert all_three.recovered is not None and all_three.recovered.successes == 3
-    both = joined([made, all_three], torch.cat([images] * 2), torch.cat([labels] * 2))
+    both = joined([made, all_three], torch.cat([labels] * 2))
     assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
     unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)  # type: ignore[arg-type]
     assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2

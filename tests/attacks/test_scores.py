@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.scoring.baselines import baselines
-from fedpriv.attacks.scoring.scores import match, match_batches, mse, psnr, score, ssim, wilson
+from fedpriv.attacks.scoring.scores import closest, match, match_batches, mse, psnr, score, ssim, wilson
 
 
 def test_mse_and_psnr_of_a_known_difference() -> None:
@@ -76,6 +76,16 @@ def test_matching_undoes_a_permutation_within_each_batch() -> None:
     made = true[order] + 0.01
     assert torch.equal(order[match_batches(made, true, 3)], torch.arange(6))
     assert torch.equal(order[:3][match(made[:3], true[:3])], torch.arange(3))
+
+
+def test_of_several_views_the_nearest_counts() -> None:
+    torch.manual_seed(0)
+    views = torch.rand(3, 2, 1, 4, 4)
+    order, taken = torch.tensor([2, 0, 1]), torch.tensor([1, 0, 1])
+    true = views[torch.arange(3), taken]
+    made = true[order] + 0.01
+    matched = match(made, views)
+    assert torch.equal(order[matched], torch.arange(3)) and torch.equal(closest(made[matched], views), true)
 
 
 def test_score_counts_images_and_labels() -> None:

@@ -14,7 +14,7 @@ from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.messages import Evidence, Truth
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.victim import cut
 from fedpriv.errors import UsageError
@@ -66,6 +66,23 @@ def test_one_step_is_the_gradient_of_the_truth(tmp_path: Path, method: str) -> N
     assert seen.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(seen[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("augment", ["crop_flip", "flip_jitter_rotate"])
+def test_views_are_what_the_client_trained_on(tmp_path: Path, augment: str) -> None:
+    """The gradient of the views is what was sent, and that of the images is not."""
+    found = evidence(tmp_path / "run", "fedavg", **ONE_STEP, **{"data.augment": augment})
+    round, client = found.messages()[1]
+    message, truth = found.message(round, client), found.truth(client)
+    views = found.views(round, client, truth.images)
+    assert views is not None and views.shape == (len(truth.labels), 2, *truth.images.shape[1:])
+    assert torch.equal(views[:, 0], truth.images) and not torch.equal(views[:, 1], truth.images)
+    seen = as_gradient(found.observation(message, ThreatModel())).shared
+    for name, gradient in gradients_of(found, message, Truth(views[:, 1], truth.labels)).items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-3, atol=1e-5)
+    plain = gradients_of(found, message, truth)
+    assert any((seen[name] - gradient).norm() > 0.1 * gradient.norm() for name, gradient in plain.items())
+    assert evidence(tmp_path / "plain", "fedavg", **ONE_STEP).views(round, client, truth.images) is None
 
 
 def test_hidden_layers_are_absent_and_known_only_where_the_threat_model_says_so(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_most_images_of_a_client_are_recovered_and_its_check_refuses(run: Path) 
     assert set(played.altered) == {f"encoder.fc{n}" for n in ("1.bias", "1.weight", "2.bias", "2.weight", "3.weight")}
 
 
+def test_of_a_client_that_augments_its_views_are_recovered(tmp_path: Path) -> None:
+    play(tmp_path / "run", "mpfedcon", **ONE_ROUND, **{"data.augment": "crop_flip"})
+    made = attack("imprint", "--threat", "malicious", "--run", tmp_path / "run", "--json")
+    (row,) = json.loads(made.stdout.splitlines()[-1])["attackers"]
+    assert row["success"]["0.01"]["share"] > 0.4
+
+
 @pytest.mark.parametrize("quiet", [0, 32])
 def test_noise_that_hides_the_marks_costs_the_attack_its_images(run: Path, quiet: int) -> None:
     evidence, imprint = Evidence(run), Imprint(noise=1.5, quiet=quiet)

@@ -35,15 +35,19 @@ class Declared(Undeclared):
     rescales = False
 
 
-def reasons(*transforms: Any, net: nn.Module | None = None, steps: bool = True, **overrides: Any) -> tuple[str, ...]:
-    return unlike_controls(load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps)
+def reasons(
+    *transforms: Any, net: nn.Module | None = None, steps: bool = True, once: bool = False, **overrides: Any
+) -> tuple[str, ...]:
+    return unlike_controls(load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps, once)
 
 
 def test_what_the_controls_do_not_have_is_named() -> None:
     built_in = build_transforms([{"name": "clip"}, {"name": "gaussian", "variance": 1e-4}, {"name": "mask", "last": 1}])
     assert reasons(*built_in, Declared()) == ()
     (augmented,) = reasons(**{"data.augment": "crop_flip"})
-    assert "altered copies of its images (data.augment crop_flip)" in augmented
+    assert "several altered copies of each image (data.augment crop_flip)" in augmented
+    assert reasons(once=True, **{"data.augment": "crop_flip"}) == (), "then one image is behind the one step that it was in"
+    assert reasons(net=nn.Linear(1, 1).eval(), **{"data.augment": "crop_flip"}) == (), "only training augments"
     (stepped,) = reasons(**{"train.optimizer": "adam"})
     assert "the client's steps were adam's" in stepped
     assert reasons(steps=False, **{"train.optimizer": "adam"}) == (), "a gradient that was sent took no step"
@@ -54,23 +58,37 @@ def test_what_the_controls_do_not_have_is_named() -> None:
     assert unknown.startswith("undeclared does not declare what it does")
 
 
-@pytest.mark.parametrize("option", [{"data.augment": "crop_flip"}, {"train.optimizer": "adam", "train.lr": 0.001}, {}])
-def test_there_a_failure_is_no_evidence(tmp_path: Path, option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or crops and flips, and Adam, would look like defences: the closed form passes its control, and finds next to nothing."""
+AUGMENTED = {"data.augment": "crop_flip"}
+ADAM = {"train.optimizer": "adam", "train.lr": 0.001}
+TWICE = {**AUGMENTED, "train.local_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("option", "evidence"),
+    [(AUGMENTED, True), (TWICE, False), (ADAM, False), ({}, True)],
+)
+def test_there_a_failure_is_no_evidence(
+    tmp_path: Path, option: dict[str, Any], evidence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or crops of several epochs, and Adam, would look like defences: the closed form passes its control, and finds little.
+
+    Of one epoch it finds what clients trained on, which are crops where they augment.
+    """
     alone = [Attacker(image_attacks()["analytic"](), ThreatModel())]
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: alone)
     play(tmp_path / "run", "fedavg", **{"train.rounds": 1, **option})
-    evidence = Evidence(tmp_path / "run")
-    round, client = evidence.messages()[0]
+    of_run = Evidence(tmp_path / "run")
+    round, client = of_run.messages()[0]
     found = [
-        on_message(evidence, round, client, 0, lambda text: None),
-        on_single_images(evidence, round, client, 0, lambda text: None, 6),
+        on_message(of_run, round, client, 0, lambda text: None),
+        on_single_images(of_run, round, client, 0, lambda text: None, 6),
     ]
     for attacked in found:
         (attempt,) = attacked.attempts
-        assert attempt.recovered is not None and attempt.is_evidence == (not option)
-        if option and not attempt.recovered.successes:
+        assert attempt.recovered is not None and attempt.is_evidence == evidence
+        if not evidence and not attempt.recovered.successes:
             said = of_images(attacked.described(None))
             assert "not known" in said and "which is no evidence" in said
     single = found[1].attempts[0].recovered
-    assert single is not None and (single.share > 0.9) == (not option)
+    assert single is not None and (single.share > 0.9) == evidence
+    assert ("as trained on" in found[1].pictures()) == ("data.augment" in option)

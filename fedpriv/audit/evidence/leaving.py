@@ -77,7 +77,9 @@ def conditions(evidence: Evidence) -> list[str]:
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
     remarks = [
-        "no augmentation" if augment == "none" else f"augmentation {augment}: clients trained on altered copies of the originals"
+        "no augmentation"
+        if augment == "none"
+        else f"augmentation {augment}: clients trained on altered copies; who recovers a copy recovers the image"
     ]
     if encoder is not None:
         learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}

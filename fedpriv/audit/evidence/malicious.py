@@ -12,6 +12,7 @@ from fedpriv.attacks.core.registry import MaliciousAttack
 from fedpriv.attacks.core.text_registry import MaliciousTextAttack
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.views import Recorder, recorded
 from fedpriv.client.client import receive
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, SuspiciousDownload
@@ -26,11 +27,13 @@ class Replay:
         message: the altered tensors as received, and its upload, which it makes without its check of downloads.
         altered: names of the tensors that the server altered.
         refusal: what the client's check says; ``None``: it finds nothing, or the run has switched it off.
+        recorder: of the views that it trained on; ``None``: it does not augment.
     """
 
     message: Message
     altered: tuple[str, ...]
     refusal: str | None
+    recorder: Recorder | None = None
 
 
 def replay(
@@ -62,13 +65,13 @@ def replay(
     unchecked = federation.config.model_copy(
         update={"wire": federation.config.wire.model_copy(update={"check_downloads": False})}
     )
-    open_to_all = replace(federation, agreement=replace(federation.agreement, config=unchecked))
+    open_to_all, recorder = recorded(replace(federation, agreement=replace(federation.agreement, config=unchecked)))
     data: Split = federation.data.train(client)
     answer = next(ShadowTurns(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
     found = evidence.read(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
-    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent))
+    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent), recorder)
 
 
 def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:

@@ -22,6 +22,7 @@ from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.unlike import unlike_controls
 from fedpriv.audit.evidence.victim import Victim, cut
+from fedpriv.audit.evidence.views import views_of
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
@@ -159,6 +160,14 @@ class Evidence:
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
+    def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
+        """The client's images ``(n, C, H, W)`` and the augmented views of its turn ``(n, V, C, H, W)``; ``None``: without any."""
+        return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
+
+    def behind(self, round: int, client: int) -> list[int]:
+        """The clients whose turns are behind a message."""
+        return [client]
+
     def labels(self, client: int) -> Tensor:
         """The labels of the client's training data ``(n,)``."""
         return self.federation.data.labels("train").cpu()[self._held(client)]
@@ -248,7 +257,9 @@ class Evidence:
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
-            unlike=unlike_controls(self.config, net, federation.agreement.transforms, steps=gradient is None),
+            unlike=unlike_controls(
+                self.config, net, federation.agreement.transforms, steps=gradient is None, once=self._once(message)
+            ),
         )
         if not threat.labels:
             return observation
@@ -270,6 +281,14 @@ class Evidence:
         lr = rates.pop() * train.lr_decay ** (message.round - 1)
         decay = (train.weight_decay, train.weight_decay_bias)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
+
+    def _once(self, message: Message) -> bool:
+        """Whether each of the client's samples was in one local step, as one view of it."""
+        objective, n = self.federation.method.objective, message.num_examples
+        if n is None or self.config.privacy.level == "sample" or objective.views > 1:
+            return False
+        schedule = self.schedule(message, n)
+        return schedule is not None and schedule.steps <= math.ceil(n / schedule.batch_size)
 
     def victim(self, message: Message) -> Victim:
         """The net as an attacker on the message sees it."""

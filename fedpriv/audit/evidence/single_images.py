@@ -8,13 +8,17 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.simulation.setup import Federation
 
 
-def single_images(evidence: Evidence, round: int, client: int, count: int) -> list[Message]:
+def single_images(evidence: Evidence, round: int, client: int, count: int, federation: Federation | None = None) -> list[Message]:
     """The messages of simulated clients that hold one image each, those of :func:`shared_out`.
 
     They train as in the run, with its schedule, defences and differential privacy, from that round's download. No real message
     of the run stands for a single image.
+
+    Args:
+        federation: the run's, where its augmentation is recorded (:func:`fedpriv.audit.evidence.views.recorded`).
 
     Raises:
         UsageError: the run's loss is not defined for a single image.
@@ -26,7 +30,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int) -> li
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")
-    turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast())
+    turns = ShadowTurns(federation or evidence.federation, round, download, evidence.store.broadcast())
     data, alone = evidence.federation.data, shared_out(evidence, client, count)
 
     def of(number: int) -> Split:

@@ -54,6 +54,9 @@ class Sums(Evidence):
     def sender(self, round: int, client: int) -> int | str:
         return f"sum of {len(self._clients[round])}"
 
+    def behind(self, round: int, client: int) -> list[int]:
+        return self._clients[round]
+
     @cached_property
     def federation(self) -> Federation:
         """As of the run; a sum holds the samples of its clients."""

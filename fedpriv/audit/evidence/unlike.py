@@ -14,18 +14,21 @@ _BUILT_IN = "fedpriv."
 """Of the modules whose transforms say all that they do: in the message (a mask, a rounding), or by their attributes."""
 
 
-def unlike_controls(config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool) -> tuple[str, ...]:
+def unlike_controls(
+    config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool, once: bool
+) -> tuple[str, ...]:
     """In what messages of a run differ from those of every attack's controls, a clause each.
 
     Args:
         net: the client's, in the mode in which it computed what is attacked.
         transforms: of an upload.
         steps: whether what is attacked is the change over local steps, and not a gradient that was sent beside it.
+        once: whether each sample was in one step, as one view of it.
     """
     found = []
-    if config.data.augment not in (None, "none"):
-        altered = f"the client trained on altered copies of its images (data.augment {config.data.augment})"
-        found.append(f"{altered}, and reconstructions of these are not like the originals")
+    if config.data.augment not in (None, "none") and net.training and not once:
+        altered = f"the client trained on several altered copies of each image (data.augment {config.data.augment})"
+        found.append(f"{altered}, and attacks look for one image behind all of its steps")
     if steps and config.train.optimizer != "sgd":
         found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
     drops = [module.p for module in net.modules() if isinstance(module, _DropoutNd) and module.p and module.training]

@@ -42,7 +42,9 @@ def attempt_on(
         return Attempt(attacker, inapplicable=str(error))
     if reason := out_of_reach(attacker, observed, len(target.images)):
         return Attempt(attacker, inapplicable=f"not tried: {reason}")
-    return (controlled if controls else attempt)(attacker, observed, target.images, target.labels, seed, mounting(say))
+    return (controlled if controls else attempt)(
+        attacker, observed, target.images, target.labels, seed, mounting(say), target.views
+    )
 
 
 def until_decided(
@@ -66,7 +68,7 @@ def until_decided(
         _controls_at_once(target, others, seed, say, workers)
     done = 0
     for end in _stages(min(first, most), min(len(target.images), most)):
-        part = _part(target, done, end)
+        part = target.part(done, end)
         still = [one for one in others if not done or _may_decide(_together(attempts[one], target))]
         with closing(_in_turn(part, still if enough is None else [], seed + done, say, not done, workers)) as made_by:
             for attacker, made in made_by:
@@ -128,13 +130,6 @@ def _stages(first: int, most: int) -> Iterable[int]:
     yield end
 
 
-def _part(target: Target, start: int, end: int) -> Target:
-    """The messages of the images from ``start`` to ``end``."""
-    title = f"{target.title} ({start + 1} to {end})"
-    images, labels = target.images[start:end], target.labels[start:end]
-    return replace(target, title=title, images=images, labels=labels, observe=lambda threat: target.observe(threat)[start:end])
-
-
 def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
     """Merge attempts on consecutive parts of the images, as far as they have results.
 
@@ -144,7 +139,7 @@ def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
     if not made:
         return parts[0]
     n = sum(len(one.images) for one in made if one.images is not None)
-    whole = made[0] if len(made) == 1 else joined(made, target.images[:n], target.labels[:n])
+    whole = made[0] if len(made) == 1 else joined(made, target.labels[:n])
     return whole if len(made) == len(parts) else replace(whole, cut=parts[len(made)].inapplicable)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
@@ -28,9 +29,10 @@ def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Any]:
 
 
 def guesses(target: Target) -> dict[str, Tensor]:
-    """Errors ``(n,)`` of the baselines, by name."""
-    made = baselines(target.images, target.labels, target.reference, target.reference_labels)
-    return {name: mse(images, target.images) for name, images in made.items()}
+    """Errors ``(n,)`` of the baselines, by name; of each image the least over its views, as for attacks."""
+    views = target.images[:, None] if target.views is None else target.views
+    of_each = [(view, baselines(view, target.labels, target.reference, target.reference_labels)) for view in views.unbind(1)]
+    return {name: torch.stack([mse(made[name], view) for view, made in of_each]).amin(0) for name in of_each[0][1]}
 
 
 def figures(attempt: Attempt) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt, suited
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
+from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, attempt_on, until_decided
@@ -63,6 +64,8 @@ class Attacked:
         order = best.scores.mse[: self._common()].argsort()
         made = sorted((one for one in self.attempts if one.scores is not None), key=_success, reverse=True)
         rows = {"original": self.target.images[order]}
+        if self.target.views is not None and best.true is not None:
+            rows["as trained on"] = best.true[order]
         return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
 
     def controls(self) -> list[dict[str, Any]]:
@@ -114,11 +117,14 @@ def on_target(target: Target, round: int, sender: int | str, seed: int, say: Say
 
 def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
     """Attack the messages of simulated clients that hold one image each (:func:`fedpriv.audit.images.attempts.until_decided`)."""
-    messages, alone = single_images(evidence, round, client, SINGLES), shared_out(evidence, client, SINGLES)
+    federation, recorder = recorded(evidence.federation)
+    messages = single_images(evidence, round, client, SINGLES, federation)
+    alone = shared_out(evidence, client, SINGLES)
     n, truth = len(messages), {owner: evidence.truth(owner) for owner, _ in alone}
     title = f"clients with one image each, {n} in round {round}"
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
-    target = of_messages(evidence, title, messages, images, labels, first_turn=True)
+    views = None if recorder is None else recorder.views(images)
+    target = of_messages(evidence, title, messages, images, labels, views, first_turn=True)
     tried = suited(target.masked)
     found = until_decided(target, tried, seed, say, most, workers)
     return Attacked(target, "single image", round, client, [*found, *_on_statistics(target, tried, seed, say)])

@@ -39,6 +39,7 @@ class Target:
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
+        views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
     """
 
     title: str
@@ -50,6 +51,18 @@ class Target:
     reference_labels: Tensor | None = None
     statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
     note: str | None = None
+    views: Tensor | None = None
+
+    def part(self, start: int, end: int) -> Target:
+        """The messages of the images from ``start`` to ``end``, of which each has its own."""
+        return replace(
+            self,
+            title=f"{self.title} ({start + 1} to {end})",
+            images=self.images[start:end],
+            labels=self.labels[start:end],
+            observe=lambda threat: self.observe(threat)[start:end],
+            views=None if self.views is None else self.views[start:end],
+        )
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -102,15 +115,23 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
         raise UsageError(f"client {client} of {evidence.folder.path} has texts alone")
     truth = evidence.truth(client)
     title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(truth.labels)} training images"
-    return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels)
+    views = evidence.views(round, client, truth.images)
+    return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels, views)
 
 
 def of_messages(
-    evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool = False
+    evidence: Evidence,
+    title: str,
+    found: Sequence[Message],
+    images: Tensor,
+    labels: Tensor,
+    views: Tensor | None,
+    first_turn: bool = False,
 ) -> Target:
     """Messages of a run, each of which stands for the same number of the images ``(n, C, H, W)``.
 
     Args:
+        views: ``(n, V, C, H, W)``, see :class:`Target`.
         first_turn: they are their clients' first.
 
     Raises:
@@ -134,7 +155,7 @@ def of_messages(
     return Target(
         title, images, labels, layers if hidden else 0, observe, *reference,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
-        note=beside_texts(evidence, found[0], whole),
+        note=beside_texts(evidence, found[0], whole), views=views,
     )  # fmt: skip
 
 
