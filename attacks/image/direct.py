@@ -29,6 +29,7 @@ class Analytic(AnalyticOptions):
     control: ClassVar = Setting(net="one for each", least=0.5)
     at_once: ClassVar = 128
     optimises: ClassVar = False
+    simulates: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
@@ -57,6 +58,7 @@ class AnalyticFeatures(InversionOptions):
 
     control: ClassVar = Setting(layers=2, masked=1, images=2)
     usual: ClassVar = {"adam": 300, "lbfgs": 20}
+    simulates: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
@@ -85,6 +87,7 @@ class Spear(SpearOptions):
     usual: ClassVar = {"most": 16}
     at_once: ClassVar = 16
     optimises: ClassVar = False
+    simulates: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.

@@ -45,6 +45,7 @@ class HeadFree:
     usual: ClassVar = {"restarts": 0}
     at_once: ClassVar = 2
     head: ClassVar = "hidden"
+    simulates: ClassVar = False
     adam_steps: int = 300
     lr: float = 0.05
     steps: int = 80

@@ -136,6 +136,8 @@ class Declared:
         most_steps: the largest number of local steps behind a message on which audits try it; ``None``: any number.
         head: whether it is for messages with the last layer's gradient, for those without, or for either.
         optimises: ``False`` for a closed form, which costs next to nothing for any message.
+        simulates: whether it compares the message with that of a client with a cross-entropy, which it simulates; ``False``: it
+            works for any loss of the net's outputs.
     """
 
     control: ClassVar[Setting | None] = None
@@ -144,6 +146,7 @@ class Declared:
     most_steps: ClassVar[int | None] = None
     head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
     optimises: ClassVar[bool] = True
+    simulates: ClassVar[bool] = True
 
     @staticmethod
     def check(observation: Observation) -> None:

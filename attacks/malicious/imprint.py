@@ -69,6 +69,7 @@ class Imprint:
     usual: ClassVar = None
     at_once: ClassVar = 16
     optimises: ClassVar = False
+    simulates: ClassVar = False
     slope: float = 0.2
     outgoing: float = 0.1
     later: float = 0.01

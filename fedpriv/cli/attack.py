@@ -160,7 +160,8 @@ def _attack_images(
             observed = target.observe(attacker.threat)
             if reason := out_of_reach(attacker, observed, len(target.images)):
                 beyond[attacker.name] = reason
-            attempts.append(controlled(attacker, observed, target.images, target.labels, seed, views=target.views))
+            made = controlled(attacker, observed, target.images, target.labels, seed, views=target.views)
+            attempts.append(target.held_against(made))
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])

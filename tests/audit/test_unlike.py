@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.lab.attempts import Attacker
+from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.lab.kept import Control
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.unlike import unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.audit.images.target import of_messages
 from fedpriv.audit.verdict import of_images
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
 from fedpriv.wire import Payload, TransformContext
-from tests.simulation.small import play, settings
+from tests.simulation.small import FEW_STEPS, play, settings
 
 
 class Undeclared:
@@ -92,3 +98,25 @@ def test_there_a_failure_is_no_evidence(
     single = found[1].attempts[0].recovered
     assert single is not None and (single.share > 0.9) == evidence
     assert ("as trained on" in found[1].pictures()) == ("data.augment" in option)
+
+
+FOUND = Reconstruction(*(torch.zeros(1) for _ in range(6)), cpu_seconds=0.0)
+
+
+def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_path: Path) -> None:
+    """From round 2 on, the pull of MpFedcon's class centres outweighs the cross-entropy on a single image."""
+    single = [("mpfedcon", True), ("fedrep", False), ("scaffold", False)]
+    for method, doubted in single:
+        play(tmp_path / method, method, **FEW_STEPS)
+        evidence = Evidence(tmp_path / method)
+        round, client = evidence.messages()[-1]
+        assert round == 3
+        alone = shared_out(evidence, client, 6)
+        truth = [(evidence.truth(who), at) for who, at in alone]
+        images, labels = (torch.stack([getattr(one, what)[at] for one, at in truth]) for what in ("images", "labels"))
+        target = of_messages(evidence, "single", single_images(evidence, round, client, 6), images, labels, None, first_turn=True)
+        passed = (Control("positive", True, "", None),)
+        for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
+            made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
+            assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
+            assert target.held_against(replace(made, found=None)).unlike == ()

@@ -16,9 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.unlike import unlike_controls
 from fedpriv.audit.evidence.victim import Victim, cut
@@ -319,11 +320,27 @@ class Evidence:
         variance = {name: noise + altered.variance.get(name, 0.0) for name in message.uploaded if is_model(name)}
         return replace(altered, rescaled=True, variance=variance)
 
-    def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
-        broadcast = self.store.broadcast()
-        # Constants that are never trained are public and not sent, so they are not part of the net's state.
+    def started(self, message: Message, first_turn: bool) -> dict[str, Tensor] | None:
+        """The weights at which the client began, by the names of :meth:`victim`, hidden ones too; attacks never get these.
+
+        ``None``: they were not kept.
+
+        Args:
+            first_turn: of a client that :class:`fedpriv.audit.evidence.shadow_turns.ShadowTurns` simulated.
+        """
+        victim, space = self.victim(message), self.federation.resident.space
+        initial = space.unpack(initial_row(self.federation, self.store.broadcast())) if first_turn else {}
+        known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
+        names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
+        return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None
+
+    def _public(self) -> dict[str, Tensor]:
+        """Constants that are never trained are public and not sent, so they are not part of the net's state."""
         net, space = self.federation.resident.net, self.federation.resident.space
-        public = {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
+        return {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
+
+    def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
+        broadcast, public = self.store.broadcast(), self._public()
         known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
         hidden_too = threat.top == "initial"
         found = {}

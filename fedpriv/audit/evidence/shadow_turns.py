@@ -62,6 +62,12 @@ class ShadowResult:
     sealed: Sealed
 
 
+def initial_row(federation: Federation, broadcast: Sealed | None) -> Tensor:
+    """The model ``(p,)`` before the first round as an attacker has it: as it was broadcast, and drawn where it was not."""
+    drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
+    return federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
+
+
 class ShadowTurns:
     """Local training as in the run (schedule, loss, DP, transforms), from the server's download, on other data.
 
@@ -78,8 +84,7 @@ class ShadowTurns:
     def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None, parts: int = 1) -> None:
         self.federation, self.round, self.download, self.parts = federation, round, download, parts
         self.received = download.tensors()
-        drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
-        self.initial = federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
+        self.initial = initial_row(federation, broadcast)
 
     def run(self, data: DataOf, numbers: Sequence[int]) -> Iterator[ShadowResult | None]:
         """Train the shadows with these numbers and yield their results in this order; ``None`` for one that diverged.

@@ -42,9 +42,10 @@ def attempt_on(
         return Attempt(attacker, inapplicable=str(error))
     if reason := out_of_reach(attacker, observed, len(target.images)):
         return Attempt(attacker, inapplicable=f"not tried: {reason}")
-    return (controlled if controls else attempt)(
+    made = (controlled if controls else attempt)(
         attacker, observed, target.images, target.labels, seed, mounting(say), target.views
     )
+    return target.held_against(made)
 
 
 def until_decided(

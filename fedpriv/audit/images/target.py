@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
-from fedpriv.attacks.lab.attempts import observations
+from fedpriv.attacks.lab.attempts import Attempt, observations
+from fedpriv.attacks.lab.explained import LEAST, explained
 from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.fitting import unfit
@@ -22,6 +25,8 @@ from fedpriv.errors import UsageError
 
 SIDE = 32
 """Photographs are cropped and scaled to so many pixels a side, the input of the reference victim."""
+HELD_AGAINST = 8
+"""Messages whose true images are tried in the simulation of attacks."""
 REFERENCES = 2000
 """Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
 
@@ -39,6 +44,7 @@ class Target:
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
+        doubt: why attacks that simulate the clients' steps say nothing on these messages; ``None``: they explain them.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
     """
 
@@ -52,6 +58,13 @@ class Target:
     statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
     note: str | None = None
     views: Tensor | None = None
+    doubt: Callable[[], str | None] = lambda: None
+
+    def held_against(self, made: Attempt) -> Attempt:
+        """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients'."""
+        if made.found is None or not declared(made.attacker.attack).simulates or (doubt := self.doubt()) is None:
+            return made
+        return replace(made, unlike=(*made.unlike, doubt))
 
     def part(self, start: int, end: int) -> Target:
         """The messages of the images from ``start`` to ``end``, of which each has its own."""
@@ -152,11 +165,32 @@ def of_messages(
             [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found], reference
         )
 
+    @cache
+    def doubt() -> str | None:
+        if "text" in evidence.modalities:
+            return None
+        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, first_turn)
+
     return Target(
         title, images, labels, layers if hidden else 0, observe, *reference,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
-        note=beside_texts(evidence, found[0], whole), views=views,
+        note=beside_texts(evidence, found[0], whole), doubt=doubt, views=views,
     )  # fmt: skip
+
+
+def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool) -> str | None:
+    """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
+    it cannot be told. Of many messages, the first :data:`HELD_AGAINST`."""
+    size, cosines = len(images) // len(found), list[float]()
+    for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
+        weights = evidence.started(message, first_turn)
+        if weights is None:
+            continue
+        cosine = explained(evidence.observation(message, ThreatModel()), weights, own, of)
+        cosines += [] if cosine is None else [cosine]
+    if not cosines or (middle := median(cosines)) >= LEAST:
+        return None
+    return f"even with the true images, the steps that it simulates do not give the message (cosine {middle:.2f}, {LEAST} needed)"
 
 
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

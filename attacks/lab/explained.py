@@ -1,0 +1,57 @@
+"""Whether a client's steps, as attacks simulate them, explain its message: held against the true samples, which no attack sees.
+
+Where they do not (a loss with further terms, a step that a plug-in changes), no attack that matches its simulation to the message
+can succeed, and its failure says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
+from fedpriv.attacks.gradients.linear import from_picture, weight_dtype
+from fedpriv.attacks.gradients.local_run import local_run
+
+LEAST = 0.9
+"""Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
+LOUD = 0.05
+"""Standard deviation of an entry's noise, as a share of the message's norm, from which the cosine says little."""
+
+
+def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> float | None:
+    """The cosine between a message and that of a simulated client with its samples, corrected for known noise.
+
+    Where the schedule is not known, a change is taken as that of one step, as attacks take it.
+
+    Args:
+        weights: those that the client began with, by the net's names, hidden ones too.
+        images, labels: the client's ``(n, C, H, W)`` in [0, 1] and ``(n,)``.
+
+    Returns:
+        ``None``: it cannot be told, as there is no change, or too much noise.
+    """
+    schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
+    sign = -1.0 if observation.kind == "gradient" else 1.0
+    net, names = in_clients_mode(observation.net), list(observation.shared)
+    device, dtype = weight_dtype(observation)
+    inputs = from_picture(observation, images.to(device, dtype))
+    targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
+    moved = local_run(net, weights, names, inputs, targets, replace(schedule, batch_size=min(schedule.batch_size, len(labels))))
+    seen, made, noise = [], [], 0.0
+    for name in names:
+        kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
+        seen.append(observation.shared[name][kept].double())
+        made.append(sign * moved[name].detach()[kept].double())
+        noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
+    true, found = torch.cat(made), torch.cat(seen)
+    norm, loudest = float(true.norm()), math.sqrt(max(observation.altered.variance.values(), default=0.0))
+    if norm == 0 or float(found.norm()) == 0 or loudest > LOUD * norm:
+        return None
+    quiet = math.sqrt(1 + noise / norm**2)
+    return quiet * float(F.cosine_similarity(true, found, dim=0))

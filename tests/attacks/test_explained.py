@@ -1,0 +1,66 @@
+"""The simulation that attacks compare with a message, held against the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.lab.explained import LEAST, explained
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.setting import Setting
+
+IMAGES, LABELS = default_images(4, side=8)
+
+
+def sent(batch_norm: bool = False) -> Observation:
+    return observe(reference_victim(0, height=8, width=8, batch_norm=batch_norm), IMAGES, LABELS)
+
+
+def cosine(seen: Observation) -> float:
+    found = explained(seen, seen.weights, IMAGES, LABELS)
+    assert found is not None
+    return found
+
+
+def noisy(seen: Observation, deviation: float) -> Observation:
+    draw = torch.Generator().manual_seed(0)
+    shared = {name: tensor + deviation * torch.randn(tensor.shape, generator=draw) for name, tensor in seen.shared.items()}
+    return replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, deviation**2)))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_gradient_of_the_truth_is_explained(batch_norm: bool) -> None:
+    assert cosine(sent(batch_norm)) == pytest.approx(1, abs=1e-6)
+
+
+def test_local_steps_are_explained() -> None:
+    setting = Setting(net="perceptron", steps=3, at_once=4, side=8)
+    (seen,) = setting.observations(IMAGES, LABELS, 0)
+    assert seen.kind == "change" and cosine(seen) == pytest.approx(1, abs=1e-6)
+    assert LEAST < cosine(replace(seen, schedule=None)) < 1, "read as one step"
+
+
+def test_what_the_simulation_lacks_is_seen() -> None:
+    seen = sent()
+    norm = torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm()
+    term = torch.randn(seen.shared["body.0.weight"].shape, generator=torch.Generator().manual_seed(0))
+    more = {**seen.shared, "body.0.weight": seen.shared["body.0.weight"] + 2 * norm * term / term.norm()}
+    assert cosine(replace(seen, shared=more)) < 0.6
+    assert cosine(replace(sent(batch_norm=True), net=sent(batch_norm=True).net.eval())) < LEAST, "in another mode"
+
+
+def test_what_transforms_do_is_no_doubt() -> None:
+    seen = sent()
+    scaled = {name: 0.01 * tensor for name, tensor in seen.shared.items()}
+    assert cosine(replace(seen, shared=scaled, altered=Altered(rescaled=True))) == pytest.approx(1, abs=1e-6)
+    kept = {name: tensor.abs() >= tensor.abs().median() for name, tensor in seen.shared.items()}
+    pruned = {name: tensor * kept[name] for name, tensor in seen.shared.items()}
+    assert cosine(replace(seen, shared=pruned, altered=Altered(kept=kept))) == pytest.approx(1, abs=1e-6)
+    norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
+    assert cosine(noisy(seen, 0.04 * norm)) == pytest.approx(1, abs=0.1), "most of the message is noise"
+    assert explained(noisy(seen, 0.1 * norm), seen.weights, IMAGES, LABELS) is None
