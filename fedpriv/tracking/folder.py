@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
 from fedpriv.server.records import Record, Records, lines_of, parsed
 from fedpriv.server.run_folder import RunFolder
@@ -133,10 +135,17 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
         shown = ", ".join(folder.name for folder in matches[:4]) + (", …" if len(matches) > 4 else "")
         raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
     if Path(run).is_dir():
-        raise UsageError(f"{run} is not a run folder (it holds no config.yaml)")
+        hint = next((f"; it holds runs, such as {path.parent}" for path in Path(run).glob("*/config.yaml")), "")
+        raise UsageError(f"{run} is not a run folder (it holds no config.yaml){hint}")
+    if os.sep in run:  # a path is compared with what lies beside it
+        runs_dir = Path(run).parent
+        names = sorted(str(path.parent) for path in runs_dir.glob("*/config.yaml"))
     if not names:
         raise UsageError(f"no run {run!r}: there are no runs in {runs_dir}; `fedpriv train` makes one")
-    raise UnknownName("run", run, names)
+    near = difflib.get_close_matches(run, names, n=1, cutoff=0.5)
+    several = ", ".join([*names[:-4:-1], *(["..."] if len(names) > 3 else [])])
+    hint = f"did you mean {near[0]!r}?" if near else f"{len(names)} are there: {several}"
+    raise UsageError(f"no run {run!r} in {runs_dir}; {hint}")
 
 
 def _run_id(folder: Path) -> Any:
