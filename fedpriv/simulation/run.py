@@ -132,7 +132,7 @@ def resume(
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     if "deployed" in folder.facts:
-        raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
+        raise UsageError(f"{path}: its clients are on other machines; {folder.how_to_resume} goes on with them")
     with folder.alone(), folder.in_memory():
         config = folder.config()
         if any(value is not None for value in executor.values()):
