@@ -1,6 +1,18 @@
-"""``python -m fedpriv`` is ``fedpriv``."""
+"""``fedpriv``, which is ``python -m fedpriv``, begins here: Ctrl-C may come while its modules are imported."""
 
-from fedpriv.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        from fedpriv.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("fedpriv: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

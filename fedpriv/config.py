@@ -659,15 +659,15 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
     values[key] = value
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML (1.2)."""
+def parse_assignment(text: str, option: str = "--set", example: str = "method.mu=5") -> tuple[str, Any]:
+    """``'method.mu=5'`` -> ``('method.mu', 5)``; the value is read as YAML (1.2). ``option`` and ``example`` are for errors."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set {brief(text)}: expected key=value, such as method.mu=5")
+        raise UsageError(f"{option} {brief(text)}: expected key=value, such as {example}")
     try:
         return key.strip(), plain_yaml.load(value)
     except plain_yaml.PlainYamlError as error:
-        raise UsageError(f"--set {key.strip()}: the value is not YAML that can be read: {error}") from None
+        raise UsageError(f"{option} {key.strip()}: the value is not YAML that can be read: {error}") from None
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> RunConfig:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and JSON is read without it
     from torch import Tensor
@@ -21,6 +22,19 @@ _WITH_NAME = "sha256_with_name"
 
 class Damaged(FedprivError):
     """A file is missing or damaged."""
+
+
+def check_place(folder: Path, hint: str) -> None:
+    """Check that a folder can be written, or made, before the work whose results it gets.
+
+    Raises:
+        UsageError: it cannot; the message ends with the hint.
+    """
+    try:
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; {hint}") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -84,7 +84,7 @@ def test_its_metadata_is_complete(wheel: Path) -> None:
     assert found.metadata["Description-Content-Type"] == "text/markdown"
     assert (record / "licenses" / found.metadata["License-File"]).read_text() == (ROOT / "LICENSE").read_text()
     assert [(entry.name, entry.group, entry.value) for entry in found.entry_points] == [
-        ("fedpriv", "console_scripts", "fedpriv.cli:main")
+        ("fedpriv", "console_scripts", "fedpriv.__main__:main")
     ]
     assert found.requires and all("<" in requirement and ">=" in requirement for requirement in found.requires)
 

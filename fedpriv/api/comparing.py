@@ -91,11 +91,11 @@ def leakage(folder: Path) -> dict[str, Any]:
 
 def summary(folder: Path) -> dict[str, Any]:
     """A run's summary; while there is none, what its last records say in place of it."""
+    from fedpriv.files import load_json
     from fedpriv.tracking import Record, read_records, read_run
-    from fedpriv.tracking.folder import read_json
 
     if read_run(folder).get("status") == "finished":
-        return read_json(folder / "summary.json")
+        return load_json(folder / "summary.json")
     records = read_records(folder)
     evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
     last: Record = records[-1] if records else {"round": 0, "metrics": {}}

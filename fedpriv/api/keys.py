@@ -128,7 +128,8 @@ def transforms(
     found: list[dict[str, Any]] = [] if mask_layers is None else [{"name": "mask", "last": mask_layers}]
     for text in (defense,) if isinstance(defense, str) else defense or ():
         name, _, options = text.partition(":")
-        found.append({"name": name} | dict(parse_assignment(one) for one in options.split(",") if one))
+        given = dict(parse_assignment(one, f"--defense {name}:", "variance=0.01") for one in options.split(",") if one)
+        found.append({"name": name} | given)
     if variance is not None:
         noisy = [one for one in found if one["name"] in ("gaussian", "laplace")]
         if len(noisy) != 1 or "variance" in noisy[0]:

@@ -15,6 +15,7 @@ from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.files import check_place
 from fedpriv.outside.names import printable
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 
@@ -147,6 +148,11 @@ def audit_folders(
     Args:
         command: for the record.
     """
+    places = list(places)
+    for place in places:
+        check_place(place, "--output names another folder")
+    for folder in folders:
+        check_place(folder / "audit", "the folder of a run gets the report on it")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -84,9 +84,9 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.
     """
-    summary = RunFolder.open(run_dir).summary()
-    if summary is None:  # asked first: a run that was killed in its first round has kept no payloads yet
-        raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
+    folder = RunFolder.open(run_dir)
+    if (summary := folder.summary()) is None:  # asked first: a run that was killed in its first round has kept no payloads yet
+        raise UsageError(f"{run_dir} is not finished; {folder.how_to_resume} finishes it")
     return evidence_of(run_dir), summary
 
 

@@ -13,6 +13,7 @@ from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, SafeGroup, say
 
+_SHOWN = 5
 _DIR = click.argument("folder", metavar="DIR", type=FilePath())
 
 
@@ -152,7 +153,7 @@ def run(
     require_flower()
     from fedpriv.deploy.flower.home import Home
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.server.run_folder import default_name
+    from fedpriv.server.run_folder import RunFolder, default_name
 
     home = Home.open(folder)
     settings = home.settings()
@@ -162,6 +163,7 @@ def run(
             raise UsageError(f"data.clients {config.data.clients}: the deployment has {settings.clients} (server.yaml)")
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
     run_dir = (config.run_dir or home.runs / default_name(config)).absolute()
+    RunFolder(run_dir).check_new()  # before its clients are asked
     request = Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within)
     return _conduct(home, request, detach)
 
@@ -182,9 +184,12 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     require_flower()
     from fedpriv.deploy.flower.home import Home
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.deploy.serving import to_resume
+    from fedpriv.errors import UsageError
 
-    folder = RunFolder.open(run_dir)
+    if (run_dir / "server.yaml").exists():
+        raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
+    folder = to_resume(run_dir)
     home = Home.open(folder.path.parent.parent)
     settings = home.settings()
     request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
@@ -260,6 +265,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     if detach:
         console().print(f"started: {shown}", soft_wrap=True)
         return {"run_dir": str(run_dir)}
+    _say_who_is_awaited(link, home)
     finished = request.follow(alive, _show_round)
     if not finished:
         console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
@@ -268,6 +274,23 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     accuracy = summary and summary["accuracy"]
     console().print(f"run folder  {shown}" + ("" if accuracy is None else f"\naccuracy    {accuracy:.3f}"), soft_wrap=True)
     return summary
+
+
+def _say_who_is_awaited(link: Any, home: Any) -> None:
+    """Name the clients that are not connected, for which the beginning of a run waits."""
+    import time
+
+    from fedpriv.deploy.courier import JOIN
+
+    away = [node.name for node in link.nodes() if node.status != "online"]
+    if away:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
+        names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
+        say(
+            f"waiting for {len(away)} of {home.settings().clients} clients to connect, until {until} ({JOIN:g} s): {names}; "
+            f"`fedpriv deploy status {home.path}` shows them",
+            err=True,
+        )
 
 
 def _link(home: Any) -> Any:

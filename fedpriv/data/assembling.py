@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,13 @@ from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedpriv.data.decoding import Mode
     from fedpriv.data.tables import Table
+
+FEW = 20
+"""As many labels may be classes, however few samples there are."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,17 @@ def assemble(
         UsageError: nothing is left, a label is invalid, or a text is empty.
         FedprivError: a row has no label.
     """
+    import datasets
+
     from fedpriv.data.own.clients import Joined
     from fedpriv.data.own.owners import Owners, column_values
 
     choice = choice or SampleChoice()
     labels, classes = _labels(tables, columns.label)
+    notes = list(columns.notes)
+    numbered = not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
+    if numbered and (lowest := min(int(ids.min()) for ids in labels)):
+        notes.append(f"the labels in column {columns.label!r} begin at {lowest}, not at 0: the classes below are empty")
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
@@ -71,7 +82,6 @@ def assemble(
         if not len(rows):
             raise UsageError(f"{table.origin} leaves no {what} samples")
     parts = list(zip(tables, kept, strict=True))
-    notes = list(columns.notes)
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         from fedpriv.data import decoding
@@ -121,6 +131,8 @@ def assemble(
             for table, rows in parts
         ]
         assert found[0] is not None
+        if name == columns.label:
+            notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
         return found[0], found[1]
 
     return Opened(
@@ -168,10 +180,23 @@ def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], 
     feature = tables[0].features[column]
     if isinstance(feature, datasets.ClassLabel):
         classes = tuple(feature.names)
+    elif (found := _no_classes(raw[0], values[0])) is not None:
+        raise UsageError(
+            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share: "
+            "--set data.label=NAME names another column"
+        )
     elif all(np.issubdtype(array.dtype, np.integer) for array in values):
+        for table, array in zip(tables, values, strict=True):
+            if (rows := np.flatnonzero(array < 0)).size:
+                raise UsageError(
+                    f"{table.origin}: label {array[rows[0]]} in row {rows[0]} of column {column!r} is negative; number the "
+                    "classes from 0, or name them, and leave out samples without a label"
+                )
         highest = max(int(array.max()) for array in values)
         if highest >= sum(map(len, values)):
-            raise UsageError(f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0")
+            raise UsageError(
+                f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them"
+            )
         classes, values = tuple(map(str, range(highest + 1))), [array.astype(np.int64) for array in values]
     else:
         classes = tuple(sorted({str(value) for value in values[0]}))
@@ -185,3 +210,12 @@ def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], 
                 f"{table.origin}: label {shown!r} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
             )
     return [ids.astype(np.int64) for ids in values], classes
+
+
+def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
+    """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
+    distinct = len(column.unique())
+    quantity = np.issubdtype(values.dtype, np.floating) and bool((values % 1).any())
+    if distinct <= FEW or not (quantity or 2 * distinct > len(values)):
+        return None
+    return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"

@@ -85,6 +85,19 @@ class Dataset:
             digest.update(json.dumps(texts).encode())
         return digest.hexdigest()
 
+    def check_classes(self) -> None:
+        """Check that there is something to tell apart.
+
+        Raises:
+            UsageError: all training samples have one label.
+        """
+        held = np.unique(self.train_labels.numpy())
+        if len(held) == 1:
+            raise UsageError(
+                f"all {len(self.train_labels):,} training samples of {self.name} have the label {self.classes[held[0]]!r}; "
+                "a classifier needs two classes or more"
+            )
+
     def _images(self) -> tuple[Tensor, Tensor]:
         if self.images is None:
             raise UsageError(f"{self.name} holds {'texts' if self.vectors is None else 'rows of a table'}, but this needs images")

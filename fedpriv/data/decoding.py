@@ -43,11 +43,11 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
     values = table.column(column).take(rows)
     images: NDArray[np.uint8] | None = None
     for place, value in enumerate(values):
-        image = _open(value.as_py(), table, int(rows[place]))
-        try:
-            pixels = np.asarray(image.convert(mode) if side is None else image.convert(mode).resize((side, side), _SMOOTH))
-        except Exception as error:  # Pillow's plugins raise any exception on a broken file
-            raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
+        with _open(value.as_py(), table, int(rows[place])) as image:
+            try:
+                pixels = np.asarray(image.convert(mode) if side is None else image.convert(mode).resize((side, side), _SMOOTH))
+            except Exception as error:  # Pillow's plugins raise any exception on a broken file
+                raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
         if images is None:
             images = np.empty((len(rows), *pixels.shape), dtype=np.uint8)
         if pixels.shape != images.shape[1:]:
@@ -67,11 +67,11 @@ class MixedSizes(UsageError):
 
 def sizes(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> NDArray[np.int64]:
     """Width and height of all images ``(N, 2)``; reads the headers alone."""
-    found = [
-        _open(value.as_py(), table, int(rows[place])).size
-        for table, rows in tables
-        for place, value in enumerate(table.column(column).take(rows))
-    ]
+    found = []
+    for table, rows in tables:
+        for place, value in enumerate(table.column(column).take(rows)):
+            with _open(value.as_py(), table, int(rows[place])) as image:
+                found.append(image.size)
     return np.array(found, dtype=np.int64)
 
 
@@ -85,7 +85,8 @@ def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) 
     grey = True
     for table, rows in tables:
         for place, value in enumerate(table.column(column).take(rows)):
-            mode = _open(value.as_py(), table, int(rows[place])).mode
+            with _open(value.as_py(), table, int(rows[place])) as image:
+                mode = image.mode
             if mode.startswith(_DEEP):
                 raise UsageError(
                     f"{_where(table, value.as_py(), int(rows[place]))} has more than 8 bits a channel; convert it to 8 bits first"

@@ -14,6 +14,7 @@ from fedpriv.data.assembling import assemble
 from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Opened
 from fedpriv.data.subsets import hold_out
+from fedpriv.data.tables import visible
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def open_disaster(data_dir: Path | None) -> Opened:
 
 
 def _class_folders(root: Path) -> tuple[str, ...]:
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in visible(root) if path.is_dir()]
     for folder in folders:
         if not (folder / "images").is_dir() or not (folder / "text").is_dir():
             raise UsageError(f"{folder} has not both images/ and text/; pairs are {_LAYOUT}")
@@ -162,17 +163,12 @@ def _pair_up(root: Path, classes: tuple[str, ...]) -> PairTable:
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in _files(folder):
+    for path in visible(folder):  # none where a test split lacks the class
         if path.suffix.lower() in suffixes:
             if path.stem in found:
                 raise UsageError(f"{path} and {found[path.stem].name} have the same stem; keep one of them")
             found[path.stem] = path
     return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The sorted files of a folder, without hidden ones; none if there is no folder, as a test split may lack a class."""
-    return (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if not path.name.startswith("."))
 
 
 def _listed(root: Path, files: list[Path], one: str, many: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -106,15 +107,26 @@ class CsvTable:
 
     @cached_property
     def _rows(self) -> pa.Table:
+        import pyarrow as pa
         from pyarrow import csv
 
         with _readable(self.file):
             # A text may hold line breaks, and an empty one is not a missing one.
-            return csv.read_csv(
+            rows = csv.read_csv(
                 self.file,
                 parse_options=csv.ParseOptions(newlines_in_values=True),
                 convert_options=csv.ConvertOptions(strings_can_be_null=False),
             )
+        try:
+            # Names are decoded here; a column that cannot be has become one of bytes.
+            columns = zip(rows.schema.names, rows.schema.types, strict=True)
+            where = next((f"its column {name!r}" for name, kind in columns if pa.types.is_binary(kind)), None)
+        except UnicodeDecodeError:
+            where = "its header"
+        if where is not None:
+            hint = f"convert it; from Latin-1: iconv -f latin1 -t utf-8 {shlex.quote(self.file.name)} > utf8.csv"
+            raise FedprivError(f"{self.file}: {where} is not UTF-8; {hint}")
+        return rows
 
     @cached_property
     def features(self) -> datasets.Features:
@@ -129,7 +141,7 @@ class CsvTable:
 
 @dataclass(frozen=True)
 class HubTable:
-    """A split that the `datasets` library opened (from the hub, or an image folder)."""
+    """A split that the `datasets` library opened (from the hub, what it saved, or an image folder)."""
 
     rows: datasets.Dataset
     origin: str
@@ -174,16 +186,23 @@ def open_file(file: Path) -> Table:
     return ParquetTable((file,))
 
 
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """What is in a folder, sorted. What begins with a dot is no data: copies of notebooks, a repository, macOS' own files."""
+    found = folder.glob(pattern)
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
 def table_files(folder: Path) -> list[Path]:
     """The tables in a folder: its parquet files or, if there are none, its CSV files."""
-    return sorted(folder.glob("*.parquet")) or sorted(folder.glob("*.csv"))
+    return visible(folder, "*.parquet") or visible(folder, "*.csv")
 
 
 def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
     """The training split and, if there is one, the test split of a local folder.
 
     Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or the same as CSV; any other parquet files
-    together are one split. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split.
+    together are one split. What ``save_to_disk`` of the `datasets` library wrote. Images: ``train/<class>/*`` and
+    ``test/<class>/*``, or ``<class>/*`` as one split.
 
     Args:
         classes: of images, the classes that they are of; none: those that have a folder.
@@ -200,6 +219,8 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
             return CsvTable(found[0]) if found[0].suffix == ".csv" else ParquetTable(tuple(found)), None
         test = next((by_name[stem] for stem in SPLITS if stem in by_name), None)
         return open_file(by_name["train"]), open_file(test) if test else None
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _saved(folder)
     if not (folder / "train").is_dir():
         return _image_folder(folder, classes), None
     test = next((folder / name for name in SPLITS if (folder / name).is_dir()), None)
@@ -207,21 +228,45 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     return train, _image_folder(test, train.features["label"].names) if test else None
 
 
+def _saved(folder: Path) -> tuple[Table, Table | None]:
+    """What ``datasets.Dataset.save_to_disk``, or ``DatasetDict.save_to_disk``, wrote."""
+    import datasets
+    import pyarrow as pa
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+        splits = _splits(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise FedprivError(f"{folder} is not a whole data set of save_to_disk: {_first_line(error)}") from None
+    train, *test = [_opened(rows, f"{folder} ({name})") for name, rows in splits.items()]
+    return train, test[0] if test else None
+
+
+def _splits(found: datasets.DatasetDict) -> dict[str, datasets.Dataset]:
+    """The training split, and a test split (:data:`SPLITS`) if there is one; :class:`ValueError` where the first is missing."""
+    if "train" not in found:
+        raise ValueError(f"it has no split train, but {', '.join(found)}")
+    return {name: found[name] for name in ["train", *[name for name in SPLITS if name in found][:1]]}
+
+
+def _opened(rows: datasets.Dataset, origin: str) -> HubTable:
+    return HubTable(rows, origin, tuple(Path(file["filename"]) for file in rows.cache_files))
+
+
 def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     """The images of ``<class>/*``, with the class numbers of ``known`` if given."""
     import datasets
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [path.name for path in visible(folder) if path.is_dir()]
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
-    # What begins with a dot is no data: copies of notebooks, a repository, macOS' own files.
-    shown = [path for path in folder.rglob("*") if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    for path in shown:
+    inside = visible(folder, "**/*")
+    for path in inside:
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
             raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
-    files = tuple(sorted(path for path in shown if path.is_file()))
+    files = [path for path in inside if path.is_file()]
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
     images = [file for file in files if file.suffix.lower() in ImageFolder.EXTENSIONS and file.parent != folder]
@@ -258,19 +303,12 @@ def open_hub(
     try:
         with hub_mode():
             if splits is None:
-                found = datasets.load_dataset(hub_id, config, revision=revision)
-                if "train" not in found:
-                    raise ValueError(f"it has no split train, but {', '.join(found)}")
-                splits = ["train", *[name for name in SPLITS if name in found][:1]]
-                opened = [found[split] for split in splits]
+                found = _splits(datasets.load_dataset(hub_id, config, revision=revision))
             else:
-                opened = [datasets.load_dataset(hub_id, split=split) for split in splits]
+                found = {split: datasets.load_dataset(hub_id, split=split) for split in splits}
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(f"cannot get {name} from the hub ({hub_id}: {_first_line(error)}); {hint}") from None
-    return [
-        HubTable(rows, f"{hub_id} ({split})", tuple(Path(file["filename"]) for file in rows.cache_files))
-        for rows, split in zip(opened, splits, strict=True)
-    ]
+    return [_opened(rows, f"{hub_id} ({split})") for split, rows in found.items()]
 
 
 def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
@@ -307,7 +345,9 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     if image is None and text is None and not vector:
         missing = "image or text"
     if missing or label is None:
-        columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in features.items())
+        if not len(table.column(next(iter(table.features)))):
+            raise UsageError(f"{table.origin} has no rows")
+        columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
         hint = "; --set data.label=NAME says which it is" if missing == "label" else ""
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
     return Columns(label, image, text, vector, notes)

@@ -79,16 +79,22 @@ def start(
 
 def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn) -> dict[str, Any] | None:
     """Go on with a run that was stopped or killed; arguments and errors as for :func:`start`."""
-    folder = RunFolder.open(path)
-    if folder.summary() is not None and folder.facts.get("status") == "finished":
-        raise UsageError(f"{path} is finished; nothing to resume")
-    if not (folder.path / DECLARED).exists():
-        raise UsageError(f"{path} is not a run with clients on other machines; `fedpriv resume` continues it")
+    folder = to_resume(path)
     with folder.alone(), folder.in_memory():
         told = load_json(folder.path / DECLARED)["clients"]
         facts = [Facts.of(one, client) for client, one in enumerate(told)]
         agreement = _agreement(folder.config(), facts)
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def to_resume(path: Path) -> RunFolder:
+    """The folder of a run to go on with; :class:`UsageError` where it is finished, or is a simulation."""
+    folder = RunFolder.open(path)
+    if folder.summary() is not None and folder.facts.get("status") == "finished":
+        raise UsageError(f"{path} is finished; nothing to resume")
+    if not (folder.path / DECLARED).exists():
+        raise UsageError(f"{path} is not a run with clients on other machines; {folder.how_to_resume} continues it")
+    return folder
 
 
 def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:

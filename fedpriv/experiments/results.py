@@ -13,12 +13,11 @@ from fedpriv.config import RunConfig, parse
 from fedpriv.data.sources import suggestions
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
-from fedpriv.files import write_atomically
+from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
-from fedpriv.tracking.folder import read_json
 
 _CURVE = {
     "accuracy": "accuracy",
@@ -82,10 +81,10 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read what :meth:`write` wrote; :class:`UsageError` where the file is something else."""
-        values = read_json(path)
+        """Read what :meth:`write` wrote; :class:`Damaged` where the file is something else."""
+        values = load_json(path)
         if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
-            raise UsageError(f"{path} is not a result of an experiment (no {missing[0]!r})")
+            raise Damaged(f"{path} is not a result of an experiment (no {missing[0]!r})")
         return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def tested(self) -> list[tuple[int, float]]:

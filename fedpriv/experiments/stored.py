@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment
 
@@ -27,7 +27,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
             try:
                 result = Result.load(path)
                 other = difference(experiment.config(label, seed), result.config)
-            except UsageError as error:
+            except FedprivError as error:
                 other = str(error)
             if other is None:
                 results[label][seed] = result
@@ -52,7 +52,7 @@ def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Pa
     config, own = experiment.config(label, seed), experiment.result_file(label, seed)
     files = own.parent.parent.glob(f"*/*-s{seed}.json")
     for path in sorted(file for file in files if file.parent != own.parent):
-        with suppress(UsageError, LookupError):  # a result that is damaged is reported by its own experiment
+        with suppress(FedprivError, LookupError):  # a result that is damaged is reported by its own experiment
             result = Result.load(path)
             # Comparing configs takes milliseconds, and most differ in these.
             alike = (result.config["method"]["name"], result.config["train"]["rounds"])

@@ -69,7 +69,7 @@ class Defence:
         """Add it to the values of a config."""
         for part in _parts(self.text):
             name, _, options = part.partition(":")
-            given = dict(parse_assignment(one) for one in options.split(",") if one)
+            given = dict(parse_assignment(one, f"--defenses {name}:", "variance=0.01") for one in options.split(",") if one)
             if name in _PRIVACY:
                 assign(values, "privacy", {**given, "level": _PRIVACY[name]})
             elif name == "secure-aggregation":

@@ -17,7 +17,7 @@ from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
-from fedpriv.files import write_atomically
+from fedpriv.files import check_place, write_atomically
 from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
 from fedpriv.frontier.grid import Defence, Point, grid, point
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
@@ -93,10 +93,8 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
         FedprivError: no point could be trained and audited, or a file cannot be written.
     """
     began, points = time.monotonic(), plan.points()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}; --output names another folder") from None
+    check_place(folder, "--output names another folder")
+    folder.mkdir(parents=True, exist_ok=True)
     with parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
         made = _Frontier(plan, folder, say)
         made.play(points, plan.seed)

@@ -95,6 +95,10 @@ class Net(nn.Module):
         """The roles from the input to the logits, in order."""
         return ("encoder", "projector", "head") if self.head_on == "projection" else ("encoder", "head")
 
+    def for_head(self, h: Tensor, z: Tensor) -> Tensor:
+        """Which of features and projection the head gets."""
+        return z if self.head_on == "projection" else h
+
     def encode(self, x: Inputs) -> Tensor:
         """B samples, such as images (B, *input_shape), -> features (B, d)."""
         features: Tensor = self.encoder(x)
@@ -104,7 +108,7 @@ class Net(nn.Module):
         """Features (B, d) -> all outputs; used with features that are computed once while the encoder is frozen."""
         z = self.projector(h)
         prediction = None if self.predictor is None else self.predictor(z)
-        return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(z if "projector" in self.path else h))
+        return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(self.for_head(h, z)))
 
     def forward(self, x: Inputs) -> Outputs:
         """B samples -> all outputs."""

@@ -51,7 +51,7 @@ class StackedNet(Form):
     """
 
     def __init__(self, net: Net) -> None:
-        self._path = net.path
+        self._for_head = net.for_head
         self._parts = {role: _traced(role, module) for role in ROLES if isinstance(module := getattr(net, role), nn.Module)}
         self.buffers = tuple(name for name, _ in net.named_buffers())
         self.draws = any(isinstance(module, nn.Dropout) and module.p for module in net.modules())
@@ -86,7 +86,7 @@ class StackedNet(Form):
     def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
         z = self._run("projector", ctx, h)
         prediction = self._run("predictor", ctx, z) if "predictor" in self._parts else None
-        return Outputs(h, z, prediction, self._run("head", ctx, z if "projector" in self._path else h))
+        return Outputs(h, z, prediction, self._run("head", ctx, self._for_head(h, z)))
 
     def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
         return self._parts[role](ctx, x)
@@ -169,7 +169,7 @@ class VmappedNet(Form):
     def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
         z = self._run("projector", ctx, h)
         prediction = None if self._net.predictor is None else self._run("predictor", ctx, z)
-        return Outputs(h, z, prediction, self._run("head", ctx, z if "projector" in self._net.path else h))
+        return Outputs(h, z, prediction, self._run("head", ctx, self._net.for_head(h, z)))
 
     def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
         module: nn.Module = getattr(self._net, role)

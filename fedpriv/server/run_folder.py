@@ -70,24 +70,38 @@ class RunFolder:
         folder = cls(path.absolute())
         with ExitStack() as stack:
             try:
-                if any(path.glob("*/config.yaml")):
-                    hint = f"--run-dir names the folder of this run alone, such as {path / 'new'}"
-                    raise UsageError(f"{path} holds other runs; {hint}")
+                folder.check_new()
                 folder.path.mkdir(parents=True, exist_ok=True)
-                there = [one.name for one in folder.path.iterdir()]
-                if "config.yaml" not in there and (strange := sorted(n for n in there if not _is_of_a_beginning(n))):
-                    hint = "--run-dir names a new folder, or an empty one"
-                    raise UsageError(f"{path} is no run, and holds {strange[0]}; {hint}")
                 stack.enter_context(folder.alone())
-                if folder.config_file.exists():
-                    hint = f"`fedpriv resume {path}` continues it, --run-dir names another folder"
-                    raise UsageError(f"{path} holds a run already; {hint}")
+                if folder.config_file.exists():  # another process was quicker
+                    raise folder._taken()
                 folder.checkpoints.mkdir(exist_ok=True)
                 # Without its own place: the file can start another run.
                 write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())
             except OSError as error:
                 raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
             yield folder
+
+    def check_new(self) -> None:
+        """Check that a run may begin here; :class:`UsageError` where the folder holds a run, runs, or something else."""
+        shown = self._shown
+        there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
+        if "config.yaml" in there:
+            with self.alone():  # where a process runs it, that is what to say
+                raise self._taken()
+        if any(self.path.glob("*/config.yaml")):
+            hint = f"--run-dir names the folder of this run alone, such as {shown / 'new'}"
+            raise UsageError(f"{shown} holds other runs; {hint}")
+        if strange := sorted(name for name in there if not _is_of_a_beginning(name)):
+            raise UsageError(f"{shown} is no run, and holds {strange[0]}; --run-dir names a new folder, or an empty one")
+
+    def _taken(self) -> UsageError:
+        return UsageError(f"{self._shown} holds a run already; {self.how_to_resume} continues it, --run-dir names another folder")
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with the run, as messages say it."""
+        return f"`fedpriv {'deploy ' if 'deployed' in self.facts else ''}resume {self._shown}`"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -175,7 +189,7 @@ class RunFolder:
         except OSError as error:
             raise FedprivError(
                 f"cannot write {what} in {self._shown}: {error.strerror}; "
-                f"what was written before is whole: make room, then `fedpriv resume {self._shown}`"
+                f"what was written before is whole: make room, then {self.how_to_resume}"
             ) from None
 
     @contextmanager
@@ -187,7 +201,7 @@ class RunFolder:
             if not (isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error))):
                 raise
             raise FedprivError(
-                f"out of memory; what was written before is whole: `fedpriv resume {self._shown}` goes on from there"
+                f"out of memory; what was written before is whole: {self.how_to_resume} goes on from there"
             ) from None
 
     @property

@@ -41,7 +41,7 @@ def probe_run(
     """
     folder = RunFolder.open(run_dir)
     if folder.summary() is None:
-        raise UsageError(f"{run_dir} is not finished; `fedpriv resume {run_dir}` finishes it")
+        raise UsageError(f"{run_dir} is not finished; {folder.how_to_resume} finishes it")
     config = folder.config()
     if data_dir is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, first_facts
 from fedpriv.simulation.executors.build import reach
@@ -131,7 +132,7 @@ def resume(
     if summary is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     if "deployed" in folder.facts:
-        raise UsageError(f"{path}: its clients are on other machines; `fedpriv deploy resume {path}` goes on with them")
+        raise UsageError(f"{path}: its clients are on other machines; {folder.how_to_resume} goes on with them")
     with folder.alone(), folder.in_memory():
         config = folder.config()
         if any(value is not None for value in executor.values()):
@@ -178,7 +179,14 @@ def _save_partition(federation: Federation, folder: RunFolder) -> None:
 
 
 def _begun(folder: RunFolder) -> bool:
-    return any(folder.checkpoints.glob("round-*.json"))
+    """Whether there is a checkpoint; ``Damaged`` where there was one, of which the records tell: a run never starts over."""
+    begun = any(folder.checkpoints.glob("round-*.json"))
+    if not begun and (records := folder.records()):
+        raise Damaged(
+            f"{folder.checkpoints} holds no checkpoint, though the run has done {records[-1]['round']} rounds; restore it from "
+            "a copy, or start another run with `fedpriv train --config`"
+        )
+    return begun
 
 
 def _run(

@@ -110,6 +110,8 @@ def build(config: RunConfig) -> Federation:
     )
     agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device)
     resident = Resident(net, agreement.space, loaded.device)
+    if agreement.method.objective.labels:
+        loaded.dataset.check_classes()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
     if config.eval.before_merge:

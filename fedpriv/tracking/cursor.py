@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpriv.tracking.folder import read_json
+from fedpriv.files import load_json
 
 CURSOR = "tracking.json"
 
@@ -45,4 +45,4 @@ class Cursor:
 def stored_cursor(run_dir: Path) -> dict[str, Any]:
     """What the file says, of whatever store; empty where there is none."""
     path = run_dir / CURSOR
-    return read_json(path) if path.exists() else {}
+    return load_json(path) if path.exists() else {}

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedpriv.errors import FedprivError, UnknownName, UsageError
-from fedpriv.files import Damaged, without_checksum
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import Damaged, load_json, without_checksum
 from fedpriv.server.records import Record, Records, lines_of, parsed
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds a mapping; :class:`UsageError` where it is missing or something else, ``Damaged`` where it was
-    altered."""
-    try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is not JSON") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} is not a JSON mapping")
-    return without_checksum(values, path)
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -34,10 +22,11 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UsageError: the folder is not a run folder.
+        Damaged: the file is.
     """
     if not (run_dir / "run.json").is_file():
         raise UsageError(f"{run_dir} is not a run folder (it holds no run.json)")
-    return read_json(run_dir / "run.json")
+    return load_json(run_dir / "run.json")
 
 
 def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
@@ -66,7 +55,7 @@ def audit_of(run_dir: Path) -> Iterator[dict[str, Any] | None]:
     """What an audit found in a run, with the audit's ``options``, for a block that reads it; ``None``: it was not audited.
 
     Raises:
-        UsageError: the report is not what fedpriv writes; also where the block misses something in it.
+        Damaged: the report is not what fedpriv writes; also where the block misses something in it.
     """
     path = run_dir / "audit" / "audit.json"
     if not path.exists():
@@ -74,11 +63,11 @@ def audit_of(run_dir: Path) -> Iterator[dict[str, Any] | None]:
         return
     run_id = read_run(run_dir).get("run_id")
     try:
-        audit = read_json(path)
+        audit = load_json(path)
         found = next((one for one in audit["runs"] if one["run_id"] == run_id), None)
         yield found and {**found, "options": audit.get("options")}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is not what fedpriv writes") from error
+        raise Damaged(f"{path} is not what fedpriv writes") from error
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,14 +97,14 @@ def check_run(folder: Path) -> None:
     A truncated line of ``metrics.jsonl`` is skipped, and files that are not there yet are allowed.
 
     Raises:
-        UsageError: in one line, the first thing wrong.
+        UsageError: a link leads out; Damaged: a file is of another form. In one line, the first thing wrong.
     """
     check_links(folder)
     for name, form in (("run.json", Facts), ("summary.json", Summary), ("tracking.json", Cursor)):
         if (path := folder / name).exists():
-            check_form(form, read_json(path), path)
+            check_form(form, load_json(path), path)
     for path in folder.glob("probe/*.json"):
-        check_form(Probe, read_json(path), path)
+        check_form(Probe, load_json(path), path)
     for number, line in enumerate(lines_of(folder / "metrics.jsonl"), 1):
         try:
             record = json.loads(line)
@@ -146,10 +135,17 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
         shown = ", ".join(folder.name for folder in matches[:4]) + (", …" if len(matches) > 4 else "")
         raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
     if Path(run).is_dir():
-        raise UsageError(f"{run} is not a run folder (it holds no config.yaml)")
+        hint = next((f"; it holds runs, such as {path.parent}" for path in Path(run).glob("*/config.yaml")), "")
+        raise UsageError(f"{run} is not a run folder (it holds no config.yaml){hint}")
+    if os.sep in run:  # a path is compared with what lies beside it
+        runs_dir = Path(run).parent
+        names = sorted(str(path.parent) for path in runs_dir.glob("*/config.yaml"))
     if not names:
         raise UsageError(f"no run {run!r}: there are no runs in {runs_dir}; `fedpriv train` makes one")
-    raise UnknownName("run", run, names)
+    near = difflib.get_close_matches(run, names, n=1, cutoff=0.5)
+    several = ", ".join([*names[:-4:-1], *(["..."] if len(names) > 3 else [])])
+    hint = f"did you mean {near[0]!r}?" if near else f"{len(names)} are there: {several}"
+    raise UsageError(f"no run {run!r} in {runs_dir}; {hint}")
 
 
 def _run_id(folder: Path) -> Any:

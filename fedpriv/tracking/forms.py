@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
 
 
 class _Form(BaseModel):
@@ -103,14 +104,14 @@ def check_form(form: type[_Form], values: Any, path: Path | str) -> None:
     """Check the values of a file.
 
     Raises:
-        UsageError: they have another form; in one line.
+        Damaged: they have another form; in one line.
     """
     try:
         TypeAdapter(form).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
-        raise UsageError(f"{path} is not what fedpriv writes: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise Damaged(f"{path} is not what fedpriv writes: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
 def check_links(folder: Path) -> None:

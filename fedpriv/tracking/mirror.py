@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import Damaged, load_json
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
-from fedpriv.tracking.folder import audit_of, read_json, read_lines, read_records, read_run
+from fedpriv.tracking.folder import audit_of, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
     STATUS,
@@ -277,14 +278,14 @@ class _Copy:
             if name.as_posix() in _WITH_ADDRESSES and without_secrets(text := path.read_text()) != text:
                 raise UsageError(f"{path} holds the password of a tracking URI, which is not sent: write *** in its place")
             if name.name == "summary.json":
-                self._send_summary(read_json(path))
+                self._send_summary(load_json(path))
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
                 with audit_of(self.run_dir) as found:
                     values = audit_values(found) if found else {}
                 self._log(as_points(values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
-                self._log(as_points(probe_values(read_json(path)), int(time.time() * 1000), 0))
+                self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))
             if name.as_posix() == MODEL:
                 self._send_model(path)
             else:
@@ -294,9 +295,9 @@ class _Copy:
             sent = self.cursor.artifacts_sent
 
     def _send_model(self, path: Path) -> None:
-        run, summary = self.client.get_run(self._id), read_json(self.run_dir / "summary.json")
+        run, summary = self.client.get_run(self._id), load_json(self.run_dir / "summary.json")
         if not summary.get("model"):
-            raise UsageError(f"{path} is not what fedpriv writes: summary.json does not say what it is")
+            raise Damaged(f"{path} is not what fedpriv writes: summary.json does not say what it is")
         self._check_place(self.client.get_experiment(run.info.experiment_id).artifact_location)
         send_model(self.client, run, path, self.facts, summary)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 120
 """Seconds to wait for another process that makes the same store."""
+_QUICK = 2.0
+"""Seconds that a server may take to show that it is there."""
 
 
 class TrackingError(FedprivError):
@@ -133,6 +135,28 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise  # otherwise another process created it: look it up again
     raise TrackingError(f"cannot create experiment {name!r}")
+
+
+def check_server(uri: str) -> None:
+    """Check that something listens where a server should, in tenths of a second: MLflow, which would find out, takes seconds to
+    import, by when a short run has ended.
+
+    Raises:
+        ServerAway: nothing does.
+    """
+    if not uri.startswith("http"):
+        return
+    import requests
+
+    scheme, _, rest = uri.partition("://")
+    try:
+        requests.head(f"{scheme}://{rest.rpartition('@')[2]}", timeout=_QUICK).close()
+    except requests.exceptions.SSLError:  # an answer, of which MLflow may know more
+        pass
+    except requests.ConnectionError as error:
+        raise explained(error, uri) from None
+    except requests.RequestException:
+        pass
 
 
 def explained(error: Exception, uri: str) -> TrackingError:

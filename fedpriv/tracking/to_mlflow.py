@@ -10,7 +10,7 @@ from fedpriv.outside.addresses import keep_secrets
 from fedpriv.tracking.access import permitted_store, whole_address
 from fedpriv.tracking.folder import read_run
 from fedpriv.tracking.mirror import SyncReport, sync
-from fedpriv.tracking.store import quiet_mlflow
+from fedpriv.tracking.store import check_server, quiet_mlflow
 from fedpriv.tracking.trackers import Tracker, register
 
 if TYPE_CHECKING:
@@ -27,10 +27,14 @@ class MlflowTracker(Tracker):
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         super().__init__(run_dir, keep_secrets(uri), experiment)
         self._monitor: SystemMetricsMonitor | None = None
+        self._found = False
         # Not in the background thread, as changing the environment while other threads read it is not safe.
         quiet_mlflow()
 
     def copy(self) -> None:
+        if not self._found:
+            check_server(self.uri)
+            self._found = True
         report = sync(self.run_dir, self.uri, self.experiment)
         wanted = read_run(self.run_dir)["tracking"].get("system_metrics")
         if wanted and self._monitor is None and report.status == "RUNNING":

@@ -163,6 +163,17 @@ def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, mon
     assert fedpriv("audit").exit_code == 2
 
 
+@pytest.mark.parametrize("where", ["/proc/report", "taken/report"])
+def test_where_the_report_cannot_be_written_nothing_is_audited(
+    runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("fedpriv.audit.report.audit", lambda *_: pytest.fail("the audit has begun"))
+    (tmp_path / "taken").write_text("a file")
+    result = fedpriv("audit", runs("fedavg"), *QUICK, "--output", tmp_path / where)
+    assert result.exit_code == 2 and f"cannot write {tmp_path / where}: " in result.stderr, result.output
+    assert "--output names another folder" in result.stderr
+
+
 @pytest.mark.slow
 def test_what_canaries_show_stands_beside_the_ledgers_epsilon(tmp_path: Path) -> None:
     private = {"privacy.level": "client", "privacy.noise": 1.0, "privacy.canaries": 50, "train.rounds": 1, "data.limit": 100}

@@ -99,6 +99,8 @@ VALUES = [
     case("--keep-payloads 3,31", "wire.keep_payloads names round 31", "30 (train.rounds)"),
     case("--set wire.transforms=[mask]", "wire.transforms", "dictionary"),
     case("--set train.rounds", "'train.rounds'", "key=value"),
+    case("--defense gaussian:variance", "--defense gaussian: 'variance'", "expected key=value, such as variance=0.01"),
+    case("--defense gaussian:variance=[", "--defense gaussian: variance: the value is not YAML"),
     case("--set =3", "key=value"),
     case("--set train.rounds=[1", "train.rounds", "not YAML"),
     case("--set train.rounds.x=3", "train.rounds"),

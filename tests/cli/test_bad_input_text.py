@@ -126,7 +126,7 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
         ("text,intent\nhello,a\n  ,a\nbye,b\nso,b\n" * 4, 2, ("row 1 of column 'text' is empty",)),
         ("text,intent\nhello,a\nbye,\nso,b\n", 1, ("the label in row 1 of column 'intent' is empty",)),
         ("text,intent\nhello,a\nbye,b\n", 2, ("leaves no test samples",)),
-        ("text,intent\n", 2, ("no recognisable image or text column", "text (null)")),
+        ("text,intent\n", 2, ("broken.csv has no rows",)),
     ],
     ids=["no text", "no label", "nothing", "open quote", "too many columns", "empty text", "empty label", "too few", "header"],
 )

@@ -94,11 +94,11 @@ def recorded(**values: Any) -> Damage:
 
 DEEP = b"[" * 100_000
 FORMS = {
-    "run.json is a list": (written("run.json", b"[]"), "run.json is not a JSON mapping"),
-    "run.json is a number": (written("run.json", b"3"), "run.json is not a JSON mapping"),
+    "run.json is a list": (written("run.json", b"[]"), "run.json is damaged: not a JSON mapping"),
+    "run.json is a number": (written("run.json", b"3"), "run.json is damaged: not a JSON mapping"),
     "run.json is empty": (written("run.json", b"{}"), "run_id: field required"),
-    "run.json is latin": (written("run.json", b'{"run_id": "\xe9"}'), "run.json is not JSON"),
-    "run.json is deep": (written("run.json", DEEP), "run.json is not JSON"),
+    "run.json is latin": (written("run.json", b'{"run_id": "\xe9"}'), "run.json is damaged"),
+    "run.json is deep": (written("run.json", DEEP), "run.json is damaged"),
     "run_id is a list": (changed("run.json", run_id=[1]), "run_id: input should be a valid string"),
     "no run_id": (changed("run.json", run_id=...), "run_id: field required"),
     "tracking is a list": (changed("run.json", tracking=[1]), "tracking: input should be"),
@@ -109,11 +109,11 @@ FORMS = {
     "hash is a number": (changed("run.json", partition_hash=3), "partition_hash: input should be a valid string"),
     "created_ms is a text": (changed("run.json", created_ms="x"), "created_ms: input should be a valid integer"),
     "versions is a number": (changed("run.json", versions=3), "versions: input should be a valid dictionary"),
-    "summary is a list": (written("summary.json", b"[]"), "summary.json is not a JSON mapping"),
-    "summary is null": (written("summary.json", b"null"), "summary.json is not a JSON mapping"),
+    "summary is a list": (written("summary.json", b"[]"), "summary.json is damaged: not a JSON mapping"),
+    "summary is null": (written("summary.json", b"null"), "summary.json is damaged: not a JSON mapping"),
     "summary is empty": (written("summary.json", b"{}"), "rounds: field required"),
-    "summary is no text": (written("summary.json", b"\xff\xfe"), "summary.json is not JSON"),
-    "summary is deep": (written("summary.json", DEEP), "summary.json is not JSON"),
+    "summary is no text": (written("summary.json", b"\xff\xfe"), "summary.json is damaged"),
+    "summary is deep": (written("summary.json", DEEP), "summary.json is damaged"),
     "accuracy is a text": (changed("summary.json", accuracy="x"), "accuracy: input should be a valid number"),
     "accuracies are a number": (changed("summary.json", accuracy_per_client=3), "accuracy_per_client: input should be"),
     "an accuracy is a text": (changed("summary.json", accuracy_per_client=["x"]), "accuracy_per_client.0: input should be"),
@@ -128,9 +128,9 @@ FORMS = {
     "a round's metrics": (recorded(metrics=3), "line 1 is not what"),
     "a round's accuracy": (recorded(metrics={"accuracy": "x"}), "metrics.accuracy: input should be"),
     "a round is deep": (written("metrics.jsonl", DEEP + b"\n"), "metrics.jsonl, line 1"),
-    "tracking.json is a list": (written("tracking.json", b"[]"), "tracking.json is not a JSON mapping"),
+    "tracking.json is a list": (written("tracking.json", b"[]"), "tracking.json is damaged: not a JSON mapping"),
     "a store is a number": (written("tracking.json", b'{"uri": 3, "experiment": "x"}'), "uri: input should be a valid string"),
-    "a probe is a list": (written("probe/a.json", b"[]"), "a.json is not a JSON mapping"),
+    "a probe is a list": (written("probe/a.json", b"[]"), "a.json is damaged: not a JSON mapping"),
     "a probe is empty": (written("probe/a.json", b"{}"), "run_id: field required"),
 }
 
@@ -152,7 +152,7 @@ def test_a_file_of_another_form_is_refused(folder: Path, fedpriv: Fedpriv, form:
     damage, said = FORMS[form]
     damage(folder)
     before = entries(folder.parent)
-    assert_refused(fedpriv("compare", folder), said)
+    assert_refused(fedpriv("compare", folder), said, code=1)
     assert entries(folder.parent) == before and not Path("compare.png").exists()
 
 
@@ -160,7 +160,7 @@ def test_a_file_of_another_form_is_refused(folder: Path, fedpriv: Fedpriv, form:
 def test_every_command_has_that_door(folder: Path, fedpriv: Fedpriv, command: str) -> None:
     changed("run.json", status="interrupted", tracking=[1])(folder)
     before = entries(folder.parent)
-    assert_refused(fedpriv(*COMMANDS[command], folder), "run.json is not what fedpriv writes: tracking")
+    assert_refused(fedpriv(*COMMANDS[command], folder), "run.json is not what fedpriv writes: tracking", code=1)
     assert entries(folder.parent) == before
 
 

@@ -8,9 +8,23 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from fedpriv import __main__
 from fedpriv.cli import main
 
 HEAVY = {"torch", "torchvision", "numpy", "mlflow", "datasets", "sklearn", "matplotlib", "pyarrow", "pydantic", "yaml", "rich"}
+
+
+def test_ctrl_c_while_the_commands_are_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Pressed:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "fedpriv.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fedpriv.cli")
+    monkeypatch.setattr(sys, "meta_path", [Pressed(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "fedpriv: interrupted\n")
 
 
 def test_help_of_every_command_loads_nothing_heavy() -> None:

@@ -131,6 +131,13 @@ def test_show_names_clients_and_classes(tmp_path: Path) -> None:
     table = str(patients(tmp_path / "all.csv"))
     by_site = shown("--dataset", table, "--partition", "by_column", "--column", "site").output
     assert "east" in by_site and "the values of column site" in by_site and "the client's own" in by_site
+    assert "the clients are the labels" not in by_site
+
+
+def test_clients_by_label_are_said(tmp_path: Path) -> None:
+    options = ("--dataset", str(patients(tmp_path / "all.csv")), "--partition", "by_column", "--column", "label")
+    assert "label (int64)" in shown(*options, code=2).stderr
+    assert "the clients are the labels, column 'label'" in shown(*options, "--set", "data.label=label").output
 
 
 @pytest.mark.parametrize(

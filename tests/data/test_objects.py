@@ -87,6 +87,11 @@ def test_the_name_is_the_content() -> None:
     assert not list(name_of((x, LABELS)).parent.glob(".part-*"))
 
 
+def test_nothing_is_printed_and_bars_are_left_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
+    name_of((pixels(30, 8, 8), LABELS))
+    assert capfd.readouterr() == ("", "") and not datasets.are_progress_bars_disabled()
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +171,42 @@ def test_what_begins_with_a_dot_is_no_data_and_an_empty_class_is_named(tmp_path:
     (folder / "zebra").mkdir()
     with pytest.raises(UsageError, match="the folder of the class 'zebra' holds no images"):
         load_dataset(str(folder))
+    write_parquet(tmp_path / "tables" / "train.parquet", images, LABELS)
+    (tmp_path / "tables" / "._train.parquet").write_bytes(b"of macOS")
+    assert load_dataset(str(tmp_path / "tables")).classes == ("cat", "dog", "owl")
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+def test_files_of_images_are_closed(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", [*pixels(29, 8, 8), *pixels(1, 9, 12)], LABELS)
+    assert load_dataset(str(tmp_path / "photos")).input_shape == (1, 8, 8)
+    gc.collect()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_folder_that_save_to_disk_wrote(tmp_path: Path, splits: bool) -> None:
+    import datasets
+
+    write_parquet(tmp_path / "a.parquet", pixels(30, 8, 8), LABELS)
+    rows = datasets.Dataset.from_parquet(str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "arrow"))
+    saved = datasets.DatasetDict(train=rows, validation=rows.select(range(6)), other=rows) if splits else rows
+    saved.save_to_disk(str(tmp_path / "saved"))
+    found = load_dataset(str(tmp_path / "saved"))
+    assert found.classes == ("cat", "dog", "owl") and found.input_shape == (1, 8, 8)
+    assert (len(found.train_labels), len(found.test_labels)) == ((30, 6) if splits else (24, 6))
+    for file in (tmp_path / "saved").rglob("*.arrow"):
+        file.unlink()
+    with pytest.raises(FedprivError, match=r"saved is not a whole data set of save_to_disk: ") as error:
+        load_dataset(str(tmp_path / "saved"))
+    assert "\n" not in str(error.value)
+
+
+def test_one_class_alone_is_refused_where_labels_are_learned(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", pixels(30, 8, 8), [0] * 30)
+    keys = {"data.name": str(tmp_path / "photos"), "data.clients": 2, "data.partition.name": "iid"}
+    with pytest.raises(UsageError, match=r"all 24 training samples of .*photos have the label 'cat'; a classifier needs two"):
+        build(load_config(None, keys))
+    build(load_config(None, {**keys, "objective.name": "simclr"}))
 
 
 def test_grey_among_colour_becomes_colour(tmp_path: Path) -> None:
@@ -345,8 +383,30 @@ def test_strange_labels(tmp_path: Path) -> None:
         load_dataset(str(plain_parquet(tmp_path / "a.parquet", image=images, label=[0, 1, None, 1])))
     with pytest.raises(UsageError, match=r"label 70000 .* too high"):
         load_dataset(str(plain_parquet(tmp_path / "b.parquet", image=images, label=[0, 1, 70000, 1])))
-    with pytest.raises(FedprivError, match=r"label -1 in row 1"):
+    with pytest.raises(FedprivError, match=r"label -1 in row 1 .* is negative; number the classes from 0, or name them"):
         load_dataset(str(plain_parquet(tmp_path / "c.parquet", image=images, label=[0, -1, 1, 1])))
+
+
+@pytest.mark.parametrize(
+    ("labels", "such"),
+    [
+        ([f"p{i:02}" for i in range(40)], "40 values in 40 rows, such as p00"),
+        (range(1000, 1040), "40 values in 40 rows, such as 1000"),
+        ([i % 21 + 0.5 for i in range(420)], "21 values in 420 rows, such as 0.5"),
+    ],
+    ids=["names", "numbers", "quantities"],
+)
+def test_names_of_samples_and_quantities_are_no_classes(tmp_path: Path, labels: Sequence[object], such: str) -> None:
+    x = [float(i % 7) for i in range(len(labels))]
+    with pytest.raises(UsageError, match=rf"column 'y' holds {such}; a label is a class.*--set data\.label=NAME"):
+        load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[*labels])))
+
+
+def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:
+    x = [float(i % 7) for i in range(20)]
+    found = load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[1, 2] * 10)))
+    assert found.classes == ("0", "1", "2") and "column 'y' begin at 1, not at 0" in found.said[0]
+    assert not any("begin at" in line for line in load_dataset("digits").said)
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8()], ids=str)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
 from fedpriv.data.sources import load_data
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 
 
 def write(file: Path, header: str, *rows: str) -> DataConfig:
@@ -64,6 +64,15 @@ def test_a_suffix_says_what_a_file_is(tmp_path: Path) -> None:
     assert load_data(capital).input_shape == (2,)
     with pytest.raises(UsageError, match=r"a\.tsv is no \.csv or \.parquet file"):
         load_data(write(tmp_path / "a.tsv", "age\tlabel", "1\t0"))
+
+
+def test_a_csv_file_without_rows_or_not_in_utf_8(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a\.csv has no rows"):
+        load_data(write(tmp_path / "a.csv", "age,label"))
+    for header, value, where in (("age,label", "gesünd", "column 'label'"), ("größe,label", "ill", "header")):
+        (tmp_path / "b.csv").write_text(f"{header}\n" + f"1,{value}\n2,well\n" * 5, encoding="latin-1")
+        with pytest.raises(FedprivError, match=rf"b\.csv: its {where} is not UTF-8; .*iconv -f latin1 -t utf-8 b\.csv"):
+            load_data(DataConfig(name=str(tmp_path / "b.csv")))
 
 
 def test_rare_levels_go_together(tmp_path: Path) -> None:

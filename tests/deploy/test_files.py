@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedpriv.cli.deploy import _say_who_is_awaited
+from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
+from fedpriv.deploy.flower.control import Node
 from fedpriv.deploy.flower.home import Home, make, read_client
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.server.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,32 @@ def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callabl
 def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> None:
     ended = fedpriv("deploy", "init", made.path, "--clients", 1, "--host", "other.example.org")
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
+
+
+def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
+    made: Home, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(load_config(None, {"run_dir": "run"}), tmp_path)
+    for arguments, said in (
+        (("resume", made.path), "is a deployment; name one of its runs, in"),
+        (("resume", "run"), "is not a run with clients on other machines; `fedpriv resume run` continues it"),
+        (("run", "run"), "run is a run, and no deployment; `fedpriv resume run` continues it"),
+        (("run", made.path, "--run-dir", "run"), "holds a run already"),
+    ):
+        ended = fedpriv("deploy", *arguments)
+        assert ended.exit_code == 2 and said in ended.stderr, ended.output
+
+
+def test_a_run_says_whom_it_waits_for(made: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [Node(7, "client-0", "online"), Node(8, "client-1", "registered")]
+    _say_who_is_awaited(SimpleNamespace(nodes=lambda: nodes), made)
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("waiting for 1 of 2 clients to connect, until ") and " (120 s): client-1; `fedpriv deploy status" in said
+    )
+    _say_who_is_awaited(SimpleNamespace(nodes=lambda: nodes[:1]), made)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-x", "a/b"])

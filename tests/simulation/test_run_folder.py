@@ -65,6 +65,8 @@ def test_a_folder_that_holds_a_run_already(tmp_path: Path, fedpriv: Fedpriv) -> 
     assert "holds a run already" in result.stderr and "fedpriv resume" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+    RunFolder(tmp_path / "run").update_facts(deployed={})
+    assert "`fedpriv deploy resume " in fedpriv("train", *flags("local"), "--run-dir", tmp_path / "run").stderr
 
 
 def test_an_empty_folder_is_fine(tmp_path: Path, fedpriv: Fedpriv) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_runs import append, line, make_run, set_status
 
-from fedpriv.tracking import Apart, Background, beside, default_uri, sync, tracker_of
+from fedpriv.tracking import Apart, Background, ServerAway, beside, default_uri, sync, tracker_of
 from fedpriv.tracking.to_mlflow import MlflowTracker
 
 
@@ -52,6 +52,13 @@ def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:
     copying.notify()
     assert copying.finish() is False
     assert len(warnings) == 1 and "run.json" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
+
+
+def test_a_server_that_is_away_is_said_before_mlflow_is_imported(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, uri = make_run(runs_dir), "http://me:secret@127.0.0.1:9"
+    monkeypatch.setattr("fedpriv.tracking.to_mlflow.sync", lambda *_: pytest.fail("MLflow is imported"))
+    with pytest.raises(ServerAway, match=r"tracking server http://me:\*\*\*@127\.0\.0\.1:9 does not answer"):
+        MlflowTracker(folder, uri, "fedpriv").copy()
 
 
 def test_a_killed_process_is_said_to_be_gone(runs_dir: Path) -> None:

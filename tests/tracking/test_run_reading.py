@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_runs import append, line, make_run
 
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import UsageError
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.tracking import find_run, flatten, read_records
 
@@ -50,9 +50,21 @@ def test_find_run(tmp_path: Path) -> None:
     assert find_run("2026-m", tmp_path) == one
     with pytest.raises(UsageError, match="fits 2 runs"):
         find_run("2026", tmp_path)
-    with pytest.raises(UnknownName, match="did you mean '2026-fedavg-s0'"):
+    with pytest.raises(UsageError, match="did you mean '2026-fedavg-s0'"):
         find_run("2026-fedagv-s0", tmp_path)
     with pytest.raises(UsageError, match="not a run folder"):
         find_run(str(tmp_path / "stray"), tmp_path)
     with pytest.raises(UsageError, match="fedpriv train"):
         find_run("any", tmp_path / "empty")
+
+
+def test_a_run_that_is_not_there_is_told_from_those_beside_it(tmp_path: Path) -> None:
+    for month in range(1, 6):
+        make_run(tmp_path / "runs", f"2026{month:02}-fedavg-s0")
+    with pytest.raises(UsageError, match=r"no run 'zzz' in .*runs; 5 are there: 202605-\S+, 202604-\S+, 202603-\S+, \.\.\.$"):
+        find_run("zzz", tmp_path / "runs")
+    beside = tmp_path / "runs" / "202603-fedavg-s0"
+    with pytest.raises(UsageError, match=rf"did you mean '{beside}'\?$"):
+        find_run(str(tmp_path / "runs" / "202603-fedavg-s1"), tmp_path / "other")
+    with pytest.raises(UsageError, match=r"it holds runs, such as .*/runs/2026"):
+        find_run(str(tmp_path / "runs"), tmp_path / "other")

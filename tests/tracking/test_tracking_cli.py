@@ -75,7 +75,7 @@ def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
 def test_compare_refuses_a_report_that_is_none(tmp_path: Path) -> None:
     folder = audited(make_run(tmp_path, "plain"), {"answer": 3})
     result = call("compare", folder, "--output", tmp_path / "out.png")
-    assert result.exit_code == 2 and "audit.json is not what fedpriv writes" in result.stderr
+    assert result.exit_code == 1 and "audit.json is not what fedpriv writes" in result.stderr
 
 
 def test_compare_warns_of_other_clients_and_other_lengths(tmp_path: Path) -> None:

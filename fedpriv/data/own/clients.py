@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables import SPLITS, Table, open_folder, table_files
+from fedpriv.data.tables import SPLITS, Table, open_folder, table_files, visible
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _train(folder: Path) -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in visible(folder) if path.is_dir()]
 
 
 def _holds_images(folder: Path) -> bool:

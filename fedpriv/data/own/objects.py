@@ -12,7 +12,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,22 @@ def _write_splits(data: Any, folder: Path) -> None:
     if "train" not in data:
         raise UsageError(f"data with the splits {', '.join(map(str, data)) or 'none'}, but no train")
     for split in ("train", *[name for name in SPLITS if name in data][:1]):
-        _rows(data[split]).to_parquet(folder / f"{split}.parquet")
+        with _no_bars():
+            _rows(data[split]).to_parquet(folder / f"{split}.parquet")
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """A block without the progress bars of the `datasets` library."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _rows(data: Any) -> datasets.Dataset:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.config import parse, read_yaml
 from fedpriv.errors import UsageError
+from fedpriv.server.run_folder import RunFolder
 
 PORT, INNER_PORT = 8443, 8400
 """At which clients reach the server, and at which it listens behind a reverse proxy."""
@@ -73,6 +74,8 @@ class Home:
         """That of an existing deployment; :class:`UsageError` where there is none."""
         home = cls(path)
         if not home.server_file.exists():
+            if (path / "config.yaml").exists():
+                raise UsageError(f"{path} is a run, and no deployment; {RunFolder(home.path).how_to_resume} continues it")
             raise UsageError(f"{path} holds no deployment (no server.yaml); `fedpriv deploy init {path} --host ...` makes one")
         return home
 

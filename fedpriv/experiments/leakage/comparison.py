@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError
 from fedpriv.experiments.claims import mean_interval, metric
 from fedpriv.experiments.leakage.claims import Answer, Cells, answer, best_attack
 from fedpriv.experiments.leakage.result import CellResult, difference
@@ -114,7 +114,7 @@ def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
         try:
             result = CellResult.load(path)
             other = difference(cell, result)
-        except UsageError as error:
+        except FedprivError as error:
             other = str(error)
         if other is None:
             found[label] = result

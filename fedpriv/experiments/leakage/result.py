@@ -12,8 +12,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, Rate, wilson
 from fedpriv.config import parse
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell
-from fedpriv.files import write_atomically
-from fedpriv.tracking.folder import read_json
+from fedpriv.files import Damaged, load_json, write_atomically
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,10 @@ class CellResult:
 
     @classmethod
     def load(cls, path: Path) -> CellResult:
-        """Read what :meth:`write` wrote; :class:`UsageError` where the file is something else."""
-        values = read_json(path)
+        """Read what :meth:`write` wrote; :class:`Damaged` where the file is something else."""
+        values = load_json(path)
         if missing := sorted({field.name for field in fields(cls)} - values.keys()):
-            raise UsageError(f"{path} is not a result of a cell (no {missing[0]!r})")
+            raise Damaged(f"{path} is not a result of a cell (no {missing[0]!r})")
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
