@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.audit.formats import percent
-from fedpriv.audit.membership.member_scores import FEDMIA
+from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
 from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
 from fedpriv.audit.verdict import (
@@ -215,7 +215,8 @@ def _not_tried(run: Found) -> list[str]:
     found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
     found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
     found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
-    if any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", [])):
+    sent = any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", []))
+    if sent and not any(CENTERS in name for name in _membership_attacks(run)):
         found.append("membership inference from class centres")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
 
@@ -223,11 +224,15 @@ def _not_tried(run: Found) -> list[str]:
 def _of_one_round(run: Found) -> Iterator[str]:
     """What was attacked from messages of one round only; FedMIA that was refused is listed with its reason."""
     yield "reconstruction of samples"
-    named = [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
-    if not any(name.startswith(FEDMIA) for name in named):
+    if not any(name.startswith(FEDMIA) for name in _membership_attacks(run)):
         yield "membership inference"
     if not run.get("labels_over_rounds"):
         yield "inference of classes"
+
+
+def _membership_attacks(run: Found) -> list[str]:
+    """The names of those that were tried, and of those that are listed with the reason why not."""
+    return [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
 
 
 def _short(reason: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, get_args
 
 import numpy as np
@@ -18,8 +19,10 @@ from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
+from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
 from fedpriv.audit.membership.member_scores import (
+    CENTERS,
     FEDMIA,
     LIRA,
     LOSS,
@@ -34,7 +37,7 @@ from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
+__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 
@@ -48,6 +51,10 @@ _THREAT = (
 _ROWS = (
     "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
+)
+_CENTERS = (
+    "For the class centres it embeds candidates and its own samples by the encoder as the client sent it, or by its own where a "
+    "defence altered that, and by what it trained itself of the layers that were not sent."
 )
 _FEDMIA = (
     "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
@@ -69,9 +76,9 @@ class Membership:
         together: their areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. FedMIA is left out where its own fails. The loss threshold has none: in later rounds
-            the server's model was trained on the client's samples in its earlier turns, which affects comparisons of candidates,
-            but not those with shadows.
+            chance once in a thousand times. FedMIA and the attacks on class centres are left out where their
+            own fail. The loss threshold has none: in later rounds the server's model was trained on the client's samples in its
+            earlier turns, which affects comparisons of candidates, but not those with shadows.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
@@ -133,11 +140,12 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     controlled = [name for name, which in kinds.items() if name not in not_tried and which != ("confidence", "alone")]
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
-    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out.
+    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor is a
+    # centre of other samples one where the server's model has learned members apart from others in the client's earlier turns.
     not_tried |= {
         name: f"its negative control failed: {_on_no_candidate(one)}"
         for name, one in controls.items()
-        if kinds[name][1] == FEDMIA and not _finds_nothing(one)
+        if (kinds[name][1] == FEDMIA or kinds[name][0] == "class centre") and not _finds_nothing(one)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
@@ -146,7 +154,13 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
-    more = [_SUMS] * evidence.summed + [_ROWS] * (ROWS in kinds) + [_FEDMIA] * across + [_HIDDEN] * (LIRA not in kinds)
+    also = {
+        _SUMS: evidence.summed,
+        _ROWS: ROWS in kinds,
+        _CENTERS: CENTERS in kinds,
+        _FEDMIA: across,
+        _HIDDEN: LIRA not in kinds,
+    }
     return Membership(
         round=round,
         clients=tuple(evidence.sender(round, client) for client in clients),
@@ -161,7 +175,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         diverged=sum(one.diverged for one in found),
         rounds=tuple(one.rounds for one in found) if across else (),
         cpu_seconds=time.process_time() - began,
-        threat=(*_THREAT, *more),
+        threat=(*_THREAT, *(sentence for sentence, applies in also.items() if applies)),
     )
 
 
@@ -215,8 +229,10 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     own = next(results)
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
-    statistics, not_tried = statistics_of(evidence, message, own, pool)
-    uploads = (None if one is None else one.uploaded for one in results)
+    ahead = list(islice(results, NETS if sends_centers(message) else 0))
+    nets = [one.model for one in ahead if one is not None and is_finite(one.uploaded)]
+    statistics, not_tried = statistics_of(evidence, message, own, pool, nets)
+    uploads = (None if one is None else one.uploaded for one in chain(ahead, results))
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
