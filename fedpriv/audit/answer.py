@@ -13,8 +13,8 @@ The first of these rules that holds gives the words:
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
    clients, for most of them and for more than guessing would find.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership, or the
-   audit's budget cut all attacks on a message or on single samples.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership in one
+   of the rounds looked at, or the audit's budget cut all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks, too_few
+from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, not_attacked, of_attacks, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
 from fedpriv.audit.verdict import (
     best_attempt,
@@ -199,7 +199,7 @@ def _missing(run: Found) -> Iterator[str]:
         yield "texts can be recovered"
     if not modalities:
         yield "rows of a table can be recovered"
-    if not run["membership"] or too_few(run["membership"]):
+    if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
         yield "members can be identified"
 
 

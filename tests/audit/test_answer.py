@@ -127,6 +127,13 @@ def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it()
     assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
 
 
+def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
+    run = harmless()
+    run["membership_rounds"] = sorted({one["round"] for one in run["membership"]} | {1})
+    found = answer(run)
+    assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
+
+
 def test_class_centres_as_evidence_of_membership_are_named_where_they_were_not_tried() -> None:
     run, line = undefended(), "membership inference from class centres"
     assert line in answer(run)["not_tried"]

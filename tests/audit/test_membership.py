@@ -62,7 +62,7 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, *uses, *(f"{use}, {ROWS}" for use in uses)}
     assert found.controls.keys() == found.attacks.keys() - {LOSS}
     for name, one in found.attacks.items():  # of the best of eight no more can be said than of one chosen beforehand
-        assert found.together[name].low < one.auc.low and found.together[name].high > one.auc.high
+        assert found.together()[name].low < one.auc.low and found.together()[name].high > one.auc.high
     assert (
         found.attacks[LIRA].members
         == found.attacks[LIRA].non_members
@@ -113,9 +113,9 @@ def test_centres_of_few_samples_tell_whose_they_are_whatever_hides_the_encoder(t
     found = membership(run, 1, clients, shadows=8)
     by_centers = [name for name in found.attacks if CENTERS in name]
     assert by_centers == [CENTERS, f"{LIRA}, {CENTERS}", f"{OFFLINE}, {CENTERS}", f"{FEDMIA}, {CENTERS}"]
-    assert all(found.together[name].low > 0.5 for name in by_centers) and found.controls_passed
+    assert all(found.together()[name].low > 0.5 for name in by_centers) and found.controls_passed
     assert set(by_centers) <= found.controls.keys() and {*by_centers} <= found.positive.keys()
-    others = [one for name, one in found.together.items() if CENTERS not in name]
+    others = [one for name, one in found.together().items() if CENTERS not in name]
     assert not transforms or all(one.low < 0.5 for one in others), "noise hides the rest"
     assert any("For the class centres" in said for said in found.threat)
 
@@ -160,6 +160,14 @@ def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: P
     assert found.controls_passed and LIRA not in found.not_tried
 
 
+def test_other_clients_are_compared_up_to_the_last_kept_round_alone(tmp_path: Path) -> None:
+    run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1, "train.rounds": 2})
+    first, last = (membership(run, round, run.store.clients(round)[:1], shadows=4) for round in (1, 2))
+    assert not any(FEDMIA in name for name in (*first.attacks, *first.not_tried)) and FEDMIA in last.attacks
+    wider, alone = last.together(2 * len(last.attacks)), last.together()
+    assert all(wider[name].low < alone[name].low for name in last.attacks), "of more attacks less can be said"
+
+
 def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(logits: Tensor, labels: Tensor) -> Array:
         return np.zeros(len(labels))
@@ -169,7 +177,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
     found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
-    assert set(found.attacks) == rows == set(found.together) == set(found.controls)
+    assert set(found.attacks) == rows == set(found.together()) == set(found.controls)
     assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
     assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)

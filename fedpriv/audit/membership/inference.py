@@ -15,7 +15,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, Mask, Use, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
+from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
@@ -73,7 +73,6 @@ class Membership:
 
     Attributes:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
-        together: their areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
             chance once in a thousand times. FedMIA and the attacks on class centres are left out where their
@@ -91,7 +90,6 @@ class Membership:
     round: int
     clients: tuple[int | str, ...]
     attacks: dict[str, OperatingPoints]
-    together: dict[str, Area]
     not_tried: dict[str, str]
     controls: dict[str, Area]
     positive: dict[str, Control]
@@ -103,6 +101,15 @@ class Membership:
     cpu_seconds: float
     threat: tuple[str, ...]
 
+    def together(self, of: int | None = None) -> dict[str, Area]:
+        """The attacks' areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
+
+        Args:
+            of: the number of attacks, where further ones of other rounds are looked at.
+        """
+        confidence = 1 - (1 - CONFIDENCE) / (of or len(self.attacks))
+        return {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
+
     @property
     def controls_passed(self) -> bool:
         """Whether the attacks that were tried find nothing in their negative controls."""
@@ -113,12 +120,16 @@ class Membership:
         shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
         for name, one in self.controls.items():
             about = {"name": "negative", "passed": _finds_nothing(one), "cpu_seconds": None}
-            shown.append({"attacker": name, **about, "sentence": f"{_on_no_candidate(one)}; the interval must contain 0.5"})
+            said = f"round {self.round}: {_on_no_candidate(one)}; the interval must contain 0.5"
+            shown.append({"attacker": name, **about, "sentence": said})
         return shown
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
+
+    FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client trained on its
+    candidates' non-members, and later ones may have.
 
     Args:
         shadows: shadow turns per client; even. They dominate the cost: each is as expensive as a client's turn.
@@ -165,7 +176,6 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         round=round,
         clients=tuple(evidence.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
-        together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
@@ -241,15 +251,16 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
     rounds: tuple[int, ...] = ()
-    try:
-        compared = against_other_clients(evidence, client, pool)
-    except Inapplicable as error:
-        not_tried[FEDMIA] = str(error)
-    else:
-        rounds = compared.rounds
-        for (kind, way), values in compared.scores.items():
-            name = Statistic.named(kind, "FedMIA", way)
-            kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
+    if round == evidence.store.rounds()[-1]:
+        try:
+            compared = against_other_clients(evidence, client, pool)
+        except Inapplicable as error:
+            not_tried[FEDMIA] = str(error)
+        else:
+            rounds = compared.rounds
+            for (kind, way), values in compared.scores.items():
+                name = Statistic.named(kind, "FedMIA", way)
+                kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
     return _Found(scores, control, pool.members, kinds, not_tried, diverged, rounds)
 
 
