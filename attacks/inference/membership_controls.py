@@ -2,8 +2,9 @@
 
 Eight clients train the reference net with a linear first layer (:func:`fedpriv.attacks.lab.nets.perceptron`) on eight small
 images each, by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score
-these images and as many others, with as many shadows as in the audit, or with the other seven clients. The negative control, an
-upload trained on no candidate, is up to the caller, since it needs the attacked messages.
+these images and as many others, with as many shadows as in the audit, or with the other seven clients. Each client also sends
+the class centres of its images, two of a class on average, in the features of its net. The negative control, an upload trained on
+no candidate, is up to the caller, since it needs the attacked messages.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.nets import perceptron
 from fedpriv.attacks.scoring.operating_points import area
 
-Kind = Literal["confidence", "row distance"]
-"""The statistic: :func:`fedpriv.attacks.inference.membership.confidence` and :mod:`fedpriv.attacks.inference.row_distance`."""
+Kind = Literal["confidence", "row distance", "class centre"]
+"""The statistic: :func:`fedpriv.attacks.inference.membership.confidence`, :mod:`fedpriv.attacks.inference.row_distance`, or
+:func:`fedpriv.attacks.inference.class_centers.trace`."""
 SURE = 0.999
 """Confidence of the interval that must lie above an AUC of 0.5."""
 
@@ -49,7 +52,8 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
     found: dict[tuple[Kind, Use], Control] = {}
     for kind, use in every[0]:
         points = area(np.concatenate([scores[kind, use] for scores in every]), members, SURE)
-        who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images"
+        by = f", by {shadows} shadow turns" if use.startswith("LiRA") else ""
+        who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images{by}"
         needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
         found[kind, use] = Control("positive", points.is_above_chance, f"{who} ({needed})", each)
     return found
@@ -83,11 +87,18 @@ def _client(shadows: int, seed: int, number: int) -> _Client:
     members = np.zeros(_CANDIDATES, dtype=np.bool_)
     members[torch.randperm(_CANDIDATES, generator=draw)[: _CANDIDATES // 2].numpy()] = True
     inside = halves(shadows, _CANDIDATES, 1000 * seed + number)
+    known = torch.cat([images, torch.rand(images.shape, generator=draw)])
+    classes = torch.cat([labels, torch.randint(_CLASSES, labels.shape, generator=draw)])
     before, messages = _trained(images, labels, np.concatenate([members[None], inside]), seed)
     rows = RowDistance.of(before, [_normalised(images)])
 
     def seen(message: Observation) -> dict[Kind, Array]:
-        return {"confidence": confidence(_logits(message, images), labels), "row distance": rows(message)}
+        centers = dict(zip(message.statistics["classes"].tolist(), message.statistics["centers"], strict=True))
+        return {
+            "confidence": confidence(_outputs(message, images), labels),
+            "row distance": rows(message),
+            "class centre": trace(_outputs(message, known, "body"), classes, _CANDIDATES, centers),
+        }
 
     every = [seen(one) for one in messages]
     scores = {
@@ -121,14 +132,25 @@ def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int) -> tuple[Obse
         num_examples=_SCHEDULE.batch_size, schedule=_SCHEDULE,
     )  # fmt: skip
     changes = [{name: tensor[i].detach() - start[name] for name, tensor in weights.items()} for i in range(len(who))]
-    return before, [replace(before, shared=change) for change in changes]
+    sent = [replace(before, shared=change) for change in changes]
+    held = [(images[one], labels[one]) for one in torch.from_numpy(who)]
+    return before, [replace(one, statistics=_centers(one, *data)) for one, data in zip(sent, held, strict=True)]
+
+
+def _centers(message: Observation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The means by class of the features of the net that a client trained."""
+    features, classes = _outputs(message, images, "body"), torch.unique(labels)
+    return {"centers": torch.stack([features[labels == label].mean(0) for label in classes]), "classes": classes}
 
 
 def _normalised(images: Tensor) -> Tensor:
     return (images - 0.5) / 0.5
 
 
-def _logits(message: Observation, images: Tensor) -> Tensor:
+def _outputs(message: Observation, images: Tensor, part: Literal["", "body"] = "") -> Tensor:
+    """Logits ``(n, C)`` by the weights that were sent, or the features ``(n, d)`` of the body."""
     after = {name: message.weights[name] + change for name, change in message.shared.items()}
-    logits: Tensor = functional_call(message.net, after, (_normalised(images),))
-    return logits
+    within = {name.removeprefix("body."): tensor for name, tensor in after.items() if name.startswith("body.")}
+    net, weights = (message.net.body, within) if part else (message.net, after)
+    found: Tensor = functional_call(net, weights, (_normalised(images),))
+    return found

@@ -101,7 +101,11 @@ def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     standard error of Hanley & McNeil (1982); Wilson's interval does the same for a rate. DeLong's interval and the bootstrap have
     no width where few samples are separated completely.
     """
-    value, n, m = float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum())
+    return interval(float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum()), confidence)
+
+
+def interval(value: float, n: int, m: int, confidence: float) -> Area:
+    """The interval of :func:`area` for an area that was observed of ``n`` members and ``m`` others."""
     z, extra = float(norm.isf((1 - confidence) / 2)), (n + m) / 2 - 1
 
     def distance(true: float) -> float:

@@ -13,8 +13,8 @@ The first of these rules that holds gives the words:
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
    clients, for most of them and for more than guessing would find.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership, or the
-   audit's budget cut all attacks on a message or on single samples.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership in one
+   of the rounds looked at, or the audit's budget cut all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 
@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.audit.formats import percent
-from fedpriv.audit.membership.member_scores import FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, of_attacks, too_few
+from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
+from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, not_attacked, of_attacks, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
 from fedpriv.audit.verdict import (
     best_attempt,
@@ -199,7 +199,7 @@ def _missing(run: Found) -> Iterator[str]:
         yield "texts can be recovered"
     if not modalities:
         yield "rows of a table can be recovered"
-    if not run["membership"] or too_few(run["membership"]):
+    if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
         yield "members can be identified"
 
 
@@ -215,7 +215,8 @@ def _not_tried(run: Found) -> list[str]:
     found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
     found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
     found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
-    if any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", [])):
+    sent = any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", []))
+    if sent and not any(CENTERS in name for name in _membership_attacks(run)):
         found.append("membership inference from class centres")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
 
@@ -223,11 +224,15 @@ def _not_tried(run: Found) -> list[str]:
 def _of_one_round(run: Found) -> Iterator[str]:
     """What was attacked from messages of one round only; FedMIA that was refused is listed with its reason."""
     yield "reconstruction of samples"
-    named = [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
-    if not any(name.startswith(FEDMIA) for name in named):
+    if not any(name.startswith(FEDMIA) for name in _membership_attacks(run)):
         yield "membership inference"
     if not run.get("labels_over_rounds"):
         yield "inference of classes"
+
+
+def _membership_attacks(run: Found) -> list[str]:
+    """The names of those that were tried, and of those that are listed with the reason why not."""
+    return [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
 
 
 def _short(reason: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.membership.verdict import best_attack, by_rule, too_few
+from fedpriv.audit.membership.verdict import by_rule, not_attacked, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words
 from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, may_be_more, samples_cut
 from fedpriv.errors import UsageError
@@ -40,8 +40,7 @@ def _words(run: Found) -> float | None:
 
 
 def _membership(run: Found) -> float | None:
-    best = best_attack(run["membership"])
-    return None if best is None else float(best["auc"])
+    return max((float(one["auc"]) for one in run["membership"] if one["auc"] is not None), default=None)
 
 
 def _epsilon(run: Found) -> float | None:
@@ -78,7 +77,7 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "labels": _labels,
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
-recovered; the largest share of the tokens of texts that an attack named, far better than chance; the area of the best membership
+recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area of a membership
 attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the largest lower bound
 of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest share of
 messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
@@ -91,10 +90,16 @@ def _samples_open(run: Found) -> str | None:
     return next((f"a failure is no evidence: {why}" for attack in run["attacks"] if (why := may_be_more(attack))), None)
 
 
+def _members_open(run: Found) -> str | None:
+    if rounds := not_attacked(run):
+        return f"no membership attack was mounted on messages of round {', '.join(map(str, rounds))}"
+    return _FEW if too_few(run["membership"]) else None
+
+
 _UNSETTLED: Mapping[str, Callable[[Found], str | None]] = {
     "recovered": _samples_open,
     "words": lambda run: "attacks on texts were cut by the audit's budget" if samples_cut(run) else None,
-    "membership_auc": lambda run: _FEW if too_few(run["membership"]) else None,
+    "membership_auc": _members_open,
     "labels": lambda run: "inference of classes was cut by the audit's budget" if classes_cut(run) else None,
 }
 """Why a measure may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +69,44 @@ def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | No
     return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
 
 
-def of_membership(found: Membership) -> list[dict[str, Any]]:
-    """A row for each attack."""
+def of_membership(rounds: Sequence[Membership]) -> dict[str, Any]:
+    """A row for each attack and round, the attacks that were not tried, and the controls.
+
+    Args:
+        rounds: the latest first, whose lower bounds of epsilon are shown.
+    """
+    count, by_round = sum(len(found.attacks) for found in rounds), sorted(rounds, key=lambda found: found.round)
+    return {
+        "membership": [row for found in by_round for row in _rows(found, count, bounds=found is rounds[0])],
+        "membership_not_tried": _not_tried(rounds),
+        "membership_controls": [control for found in by_round for control in found.described_controls()],
+    }
+
+
+def _not_tried(rounds: Sequence[Membership]) -> dict[str, str]:
+    """Why attacks were not tried, by attack; with the round where the reason is not that of every round."""
+    reasons = defaultdict[str, dict[int, str]](dict)
+    for found in rounds:
+        for name, reason in found.not_tried.items():
+            reasons[name][found.round] = reason
+    shown = dict[str, str]()
+    for name, of_rounds in reasons.items():
+        if len(of_rounds) == len(rounds) and len(set(of_rounds.values())) == 1:
+            shown[name] = next(iter(of_rounds.values()))
+        else:
+            shown |= {f"{name}, round {round}": reason for round, reason in of_rounds.items()}
+    return shown
+
+
+def _rows(found: Membership, count: int, bounds: bool) -> list[dict[str, Any]]:
+    """
+    Args:
+        count: attacks of all rounds, for all of which ``together`` holds at once.
+        bounds: whether the lower bounds of epsilon are shown.
+    """
     clients = ", ".join(map(str, found.clients))
-    lower = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
+    bounded = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
+    lower, together = bounded if bounds else {}, found.together(count)
     return [
         {
             "round": found.round,
@@ -79,7 +115,7 @@ def of_membership(found: Membership) -> list[dict[str, Any]]:
             "auc": points.auc.value,
             "auc_low": points.auc.low,
             "auc_high": points.auc.high,
-            "together": {"low": found.together[name].low, "high": found.together[name].high, "of": len(found.attacks)},
+            "together": {"low": together[name].low, "high": together[name].high, "of": count},
             "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
             "members": points.members,
             "non_members": points.non_members,

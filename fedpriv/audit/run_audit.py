@@ -22,7 +22,7 @@ from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.inference import membership
+from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.progress import END, Progress, Say, spent
@@ -35,6 +35,8 @@ from fedpriv.processes import forked
 from fedpriv.samples import Modality
 from fedpriv.server.run_folder import RunFolder
 
+EARLIER = 8
+"""Shadow turns for each client of a round before the last kept one, at most: a message of few local samples shows most there."""
 ROWS = (
     "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
     "reveal a row as it reveals an image"
@@ -48,9 +50,11 @@ class AuditOptions:
     """The extent of an audit.
 
     Attributes:
-        messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each.
+        messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
+            attacked in the same rounds, for all kept clients; with 1, in the last one.
         label_shadows: shadow turns for the inference of label sets; 0: none.
-        membership_shadows: shadow turns for each client of the last kept round; 0: no membership inference.
+        membership_shadows: shadow turns for each client of the last kept round, and at most :data:`EARLIER` for each of an
+            earlier one; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
     """
@@ -241,25 +245,39 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})
-    findings |= {"membership": [], "membership_not_tried": {}, "membership_controls": []}
-    lower = None
-    if options.membership_shadows:
+    members, lower = _members(evidence, options, not_tried, progress)
+    progress.note()
+    return _Part(findings | members | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
+
+
+def _members(
+    evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], progress: Progress
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Membership inference in the last kept round, and with fewer shadow turns in earlier ones; the lower bound of epsilon."""
+    last = evidence.store.rounds()[-1]
+    rounds = [last, *(round for round in _rounds(evidence, options.messages) if round != last and options.messages > 1)]
+    found, refused = list[Membership](), dict[int, str]()
+    for round in rounds if options.membership_shadows else []:
+        shadows = options.membership_shadows if round == last else min(EARLIER, options.membership_shadows)
         try:
             _in_time(progress)
-            clients = evidence.whole_clients(last)
-            progress(f"membership: {options.membership_shadows} shadow turns for each of {len(clients)} clients of round {last}")
-            found = membership(evidence, last, clients, options.membership_shadows, options.seed)
+            clients = evidence.whole_clients(round)
+            progress(f"membership: {shadows} shadow turns for each of {len(clients)} clients of round {round}")
+            found.append(membership(evidence, round, clients, shadows, options.seed))
         except FedprivError as error:
-            not_tried["membership"] = str(error)
-        else:
-            if not found.controls_passed:
-                raise FedprivError(
-                    f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
-                )
-            findings["membership"], lower = of_membership(found), None if found.epsilon is None else asdict(found.epsilon)
-            findings |= {"membership_not_tried": found.not_tried, "membership_controls": found.described_controls()}
-    progress.note()
-    return _Part(findings | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
+            refused[round] = str(error)
+    if not all(one.controls_passed for one in found):
+        raise FedprivError(
+            f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
+        )
+    findings = of_membership(found) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
+    if not found and refused:
+        not_tried["membership"] = "; ".join(dict.fromkeys(refused.values()))
+        return findings, None
+    findings["membership_not_tried"] |= {f"every attack, round {round}": reason for round, reason in refused.items()}
+    findings["membership_controls"] = distinct(findings["membership_controls"])
+    epsilon = found[0].epsilon if found and found[0].round == last else None
+    return findings, None if epsilon is None else asdict(epsilon)
 
 
 def _in_time(progress: Progress) -> None:
@@ -293,10 +311,15 @@ def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[
 
     For pairs, clients with both images and texts are preferred, so that both are attacked for the same client.
     """
-    rounds, data = evidence.store.rounds(), evidence.federation.data
-    spread = sorted({rounds[i * (len(rounds) - 1) // max(1, messages - 1)] for i in range(messages)})
+    data, spread = evidence.federation.data, _rounds(evidence, messages)
     holders = {round: [client for client in evidence.store.clients(round) if data.lacking(client) != holding] for round in spread}
     return [(round, min(clients, key=lambda one: data.lacking(one) is not None)) for round, clients in holders.items() if clients]
+
+
+def _rounds(evidence: Evidence, number: int) -> list[int]:
+    """So many evenly spaced kept rounds, or all; the first, and of several the last, are among them."""
+    kept = evidence.store.rounds()
+    return sorted({kept[i * (len(kept) - 1) // max(1, number - 1)] for i in range(number)})
 
 
 def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, int]:

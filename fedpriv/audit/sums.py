@@ -54,7 +54,7 @@ def _labels(found: Found) -> Measured:
 
 def _membership(found: Found) -> Measured:
     return {
-        one["attack"].partition(" (")[0]: {
+        f"{one['attack'].partition(' (')[0]}, round {one['round']}": {
             "value": one["auc"],
             "low": one["auc_low"],
             "high": one["auc_high"],

@@ -37,7 +37,12 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.argument("runs", metavar="RUN [RUN…]", nargs=-1, required=True)
 @click.option("--messages", default=3, show_default=True, help="Number of messages to attack in each run.")
 @click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
-@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models per client; 0: no membership inference.")
+@click.option(
+    "--membership-shadows",
+    default=32,
+    show_default=True,
+    help="Shadow models per client of the last kept round, at most 8 per client of earlier ones; 0: no membership inference.",
+)
 @click.option(
     "--singles",
     default=24,

@@ -20,7 +20,7 @@ TEXT = """By `fedpriv audit` of the same runs, from what crossed the wire. Round
 that round, those that the best attack reconstructed (images: mean squared error below 0.01). In brackets *copies*: how many
 copies of the nearest public images would be below that error, too; and where these are as many, how many the attack has below a
 stricter error, more than there are copies. One sample each: the same for simulated clients with a single sample.
-Members: area under the curve of the best membership attack on the last kept round; the interval holds for all attacks at once,
+Members: area under the curve of the best membership attack on the kept messages; the interval holds for all attacks at once,
 and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
 layer's gradient or the class centres; by shadows: clients whose set was found exactly by a classifier that was trained on the
 messages of simulated clients, in the first of these rounds. A dash: no attack whose failure would be evidence could be

@@ -13,6 +13,7 @@ from fedpriv.attacks.inference.membership import Array
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from tests.marks import quick_first
 
+KINDS = ("confidence", "row distance", "class centre")
 USES = ("alone", "LiRA", "LiRA offline", "FedMIA")
 
 
@@ -22,7 +23,7 @@ once = cache(positive_controls)
 @pytest.mark.parametrize("shadows", quick_first([4, 32]))
 def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
     found = once(shadows, seed=1)
-    assert set(found) == {(kind, use) for kind in ("confidence", "row distance") for use in USES}
+    assert set(found) == {(kind, use) for kind in KINDS for use in USES}
     assert all(one.passed and "it must lie above 0.5" in one.sentence for one in found.values())
 
 
@@ -38,17 +39,18 @@ BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]
         noise,
         {("row distance", use) for use in USES},
     ),
+    "centres": (membership_controls, "trace", noise, {("class centre", use) for use in USES}),
     "likelihoods": (
         membership,
         "lira",
         lambda observed, *_: -observed,
-        {(kind, use) for kind in ("confidence", "row distance") for use in USES[1:]},
+        {(kind, use) for kind in KINDS for use in USES[1:]},
     ),
     "other clients": (
         membership_controls,
         "fedmia",
         lambda observed, others: -observed[0],
-        {(kind, "FedMIA") for kind in ("confidence", "row distance")},
+        {(kind, "FedMIA") for kind in KINDS},
     ),
 }
 

@@ -127,11 +127,24 @@ def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it()
     assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
 
 
-def test_class_centres_as_evidence_of_membership_are_named_as_not_tried() -> None:
-    run = undefended()
-    assert "membership inference from class centres" in answer(run)["not_tried"]
+def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
+    run = harmless()
+    run["membership_rounds"] = sorted({one["round"] for one in run["membership"]} | {1})
+    found = answer(run)
+    assert found["words"] == "Leakage not known" and "members can be identified" in found["finding"]["sentence"]
+
+
+def test_class_centres_as_evidence_of_membership_are_named_where_they_were_not_tried() -> None:
+    run, line = undefended(), "membership inference from class centres"
+    assert line in answer(run)["not_tried"]
+    run["membership_not_tried"]["class centres"] = "a centre is 3 numbers, and a projection 128"
+    assert [one for one in answer(run)["not_tried"] if "class centres" in one and "member" in one] == []
+    del run["membership_not_tried"]["class centres"]
+    run["membership"].append(run["membership"][0] | {"attack": "class centres"})
+    assert line not in answer(run)["not_tried"]
+    del run["membership"][-1]
     run["statistics"]["listed"] = []
-    assert "membership inference from class centres" not in answer(run)["not_tried"]
+    assert line not in answer(run)["not_tried"]
 
 
 def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:

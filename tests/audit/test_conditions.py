@@ -25,7 +25,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "name": "a run",
         "attacks": [{"attempts": [attempt | {"success": {"0.01": rate}}]}],
         "texts": [],
-        "membership": [{"auc": 0.57}, {"auc": 0.76}, {"auc": None}],
+        "membership": [{"auc": value, "round": 3} for value in (0.57, 0.76, None)],
         "labels": [{"how": "bias", "exact": True}, {"how": "bias", "exact": False}],
         "epsilon": {"upper": 7.9, "canaries": {"lower": 3.1}},
     }
@@ -126,10 +126,19 @@ def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
 
 
 def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
-    few = run(membership=[{"auc": 0.5, "members": 3, "non_members": 3}] * 8)
+    row = {"auc": 0.5, "round": 3}
+    few = run(membership=[row | {"members": 3, "non_members": 3}] * 8)
     assert "not even a perfect attack" in (first_met([few], conditions("membership_auc>0.6")) or "")
     assert not conditions("membership_auc<=0.6")[0].holds(few)
-    assert conditions("membership_auc<=0.6")[0].holds(run(membership=[{"auc": 0.5, "members": 30, "non_members": 30}] * 8))
+    assert conditions("membership_auc<=0.6")[0].holds(run(membership=[row | {"members": 30, "non_members": 30}] * 8))
+
+
+def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
+    rows = [{"auc": 0.5, "round": 3, "members": 30, "non_members": 30}]
+    cut = run(membership=rows, membership_rounds=[1, 3])
+    assert "membership attack was mounted on messages of round 1" in (first_met([cut], conditions("membership_auc>0.6")) or "")
+    assert not conditions("membership_auc<=0.6")[0].holds(cut)
+    assert conditions("membership_auc<=0.6")[0].holds(run(membership=rows, membership_rounds=[3]))
 
 
 def test_words_of_texts_have_a_measure() -> None:

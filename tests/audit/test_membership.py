@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from torch import Tensor
 from fedpriv.attacks.inference import membership_controls
 from fedpriv.attacks.inference.membership import Array, Mask, halves
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import candidates
-from fedpriv.audit.membership.inference import FEDMIA, LIRA, LOSS, OFFLINE, ROWS, infer, membership
+from fedpriv.audit.membership.class_centers import TracedCenters
+from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, infer, membership
 from fedpriv.audit.membership.member_scores import Statistic
 from fedpriv.audit.membership.readings import PROBE, STAND_IN
 from fedpriv.errors import FedprivError, UsageError
@@ -61,7 +62,7 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, *uses, *(f"{use}, {ROWS}" for use in uses)}
     assert found.controls.keys() == found.attacks.keys() - {LOSS}
     for name, one in found.attacks.items():  # of the best of eight no more can be said than of one chosen beforehand
-        assert found.together[name].low < one.auc.low and found.together[name].high > one.auc.high
+        assert found.together()[name].low < one.auc.low and found.together()[name].high > one.auc.high
     assert (
         found.attacks[LIRA].members
         == found.attacks[LIRA].non_members
@@ -91,6 +92,82 @@ def test_rows_tell_members_that_losses_do_not(tmp_path: Path) -> None:
     assert all(found.attacks[name].auc.low > best_of_losses for name in (ROWS, *rows))
 
 
+FEW_OF_A_CLASS = {
+    "data.clients": 100,
+    "data.partition.name": "classes",
+    "train.local_epochs": 5,
+    "train.batch_size": 10,
+    "train.lr": 0.01,
+    "model.name": None,
+    "model.projection": 128,
+    "method.head_epochs": 10,
+}
+"""Seven samples of each of two classes a client."""
+ENCODER = {"name": "gaussian", "variance": 0.01}
+
+
+@pytest.mark.parametrize("transforms", [[], [ENCODER]])
+def test_centres_of_few_samples_tell_whose_they_are_whatever_hides_the_encoder(tmp_path: Path, transforms: list[object]) -> None:
+    run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS, **{"wire.transforms": transforms})
+    clients = run.store.clients(1)[:4]
+    found = membership(run, 1, clients, shadows=8)
+    by_centers = [name for name in found.attacks if CENTERS in name]
+    assert by_centers == [CENTERS, f"{LIRA}, {CENTERS}", f"{OFFLINE}, {CENTERS}", f"{FEDMIA}, {CENTERS}"]
+    assert all(found.together()[name].low > 0.5 for name in by_centers) and found.controls_passed
+    assert set(by_centers) <= found.controls.keys() and {*by_centers} <= found.positive.keys()
+    others = [one for name, one in found.together().items() if CENTERS not in name]
+    assert not transforms or all(one.low < 0.5 for one in others), "noise hides the rest"
+    assert any("For the class centres" in said for said in found.threat)
+
+
+def test_centres_of_another_client_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evidence(tmp_path / "run", "mpfedcon", **{**FEW_OF_A_CLASS, "data.partition.name": "iid"})
+    clients = run.store.clients(1)[:4]
+    others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
+    real = run.message
+    monkeypatch.setattr(run, "message", lambda round, client: real(round, others.get(client, client)))
+    found = membership(run, 1, clients, shadows=4)
+    assert all(found.attacks[name].auc.low < 0.5 < found.attacks[name].auc.high for name in (CENTERS, f"{LIRA}, {CENTERS}"))
+
+
+def test_centres_that_are_no_evidence_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS)
+    client, real = run.store.clients(1)[0], run.message
+
+    def sending(**changes: Tensor | None) -> Callable[[int, int], Message]:
+        def message(round: int, client: int) -> Message:
+            sent = real(round, client)
+            changed = {**sent.uploaded, **{f"statistic.{name}": tensor for name, tensor in changes.items()}}
+            return replace(sent, uploaded={name: tensor for name, tensor in changed.items() if tensor is not None})
+
+        return message
+
+    monkeypatch.setattr(run, "message", sending(centers=torch.ones(2, 3)))
+    found = membership(run, 1, [client], shadows=4)
+    assert found.not_tried[CENTERS] == "a centre is 3 numbers, and a projection 128" and CENTERS not in found.attacks
+    monkeypatch.setattr(run, "message", sending(centers=None))
+    found = membership(run, 1, [client], shadows=4)
+    assert not any(CENTERS in name for name in (*found.not_tried, *found.attacks))
+
+
+def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS)
+    clients = run.store.clients(1)[:2]
+    drawn = {len(one.members): one.members for one in (candidates(run.federation, 1, client) for client in clients)}
+    monkeypatch.setattr(TracedCenters, "__call__", lambda self, uploaded: drawn[self._candidates].astype(float))
+    found = membership(run, 1, clients, shadows=4)
+    assert found.not_tried[CENTERS].startswith("its negative control failed") and CENTERS not in found.attacks
+    assert found.controls_passed and LIRA not in found.not_tried
+
+
+def test_other_clients_are_compared_up_to_the_last_kept_round_alone(tmp_path: Path) -> None:
+    run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1, "train.rounds": 2})
+    first, last = (membership(run, round, run.store.clients(round)[:1], shadows=4) for round in (1, 2))
+    assert not any(FEDMIA in name for name in (*first.attacks, *first.not_tried)) and FEDMIA in last.attacks
+    wider, alone = last.together(2 * len(last.attacks)), last.together()
+    assert all(wider[name].low < alone[name].low for name in last.attacks), "of more attacks less can be said"
+
+
 def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(logits: Tensor, labels: Tensor) -> Array:
         return np.zeros(len(labels))
@@ -100,7 +177,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
     found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
-    assert set(found.attacks) == rows == set(found.together) == set(found.controls)
+    assert set(found.attacks) == rows == set(found.together()) == set(found.controls)
     assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
     assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)

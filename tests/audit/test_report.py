@@ -12,8 +12,10 @@ from click.testing import CliRunner, Result
 
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of
 from fedpriv.cli import main
+from fedpriv.errors import FedprivError
 from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
@@ -84,6 +86,28 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         values = audit_values(run)
         assert values.keys() >= {"audit/recovered_from_message", "audit/membership_auc"}
         assert ("audit/labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
+
+
+@pytest.mark.slow
+def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[str], Path], monkeypatch: Any) -> None:
+    options = ("--messages", 2, "--label-shadows", 0, "--membership-shadows", 4, "--workers", 1, "--json")
+    (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
+    by_round = {round: {one["attack"] for one in run["membership"] if one["round"] == round} for round in (1, 3)}
+    assert run["membership_rounds"] == [1, 3] == sorted({one["round"] for one in run["membership"]})
+    assert all("class centres" in attacks and "row distance" in attacks for attacks in by_round.values())
+    assert {one.partition(" (")[0].partition(",")[0] for one in by_round[3] - by_round[1]} == {"FedMIA"}
+    assert {one["together"]["of"] for one in run["membership"]} == {len(run["membership"])}
+    assert not any("class centres" in one for one in run["answer"]["not_tried"])
+
+    def only_last(*asked: Any) -> Membership:
+        if asked[1] != 3:
+            raise FedprivError("no candidates are left")
+        return membership(*asked)
+
+    monkeypatch.setattr("fedpriv.audit.run_audit.membership", only_last)
+    (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
+    assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {3}
+    assert run["membership_not_tried"]["every attack, round 1"] == "no candidates are left"
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def run(*attempts: dict[str, Any], kind: str = "message", **more: Any) -> dict[s
 def member(auc: float, low: float, high: float) -> dict[str, Any]:
     """A membership attack, alone in the audit."""
     counts = {"members": 70, "non_members": 70, "tpr": {"0.01": None}}
-    return {"attack": "LiRA", "auc": auc, "together": {"low": low, "high": high, "of": 1}, **counts}
+    return {"attack": "LiRA", "round": 3, "auc": auc, "together": {"low": low, "high": high, "of": 1}, **counts}
 
 
 def on_members(*attacks: dict[str, Any], **more: Any) -> list[str]:
@@ -100,6 +100,14 @@ def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
     chosen = member(0.58, 0.51, 0.65) | {"together": {"low": 0.49, "high": 0.67, "of": 2}}
     (said,) = on_members(chosen, member(0.5, 0.43, 0.57))
     assert "cannot be distinguished from guessing" in said and "0.49 to 0.67, which holds for the best of 2" in said
+
+
+def test_of_several_rounds_the_surest_is_named_with_its_round() -> None:
+    """A round with few samples may have the largest area by chance, and must not hide what is found in another."""
+    chance = member(0.9, 0.45, 0.99) | {"members": 4, "non_members": 4}
+    early = member(0.7, 0.6, 0.8) | {"round": 1, "tpr": {"0.01": {"by_chance": 1e-9, "share": 0.4, "low": 0.3, "high": 0.5}}}
+    (said,) = on_members(chance, early)
+    assert said.startswith("The best of 2 membership attacks, LiRA, round 1, separates") and "LiRA, round 1 finds 40%" in said
 
 
 def test_reconstructed_images_are_known_members() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, get_args
 
 import numpy as np
@@ -14,12 +15,14 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, Mask, Use, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, operating_points
+from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
+from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
 from fedpriv.audit.membership.member_scores import (
+    CENTERS,
     FEDMIA,
     LIRA,
     LOSS,
@@ -34,7 +37,7 @@ from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
+__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "Membership", "infer", "membership"]
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 
@@ -48,6 +51,10 @@ _THREAT = (
 _ROWS = (
     "For the row distance it divides the weight gradient of the first linear layer with a bias by its bias gradient, and takes "
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
+)
+_CENTERS = (
+    "For the class centres it embeds candidates and its own samples by the encoder as the client sent it, or by its own where a "
+    "defence altered that, and by what it trained itself of the layers that were not sent."
 )
 _FEDMIA = (
     "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
@@ -66,12 +73,11 @@ class Membership:
 
     Attributes:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
-        together: their areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. FedMIA is left out where its own fails. The loss threshold has none: in later rounds
-            the server's model was trained on the client's samples in its earlier turns, which affects comparisons of candidates,
-            but not those with shadows.
+            chance once in a thousand times. FedMIA and the attacks on class centres are left out where their
+            own fail. The loss threshold has none: in later rounds the server's model was trained on the client's samples in its
+            earlier turns, which affects comparisons of candidates, but not those with shadows.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
@@ -84,7 +90,6 @@ class Membership:
     round: int
     clients: tuple[int | str, ...]
     attacks: dict[str, OperatingPoints]
-    together: dict[str, Area]
     not_tried: dict[str, str]
     controls: dict[str, Area]
     positive: dict[str, Control]
@@ -96,6 +101,15 @@ class Membership:
     cpu_seconds: float
     threat: tuple[str, ...]
 
+    def together(self, of: int | None = None) -> dict[str, Area]:
+        """The attacks' areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
+
+        Args:
+            of: the number of attacks, where further ones of other rounds are looked at.
+        """
+        confidence = 1 - (1 - CONFIDENCE) / (of or len(self.attacks))
+        return {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
+
     @property
     def controls_passed(self) -> bool:
         """Whether the attacks that were tried find nothing in their negative controls."""
@@ -106,12 +120,16 @@ class Membership:
         shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
         for name, one in self.controls.items():
             about = {"name": "negative", "passed": _finds_nothing(one), "cpu_seconds": None}
-            shown.append({"attacker": name, **about, "sentence": f"{_on_no_candidate(one)}; the interval must contain 0.5"})
+            said = f"round {self.round}: {_on_no_candidate(one)}; the interval must contain 0.5"
+            shown.append({"attacker": name, **about, "sentence": said})
         return shown
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
+
+    FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client trained on its
+    candidates' non-members, and later ones may have.
 
     Args:
         shadows: shadow turns per client; even. They dominate the cost: each is as expensive as a client's turn.
@@ -133,11 +151,12 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     controlled = [name for name, which in kinds.items() if name not in not_tried and which != ("confidence", "alone")]
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
-    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out.
+    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor is a
+    # centre of other samples one where the server's model has learned members apart from others in the client's earlier turns.
     not_tried |= {
         name: f"its negative control failed: {_on_no_candidate(one)}"
         for name, one in controls.items()
-        if kinds[name][1] == FEDMIA and not _finds_nothing(one)
+        if (kinds[name][1] == FEDMIA or kinds[name][0] == "class centre") and not _finds_nothing(one)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
@@ -146,12 +165,17 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
-    more = [_SUMS] * evidence.summed + [_ROWS] * (ROWS in kinds) + [_FEDMIA] * across + [_HIDDEN] * (LIRA not in kinds)
+    also = {
+        _SUMS: evidence.summed,
+        _ROWS: ROWS in kinds,
+        _CENTERS: CENTERS in kinds,
+        _FEDMIA: across,
+        _HIDDEN: LIRA not in kinds,
+    }
     return Membership(
         round=round,
         clients=tuple(evidence.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
-        together={name: area(values, members, 1 - (1 - CONFIDENCE) / len(scores)) for name, values in scores.items()},
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
@@ -161,7 +185,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         diverged=sum(one.diverged for one in found),
         rounds=tuple(one.rounds for one in found) if across else (),
         cpu_seconds=time.process_time() - began,
-        threat=(*_THREAT, *more),
+        threat=(*_THREAT, *(sentence for sentence, applies in also.items() if applies)),
     )
 
 
@@ -215,8 +239,10 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
     own = next(results)
     if own is None:
         raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
-    statistics, not_tried = statistics_of(evidence, message, own, pool)
-    uploads = (None if one is None else one.uploaded for one in results)
+    ahead = list(islice(results, NETS if sends_centers(message) else 0))
+    nets = [one.model for one in ahead if one is not None and is_finite(one.uploaded)]
+    statistics, not_tried = statistics_of(evidence, message, own, pool, nets)
+    uploads = (None if one is None else one.uploaded for one in chain(ahead, results))
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
@@ -225,15 +251,16 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
     rounds: tuple[int, ...] = ()
-    try:
-        compared = against_other_clients(evidence, client, pool)
-    except Inapplicable as error:
-        not_tried[FEDMIA] = str(error)
-    else:
-        rounds = compared.rounds
-        for (kind, way), values in compared.scores.items():
-            name = Statistic.named(kind, "FedMIA", way)
-            kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
+    if round == evidence.store.rounds()[-1]:
+        try:
+            compared = against_other_clients(evidence, client, pool)
+        except Inapplicable as error:
+            not_tried[FEDMIA] = str(error)
+        else:
+            rounds = compared.rounds
+            for (kind, way), values in compared.scores.items():
+                name = Statistic.named(kind, "FedMIA", way)
+                kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
     return _Found(scores, control, pool.members, kinds, not_tried, diverged, rounds)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,12 +16,16 @@ from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.audit.membership.class_centers import TracedCenters, sends_centers
 from fedpriv.audit.membership.readings import Reading, readings
 from fedpriv.client.model import CHUNK
 from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
+CENTERS = "class centres"
+_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS}
+"""Of the attack that uses the statistic alone."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Statistic:
     @staticmethod
     def named(kind: Kind, use: Use, way: str = "") -> str:
         """The name of the attack with this statistic and comparison."""
-        name = {"confidence": LOSS, "row distance": ROWS}[kind] if use == "alone" else use
-        beside = ROWS if kind == "row distance" and use != "alone" else way
+        name = _NAMES[kind] if use == "alone" else use
+        beside = _NAMES[kind] if kind != "confidence" and use != "alone" else way
         return f"{name}, {beside}" if beside else name
 
     def attack(self, use: Use) -> str:
@@ -50,12 +54,13 @@ class Statistic:
 
 
 def statistics_of(
-    evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates
+    evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
 ) -> tuple[list[Statistic], dict[str, str]]:
     """The statistics that apply to a message, and why others do not, by attack.
 
     Args:
         own: the server's turn of the message's round with ``pool.spare``.
+        nets: models ``(p,)`` of further turns; without any, class centres are compared under the model of ``own``.
     """
     federation, not_tried = evidence.federation, dict[str, str]()
     ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
@@ -66,6 +71,11 @@ def statistics_of(
         statistics.append(row_distance(evidence, message, pool.data.inputs))
     except Inapplicable as error:
         not_tried[ROWS] = str(error)
+    if sends_centers(message):
+        try:
+            statistics.append(Statistic("class centre", "", TracedCenters(evidence, message, nets or [own.model], pool)))
+        except Inapplicable as error:
+            not_tried[CENTERS] = str(error)
     return statistics, not_tried
 
 

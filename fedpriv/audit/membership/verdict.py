@@ -63,8 +63,18 @@ def _known(target: Found, what: str, best: tuple[str, Found] | None) -> list[dic
 
 
 def best_attack(attacks: Sequence[Found]) -> Found | None:
-    """The membership attack of the largest area under the curve; ``None``: there is none."""
-    return max((one for one in attacks if one["auc"] is not None), key=lambda one: one["auc"], default=None)
+    """The membership attack whose area under the curve is surely largest, by the interval that holds for all at once.
+
+    On as many samples it is that of the largest area; a round with few samples may have a larger one by chance. ``None``: there
+    is none.
+    """
+    known = (one for one in attacks if one["auc"] is not None)
+    return max(known, key=lambda one: (one["together"]["low"], one["auc"]), default=None)
+
+
+def not_attacked(run: Found) -> list[int]:
+    """The rounds in which membership was to be attacked, and no attack could be mounted."""
+    return sorted({*run.get("membership_rounds", [])} - {one["round"] for one in run["membership"]})
 
 
 def too_few(attacks: Sequence[Found]) -> bool:
@@ -89,13 +99,14 @@ def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
     asked = f"{best['members']} members and {best['non_members']} non-members"
     few = few_false_alarms(attacks)
     if best["together"]["low"] > 0.5:
-        tells = f"The best of {count} membership attacks, {best['attack']}, separates members from non-members"
+        tells = f"The best of {count} membership attacks, {_named(best, attacks)}, separates members from non-members"
         return f"{tells}, on {asked} ({area}){f'; {few}' if few else ''}."
     if besides and not few:
-        which = f"the best of {count}, {best['attack']}, on {asked}: {area}"
+        which = f"the best of {count}, {_named(best, attacks)}, on {asked}: {area}"
         return f"Membership attacks, which score given samples, showed nothing beyond that ({which})."
     cannot = (
-        f"the best of {count} membership attacks, {best['attack']}, cannot be distinguished from guessing on {asked} ({area})"
+        f"the best of {count} membership attacks, {_named(best, attacks)}, cannot be distinguished from guessing on {asked} "
+        f"({area})"
     )
     if few:
         return f"At low false-positive rates, members are found: {few}. Over all thresholds, {cannot}."
@@ -111,7 +122,12 @@ def few_false_alarms(attacks: Sequence[Found]) -> str | None:
     if point["by_chance"] * len(points) >= LEVEL:
         return None
     found = f"{point['share']:.0%} of the members at a false-positive rate of {100 * float(rate):g}%"
-    return f"{one['attack']} finds {found} (95 % interval {point['low']:.0%} to {point['high']:.0%})"
+    return f"{_named(one, attacks)} finds {found} (95 % interval {point['low']:.0%} to {point['high']:.0%})"
+
+
+def _named(one: Found, attacks: Sequence[Found]) -> str:
+    """An attack, with its round where several were attacked."""
+    return f"{one['attack']}, round {one['round']}" if len({other["round"] for other in attacks}) > 1 else str(one["attack"])
 
 
 def _count(one: Found) -> str:

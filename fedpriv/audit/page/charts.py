@@ -13,6 +13,8 @@ from fedpriv.audit import formats
 from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, across, frame, line, style, svg, upwards
 
 Found = Mapping[str, Any]
+_CURVES = 8
+"""More would hide each other."""
 _LARGEST = 15  # radius in pixels of the run with most bytes
 
 
@@ -103,10 +105,12 @@ def descent(attack: Found) -> Chart | None:
 
 
 def roc(attacks: Sequence[Found]) -> Chart | None:
-    """The ROC of membership inference on logarithmic axes, which show low false-positive rates."""
-    shown = [a for a in attacks if len(a["roc"] or []) > 1]
-    if not shown:
+    """The ROC of membership inference on logarithmic axes, which show low false-positive rates; of many attacks, the best."""
+    drawn = [a for a in attacks if len(a["roc"] or []) > 1]
+    if not drawn:
         return None
+    best = sorted(range(len(drawn)), key=lambda i: drawn[i]["auc"] or 0.0, reverse=True)[:_CURVES]
+    shown = [drawn[i] for i in sorted(best)]
     fewest = 10.0 ** -math.ceil(math.log10(max(10, *(a["non_members"] for a in shown))))
     x, y = across(fewest, 1, log=True), upwards(fewest, 1, log=True)
     titles = ("non-members falsely accused (FPR)", "members found (TPR)")

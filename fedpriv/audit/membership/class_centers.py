@@ -1,0 +1,80 @@
+"""Scores of candidates from the class centres of a message (:mod:`fedpriv.attacks.inference.class_centers`).
+
+A client computes its centres by the net with which its turn ended, and of this it sends the encoder at most. So the server takes
+the rest from turns of its own, and the mean of the scores under several of them. Where the defences alter the encoder, it takes
+all from them: a noise that hides the encoder hides no centre.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.centers import CENTERS, read_label_set
+from fedpriv.attacks.inference.class_centers import trace
+from fedpriv.attacks.inference.membership import Array
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.client.resident import Resident
+from fedpriv.samples import Inputs
+
+NETS = 8
+"""Nets of the server under which scores are averaged; with more they hardly improve."""
+_ON_THE_WAY = ("encoder.", "projector.")
+"""What of a net its projections depend on, by role."""
+
+
+def sends_centers(message: Message) -> bool:
+    """Whether there are class centres in a message."""
+    return CENTERS in message.uploaded
+
+
+class TracedCenters:
+    """Uploaded tensors, by the net's names -> the mean over nets of a number per candidate ``(n,)``.
+
+    Args:
+        nets: models ``(p,)`` of turns of the server; at least one.
+
+    Raises:
+        Inapplicable: no centres were sent, or not their classes, or they are no means of projections.
+    """
+
+    def __init__(self, evidence: Evidence, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
+        self._evidence, self._message, self._candidates = evidence, message, len(pool.members)
+        known = pool.data.followed_by(pool.spare)
+        self._inputs, self._labels = known.inputs, known.labels
+        resident = self._resident = evidence.federation.resident
+        found, width = next(iter(self._centers(message.uploaded).values())), resident.net.projection_dim
+        if len(found) != width:
+            raise Inapplicable(f"a centre is {len(found)} numbers, and a projection {width}")
+        self._as_sent = message.altered == UNALTERED
+        hidden = [name for name in resident.space.names if name.startswith(_ON_THE_WAY) and name not in message.uploaded]
+        self._nets = nets if hidden or not self._as_sent else nets[:1]
+        self._own = [] if self._as_sent else list(projections(resident, self._nets, {}, self._inputs))
+
+    def __call__(self, uploaded: Mapping[str, Tensor]) -> Array:
+        centers = self._centers(uploaded)
+        embedded = self._own or projections(self._resident, self._nets, uploaded, self._inputs)
+        scores: Array = np.mean([trace(one, self._labels, self._candidates, centers) for one in embedded], axis=0)
+        return scores
+
+    def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        sent = read_label_set(self._evidence.observation(replace(self._message, uploaded=uploaded), ThreatModel()))
+        return dict(zip(sent.present.nonzero().flatten().tolist(), sent.centers, strict=True))
+
+
+def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:
+    """The projections ``(n, k)`` of samples under each of the nets ``(p,)``, with what was uploaded in place of their own."""
+    whole = all(name in uploaded for name in resident.space.names if name.startswith("encoder."))
+    features: Tensor | None = None
+    for net in nets:
+        resident.row.copy_(resident.space.pack(uploaded, net.clone()))
+        if features is None or not whole:
+            features = resident.features(inputs)
+        yield resident.from_features(features).projection.clone()
