@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
 from fedpriv.attacks.gradients.linear import from_picture, weight_dtype
 from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.multistep import is_bias, response
 
 LEAST = 0.9
 """Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
@@ -46,12 +47,22 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     seen, made, noise = [], [], 0.0
     for name in names:
         kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
-        seen.append(observation.shared[name][kept].double())
-        made.append(sign * moved[name].detach()[kept].double())
+        decayed = _decay(observation, schedule, weights[name])
+        seen.append((observation.shared[name] - decayed)[kept].double())
+        made.append((sign * moved[name].detach() - decayed)[kept].double())
         noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
     true, found = torch.cat(made), torch.cat(seen)
-    norm, loudest = float(true.norm()), math.sqrt(max(observation.altered.variance.values(), default=0.0))
-    if norm == 0 or float(found.norm()) == 0 or loudest > LOUD * norm:
+    # Clipping makes the message smaller by a factor that is not known, and so its signal smaller than the simulated one.
+    signal = math.sqrt(max(float(found.norm()) ** 2 - noise, 0.0)) if observation.altered.rescaled else float(true.norm())
+    loudest = math.sqrt(max(observation.altered.variance.values(), default=0.0))
+    if 0.0 in (signal, float(true.norm()), float(found.norm())) or loudest > LOUD * signal:
         return None
-    quiet = math.sqrt(1 + noise / norm**2)
-    return quiet * float(F.cosine_similarity(true, found, dim=0))
+    return math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
+
+
+def _decay(observation: Observation, schedule: Schedule, weight: Tensor) -> Tensor | float:
+    """What weight decay alone did to a tensor, which attacks subtract; left in where clipping rescaled it with the rest."""
+    decay = schedule.weight_decay_bias if is_bias(weight) else schedule.weight_decay
+    if observation.kind == "gradient" or observation.altered.rescaled:
+        return 0.0
+    return response(schedule, decay).shrink * weight

@@ -69,15 +69,15 @@ def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | No
     return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
 
 
-def of_membership(rounds: Sequence[Membership]) -> dict[str, Any]:
+def of_membership(rounds: Sequence[Membership], last: int) -> dict[str, Any]:
     """A row for each attack and round, the attacks that were not tried, and the controls.
 
     Args:
-        rounds: the latest first, whose lower bounds of epsilon are shown.
+        last: the round whose lower bounds of epsilon are shown.
     """
     count, by_round = sum(len(found.attacks) for found in rounds), sorted(rounds, key=lambda found: found.round)
     return {
-        "membership": [row for found in by_round for row in _rows(found, count, bounds=found is rounds[0])],
+        "membership": [row for found in by_round for row in _rows(found, count, bounds=found.round == last)],
         "membership_not_tried": _not_tried(rounds),
         "membership_controls": [control for found in by_round for control in found.described_controls()],
     }

@@ -270,7 +270,7 @@ def _members(
         raise FedprivError(
             f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
         )
-    findings = of_membership(found) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
+    findings = of_membership(found, last) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
     if not found and refused:
         not_tried["membership"] = "; ".join(dict.fromkeys(refused.values()))
         return findings, None

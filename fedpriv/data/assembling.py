@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FEW = 20
 """As many labels may be classes, however few samples there are."""
+NEARLY_ALL = 0.9
+"""Share of the samples: with more distinct labels than that, they are names of samples."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,6 @@ def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
     """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
     distinct = len(column.unique())
     quantity = np.issubdtype(values.dtype, np.floating) and bool((values % 1).any())
-    if distinct <= FEW or not (quantity or 2 * distinct > len(values)):
+    if distinct <= FEW or not (quantity or distinct > NEARLY_ALL * len(values)):
         return None
     return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"

@@ -16,6 +16,8 @@ _AREA = 420.0
 """Of the largest disc, in points squared."""
 _MIDDLE = 60.0
 """Labels of points to the right of it stand to their left."""
+_BESIDE, _LINE = 4.0, 2.8
+"""How far labels stand from their points, and from each other, in percent."""
 
 
 def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str | None) -> None:
@@ -48,11 +50,11 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
                 [x], [y], s=_AREA * one["bytes"] / largest + 18, color=colour, alpha=0.55 * alpha, edgecolors=edge,
                 linewidths=2.6 if one["label"] == chosen else 1.2, zorder=3,
             )  # fmt: skip
-        for x, y, text in _labels(shown, chosen):
-            left = x > _MIDDLE
+        for x, y, height, text in _labels(shown, chosen):
+            to, side = (x - _BESIDE, "right") if x > _MIDDLE else (x + _BESIDE, "left")
             axes.annotate(
-                text, (x, y), xytext=(-15 if left else 15, 4), textcoords="offset points", fontsize=9,
-                horizontalalignment="right" if left else "left",
+                text, (x, y), (to, height), fontsize=9, horizontalalignment=side, verticalalignment="center",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (float(side == "right"), 0.5)},
             )  # fmt: skip
         for number, method in enumerate(methods):
             axes.scatter([], [], s=60, color=PALETTE[number % len(PALETTE)], alpha=0.55, label=method)
@@ -69,14 +71,18 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
     save(figure, path, (10, 6.4))
 
 
-def _labels(shown: Sequence[Found], chosen: str | None) -> list[tuple[float, float, str]]:
-    """Where each label stands, and what it says: points of a method that lie together have one."""
-    found: dict[tuple[str, int, int], list[Found]] = {}
-    for one in shown:
-        found.setdefault((one["method"], round(50 * one["recovered"]), round(50 * one["accuracy"])), []).append(one)
+def _labels(shown: Sequence[Found], chosen: str | None) -> list[tuple[float, float, float, str]]:
+    """Of each point: where it lies, at what height its label stands, and what that says.
 
-    def said(one: Found) -> str:
-        return str(one["defence"]).replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
-
-    places = [(some[0], ", ".join(map(said, some))) for some in found.values()]
-    return [(100 * one["recovered"], 100 * one["accuracy"], text) for one, text in places]
+    Labels on a side of the picture stand below each other, by :data:`_LINE` at least.
+    """
+    found = []
+    for left in (True, False):
+        side = [one for one in shown if (100 * one["recovered"] > _MIDDLE) == left]
+        height = float("inf")
+        for one in sorted(side, key=lambda one: -one["accuracy"]):
+            x, y = 100 * one["recovered"], 100 * one["accuracy"]
+            height = min(y, height - _LINE)
+            text = str(one["defence"]).replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
+            found.append((x, y, height, text))
+    return found

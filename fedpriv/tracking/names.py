@@ -115,7 +115,7 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
     if inferred := [one["exact"] for one in run["labels"] if one.get("applies", True)]:
         values["labels_exact"] = sum(inferred) / len(inferred)
     values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
-    values["membership_auc"] = max((one["auc"] for one in run["membership"]), default=None)
+    values["membership_auc"] = max((one["auc"] for one in run["membership"] if one["auc"] is not None), default=None)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.gradients.multistep import response
 from fedpriv.attacks.lab.explained import LEAST, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
@@ -45,6 +46,17 @@ def test_local_steps_are_explained() -> None:
     assert LEAST < cosine(replace(seen, schedule=None)) < 1, "read as one step"
 
 
+def test_weight_decay_explains_nothing() -> None:
+    """It is in the message and in the simulation, and alone would make them alike."""
+    (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    assert seen.schedule is not None
+    decaying, draw = replace(seen.schedule, weight_decay=1.0), torch.Generator().manual_seed(0)
+    shrink = response(decaying, 1.0).shrink
+    other = {name: torch.randn(tensor.shape, generator=draw) * tensor.std() for name, tensor in seen.shared.items()}
+    more = {name: tensor + shrink * seen.weights[name] if tensor.ndim > 1 else tensor for name, tensor in other.items()}
+    assert abs(cosine(replace(seen, shared=more, schedule=decaying))) < 0.2
+
+
 def test_what_the_simulation_lacks_is_seen() -> None:
     seen = sent()
     norm = torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm()
@@ -63,4 +75,9 @@ def test_what_transforms_do_is_no_doubt() -> None:
     assert cosine(replace(seen, shared=pruned, altered=Altered(kept=kept))) == pytest.approx(1, abs=1e-6)
     norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
     assert cosine(noisy(seen, 0.04 * norm)) == pytest.approx(1, abs=0.1), "most of the message is noise"
+    small = replace(seen, shared={name: 0.1 * tensor for name, tensor in seen.shared.items()})
+    clipped = noisy(small, 0.004 * norm)
+    assert cosine(replace(clipped, altered=replace(clipped.altered, rescaled=True))) == pytest.approx(1, abs=0.1)
+    loud = noisy(small, 0.04 * norm)
+    assert explained(replace(loud, altered=replace(loud.altered, rescaled=True)), seen.weights, IMAGES, LABELS) is None
     assert explained(noisy(seen, 0.1 * norm), seen.weights, IMAGES, LABELS) is None

@@ -27,7 +27,7 @@ def unlike_controls(
     """
     found = []
     if config.data.augment not in (None, "none") and net.training and not once:
-        altered = f"the client trained on several altered copies of each image (data.augment {config.data.augment})"
+        altered = f"the client may have trained on several altered copies of each image (data.augment {config.data.augment})"
         found.append(f"{altered}, and attacks look for one image behind all of its steps")
     if steps and config.train.optimizer != "sgd":
         found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
