@@ -245,7 +245,14 @@ def _run(name: str, defence: list[str]) -> dict[str, Any]:
         "config_yaml": f"# {name}\nmethod:\n  name: mpfedcon\n  mu: 5\ndata:\n  name: digits\n  clients: 20\n",
         "statistics": {
             "listed": [
-                {"what": "centers", "tensors": 1, "bytes": 1024, "says": "means of the client's embeddings", "attacked": False},
+                {
+                    "what": "centers",
+                    "tensors": 1,
+                    "bytes": 1024,
+                    "says": "means of the client's embeddings",
+                    "attacked": False,
+                    "how": "",
+                },
             ],
             "exposed": ["centers"] if any("gaussian" in one for one in defence) else [],
         },

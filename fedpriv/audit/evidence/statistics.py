@@ -35,10 +35,12 @@ class Meaning:
     Attributes:
         gradient: ``whole``: for each tensor it is a gradient of the client's loss in evaluation mode; ``change``: the change of a
             mean of the client's regularised gradients since its last turn. Both are attacked. Empty: it is no gradient.
+        otherwise: how else it is attacked.
     """
 
     says: str
     gradient: Literal["", "whole", "change"] = ""
+    otherwise: str = ""
 
 
 MEANINGS = {
@@ -48,9 +50,9 @@ MEANINGS = {
     "steps": Meaning("the client's number of local steps, and so about its number of samples"),
     "step_weight": Meaning("a weight that grows with the client's number of local steps, and so with its samples"),
     "moved": Meaning("how far the client's model moved"),
-    "centers": Meaning("means of the client's embeddings by class"),
-    "classes": Meaning("the classes that the client holds, in clear"),
-    "counts": Meaning("how many samples of each class the client holds, in clear"),
+    "centers": Meaning("means of the client's embeddings by class", otherwise="inverted; for membership"),
+    "classes": Meaning("the classes that the client holds, in clear", otherwise="read"),
+    "counts": Meaning("how many samples of each class the client holds, in clear", otherwise="read"),
 }
 """By kind of statistic."""
 UNKNOWN = Meaning("computed from the client's data by a method that this audit does not know; what it reveals was not measured")
@@ -77,7 +79,14 @@ def listed(evidence: Evidence) -> list[dict[str, Any]]:
             meaning = MEANINGS.get(what, UNKNOWN)
             found.setdefault(
                 what,
-                {"what": what, "tensors": len(those), "bytes": nbytes, "says": meaning.says, "attacked": bool(meaning.gradient)},
+                {
+                    "what": what,
+                    "tensors": len(those),
+                    "bytes": nbytes,
+                    "says": meaning.says,
+                    "attacked": bool(meaning.gradient),
+                    "how": "as a gradient" if meaning.gradient else meaning.otherwise,
+                },
             )
     return list(found.values())
 
