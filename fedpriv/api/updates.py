@@ -20,14 +20,14 @@ from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
 from fedpriv.audit.evidence.statistics import BYTES
-from fedpriv.audit.findings import best_of_images
+from fedpriv.audit.findings import best_of_images, distinct
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.membership.label_leaks import Labels
 from fedpriv.audit.membership.verdict import NO_RULE, known_members
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.run_audit import Audited, distinct
+from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
 from fedpriv.errors import UsageError
 from fedpriv.wire import Payload, Sealed

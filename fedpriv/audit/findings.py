@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.images.figures import rate
-from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import best_attempt, counted
 
@@ -69,81 +65,9 @@ def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | No
     return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
 
 
-def of_membership(rounds: Sequence[Membership], last: int) -> dict[str, Any]:
-    """A row for each attack and round, the attacks that were not tried, and the controls.
-
-    Args:
-        last: the round whose lower bounds of epsilon are shown.
-    """
-    count, by_round = sum(len(found.attacks) for found in rounds), sorted(rounds, key=lambda found: found.round)
-    return {
-        "membership": [row for found in by_round for row in _rows(found, count, bounds=found.round == last)],
-        "membership_not_tried": _not_tried(rounds),
-        "membership_controls": [control for found in by_round for control in found.described_controls()],
-    }
-
-
-def _not_tried(rounds: Sequence[Membership]) -> dict[str, str]:
-    """Why attacks were not tried, by attack; with the round where the reason is not that of every round."""
-    reasons = defaultdict[str, dict[int, str]](dict)
-    for found in rounds:
-        for name, reason in found.not_tried.items():
-            reasons[name][found.round] = reason
-    shown = dict[str, str]()
-    for name, of_rounds in reasons.items():
-        if len(of_rounds) == len(rounds) and len(set(of_rounds.values())) == 1:
-            shown[name] = next(iter(of_rounds.values()))
-        else:
-            shown |= {f"{name}, round {round}": reason for round, reason in of_rounds.items()}
-    return shown
-
-
-def _rows(found: Membership, count: int, bounds: bool) -> list[dict[str, Any]]:
-    """
-    Args:
-        count: attacks of all rounds, for all of which ``together`` holds at once.
-        bounds: whether the lower bounds of epsilon are shown.
-    """
-    clients = ", ".join(map(str, found.clients))
-    bounded = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
-    lower, together = bounded if bounds else {}, found.together(count)
-    return [
-        {
-            "round": found.round,
-            "client": clients,
-            "attack": f"{name}{_extent(found, name)}",
-            "auc": points.auc.value,
-            "auc_low": points.auc.low,
-            "auc_high": points.auc.high,
-            "together": {"low": together[name].low, "high": together[name].high, "of": count},
-            "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
-            "members": points.members,
-            "non_members": points.non_members,
-            "roc": [list(pair) for pair in points.roc],
-            "epsilon_lower": lower.get(name),
-            "note": _notes(points),
-            "knows": list(found.threat),
-        }
-        for name, points in found.attacks.items()
-    ]
-
-
-def _extent(found: Membership, name: str) -> str:
-    """How many shadow turns, or how many rounds, an attack used."""
-    if name.startswith(LIRA):
-        return f" ({found.shadows} shadow turns a client)"
-    if name.startswith(FEDMIA):
-        least, most = min(map(len, found.rounds)), max(map(len, found.rounds))
-        return f" ({least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client)"
-    return ""
-
-
-def _point(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else rate(point.found) | {"by_chance": point.by_chance}
-
-
-def _notes(points: OperatingPoints) -> str | None:
-    return " ".join(points.notes) or None
+def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The distinct controls; those that differ in their cost alone are equal."""
+    return list({(one["attacker"], one["name"], one["sentence"]): one for one in controls}.values())
 
 
 def of_epsilon(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from fedpriv.attacks.lab.attempts import Mount, mount
 from fedpriv.audit.finished import Finished
+from fedpriv.errors import FedprivError
 
 Say = Callable[[str], object]
 END = "end"
@@ -74,6 +75,11 @@ class Progress:
         if self._budget is None or self.so_far() < self._budget:
             return None
         return f"{_CUT}the audit's budget of {self._budget:g} s was spent"
+
+    def in_time(self) -> None:
+        """Raise :class:`FedprivError` where no further step may begin."""
+        if (cut := self.spent()) is not None:
+            raise FedprivError(cut)
 
     def _left(self, number: str, now: float) -> str:
         if number not in self._before or END not in self._before:

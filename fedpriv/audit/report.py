@@ -21,9 +21,10 @@ from typing import Any
 from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.answer import changes
+from fedpriv.audit.findings import distinct
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,15 @@ from fedpriv.audit.answer import answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
-from fedpriv.audit.findings import best_of_images, best_of_texts, facts, of_epsilon, of_membership
+from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, of_epsilon
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
+from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.progress import END, Progress, Say, spent
 from fedpriv.audit.sums import compared
@@ -35,8 +35,6 @@ from fedpriv.processes import forked
 from fedpriv.samples import Modality
 from fedpriv.server.run_folder import RunFolder
 
-EARLIER = 8
-"""Shadow turns for each client of a round before the last kept one, at most: a message of few local samples shows most there."""
 ROWS = (
     "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
     "reveal a row as it reveals an image"
@@ -53,7 +51,7 @@ class AuditOptions:
         messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
             attacked in the same rounds, for all kept clients; with 1, in the last one.
         label_shadows: shadow turns for the inference of label sets; 0: none.
-        membership_shadows: shadow turns for each client of the last kept round, and at most :data:`EARLIER` for each of an
+        membership_shadows: shadow turns for each client of the last kept round, and at most 8 for each of an
             earlier one; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
@@ -228,7 +226,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")
         try:
-            _in_time(progress)
+            progress.in_time()
             findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
         except FedprivError as error:
             not_tried["label_shadow"] = str(error)
@@ -245,45 +243,11 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})
-    members, lower = _members(evidence, options, not_tried, progress)
+    earlier = _rounds(evidence, options.messages) if options.messages > 1 else []
+    members, lower = in_rounds(evidence, earlier, options.membership_shadows, options.seed, not_tried, progress)
+    members["membership_controls"] = distinct(members["membership_controls"])
     progress.note()
     return _Part(findings | members | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
-
-
-def _members(
-    evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], progress: Progress
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Membership inference in the last kept round, and with fewer shadow turns in earlier ones; the lower bound of epsilon."""
-    last = evidence.store.rounds()[-1]
-    rounds = [last, *(round for round in _rounds(evidence, options.messages) if round != last and options.messages > 1)]
-    found, refused = list[Membership](), dict[int, str]()
-    for round in rounds if options.membership_shadows else []:
-        shadows = options.membership_shadows if round == last else min(EARLIER, options.membership_shadows)
-        try:
-            _in_time(progress)
-            clients = evidence.whole_clients(round)
-            progress(f"membership: {shadows} shadow turns for each of {len(clients)} clients of round {round}")
-            found.append(membership(evidence, round, clients, shadows, options.seed))
-        except FedprivError as error:
-            refused[round] = str(error)
-    if not all(one.controls_passed for one in found):
-        raise FedprivError(
-            f"{evidence.folder.path}: a membership attack finds members in its negative control; there can be no result"
-        )
-    findings = of_membership(found, last) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
-    if not found and refused:
-        not_tried["membership"] = "; ".join(dict.fromkeys(refused.values()))
-        return findings, None
-    findings["membership_not_tried"] |= {f"every attack, round {round}": reason for round, reason in refused.items()}
-    findings["membership_controls"] = distinct(findings["membership_controls"])
-    epsilon = found[0].epsilon if found and found[0].round == last else None
-    return findings, None if epsilon is None else asdict(epsilon)
-
-
-def _in_time(progress: Progress) -> None:
-    """Raise :class:`FedprivError` where no further attack may begin."""
-    if (cut := progress.spent()) is not None:
-        raise FedprivError(cut)
 
 
 def _slug(sender: int | str) -> str:
@@ -299,11 +263,6 @@ def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any]
         return []
     progress("for comparison: the uploads behind the sums")
     return compared(findings, _attacked(behind, options, progress, 1).findings)
-
-
-def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The distinct controls; those that differ in their cost alone are equal."""
-    return list({(one["attacker"], one["name"], one["sentence"]): one for one in controls}.values())
 
 
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:

@@ -104,7 +104,7 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
             raise FedprivError("no candidates are left")
         return membership(*asked)
 
-    monkeypatch.setattr("fedpriv.audit.run_audit.membership", only_last)
+    monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", only_last)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
     assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {3}
     assert run["membership_not_tried"]["every attack, round 1"] == "no candidates are left"
