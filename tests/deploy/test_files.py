@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +21,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedpriv.cli.deploy import _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
-from fedpriv.deploy.flower.control import Node
 from fedpriv.deploy.flower.home import Home, make, read_client
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
+
+needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: see the extra deploy")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,7 @@ def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> 
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
 
 
+@needs_flower
 def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
     made: Home, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +77,10 @@ def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
         assert ended.exit_code == 2 and said in ended.stderr, ended.output
 
 
+@needs_flower
 def test_a_run_says_whom_it_waits_for(made: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedpriv.deploy.flower.control import Node
+
     nodes = [Node(7, "client-0", "online"), Node(8, "client-1", "registered")]
     _say_who_is_awaited(SimpleNamespace(nodes=lambda: nodes), made)
     said = capsys.readouterr().err
