@@ -182,9 +182,9 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         summary = shown[shown.index("Summary") : shown.index("What “recovered” means" if shown is page else 'What "recovered"')]
         assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
     said = " ".join(run["verdict"])
-    assert f"images behind client {message['client']}'s message" in said and "that hold a single text" in said
+    assert f"on client {message['client']}'s message of round 1, so what it reveals" in said and "that hold a single text" in said
     values = audit_values(run)
-    assert {"audit/recovered_from_message", "audit/token_recall_from_message"} <= values.keys()
+    assert "audit/token_recall_from_message" in values and "audit/recovered_from_message" not in values
     assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
     tokens, *others = run["texts"][0]["attempts"]
     assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
