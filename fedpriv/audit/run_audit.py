@@ -51,8 +51,8 @@ class AuditOptions:
         messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
             attacked in the same rounds, for all kept clients; with 1, in the last one.
         label_shadows: shadow turns for the inference of label sets; 0: none.
-        membership_shadows: shadow turns for each client of the last kept round, and at most 8 for each of an
-            earlier one; 0: no membership inference.
+        membership_shadows: shadow turns for each client of the last kept round, and for each of an earlier one at most
+            :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
     """
