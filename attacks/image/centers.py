@@ -7,21 +7,27 @@ weights that the client uploads with it; with more samples it is their mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import from_picture, known_net
-from fedpriv.attacks.gradients.variables import total_variation
+from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
+from fedpriv.attacks.optimise.search import lbfgs
 
 CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
+SPREAD = 0.25
+"""Standard deviation of a pixel where no images of the kind are known."""
+FAINT = 1e-3
+"""Least standard deviation of a principal component, as a share of the largest's."""
+COMPONENTS = 500
+"""Largest number of principal components."""
 Embed = Callable[[Tensor], Tensor]
 """Normalised images ``(B, C, H, W)`` -> projections ``(B, k)``."""
 
@@ -95,19 +101,52 @@ def embedding(observation: Observation, projector: nn.Module | Embed | None) -> 
 
 
 @dataclass(frozen=True)
+class Prior:
+    """What the images behind ``m`` centres look like before these are seen: normally distributed, about a mean for each.
+
+    Attributes:
+        means: ``(m, C, H, W)``, of pixels in [0, 1].
+        directions: ``(p, C * H * W)``, orthogonal and each as long as the standard deviation along it; the same for all.
+    """
+
+    means: Tensor
+    directions: Tensor
+
+    def images(self, rows: Tensor, factors: Tensor) -> Tensor:
+        """Images ``(n, C, H, W)`` behind the centres ``rows``, of standard normal factors ``(n, p)``."""
+        return self.means[rows] + (factors @ self.directions).reshape(-1, *self.means.shape[1:])
+
+
+def grey(centers: int, shape: tuple[int, ...]) -> Prior:
+    """Where no images of the kind are known: grey, each pixel for itself."""
+    return Prior(torch.full((centers, *shape), 0.5), SPREAD * torch.eye(prod(shape)))
+
+
+def looks(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
+    """From public images ``(n, C, H, W)``: the mean of each of the ``classes``, and how images differ from their class's mean.
+
+    A class without public images has the mean of all.
+    """
+    means = {label: public[labels == label].mean(0) for label in set(labels.tolist())}
+    differ = public - torch.stack([means[label] for label in labels.tolist()])
+    _, lengths, directions = torch.linalg.svd(differ.flatten(1) / len(public) ** 0.5, full_matrices=False)
+    kept = lengths[:COMPONENTS] > FAINT * lengths[0]
+    lengths, directions = lengths[:COMPONENTS][kept], directions[:COMPONENTS][kept]
+    everything = public.mean(0)
+    return Prior(torch.stack([means.get(label, everything) for label in classes]), lengths[:, None] * directions)
+
+
+@dataclass(frozen=True)
 class CenterOptions:
     """
     Attributes:
-        distance: ``cosine``; ``relative``: also the length of the centre, ``|z - m|^2 / |m|^2``.
-        tv: weight of the total variation.
-        restarts: further starts per centre, all in one batch; the one with the smallest objective is returned.
+        slack: the length of the error of an embedding, as a share of the centre's length, that is as likely as factors of the
+            prior that are all 1. Small where the whole net is known; large where its projector is only like the client's.
+        steps: largest number of outer steps of L-BFGS, of up to 20 iterations each.
     """
 
-    distance: Literal["cosine", "relative"] = "cosine"
-    steps: int = 500
-    lr: float = 0.05
-    tv: float = 0.01
-    restarts: int = 1
+    slack: float = 1e-3
+    steps: int = 20
 
 
 @dataclass(frozen=True)
@@ -115,7 +154,7 @@ class Inverted:
     """
     Attributes:
         images: ``(m, C, H, W)`` in [0, 1], one for each centre.
-        distance: ``(m,)`` of its projection to the centre, without the total variation.
+        distance: ``(m,)`` of their embeddings to the centres, see :func:`away`.
     """
 
     images: Tensor
@@ -123,40 +162,32 @@ class Inverted:
 
 
 def invert_centers(
-    observation: Observation, embed: Embed, centers: Tensor, options: CenterOptions | None = None, seed: int = 0
+    observation: Observation, embed: Embed, centers: Tensor, likely: Prior, options: CenterOptions | None = None
 ) -> Inverted:
-    """For each centre ``(m, k)`` an image with that embedding, by Adam with a cosine schedule.
+    """For each centre ``(m, k)`` the most likely image with about that embedding.
 
-    All centres and restarts are one batch, so ``embed`` must treat samples independently (evaluation mode). Starts are grey with
-    a little noise; a sigmoid keeps pixels in [0, 1].
+    Many images have the same embedding: layers are not injective, and what tells these images apart is how likely they are (as
+    for features, Dosovitskiy & Brox 2016). So the attack looks for the largest posterior density, from the prior's mean.
     """
     options = options or CenterOptions()
-    variation = torch.vmap(total_variation)
-    m = len(centers)
-    wanted = centers.repeat(1 + options.restarts, 1)
-    drawn = torch.Generator().manual_seed(seed)
-    raw = 0.5 * torch.randn(len(wanted), *observation.input_shape, generator=drawn, dtype=centers.dtype)
-    raw = raw.to(centers.device).requires_grad_()
-    optimiser = torch.optim.Adam([raw], lr=options.lr)
-    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, options.steps)
-    for _ in range(options.steps):
-        images = raw.sigmoid()
-        away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
-        # A sum, so that a row's gradient does not depend on the number of rows.
-        (raw.grad,) = torch.autograd.grad((away + options.tv * variation(images)).sum(), raw)
-        optimiser.step()
-        rate.step()
+    exact = Prior(likely.means.to(centers).double(), likely.directions.to(centers).double())
+
+    def objective(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            factors = factors.detach().requires_grad_()
+            made = embed(from_picture(observation, exact.images(rows, factors).to(centers.dtype)))
+            loss = away(made, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
+            (gradient,) = torch.autograd.grad(loss.sum(), factors)
+        return loss.detach(), gradient
+
+    starts = exact.directions.new_zeros(len(centers), len(exact.directions))
+    found = lbfgs(objective, starts, STRONG_WOLFE, options.steps)
     with torch.no_grad():
-        images = raw.sigmoid()
-        away = _distance(embed(from_picture(observation, images)), wanted, options.distance)
-        objective = (away + options.tv * variation(images)).nan_to_num(torch.inf).reshape(-1, m)
-        best = objective.argmin(dim=0) * m + torch.arange(m, device=centers.device)
-        return Inverted(images[best], away[best])
+        images = exact.images(torch.arange(len(centers)), found.x).to(centers.dtype).clamp(0, 1)
+        return Inverted(images, away(embed(from_picture(observation, images)), centers))
 
 
-def _distance(z: Tensor, wanted: Tensor, kind: str) -> Tensor:
-    if kind == "cosine":
-        away: Tensor = 1 - F.cosine_similarity(z, wanted, dim=1)
-        return away
-    missed: Tensor = (z - wanted).square().sum(dim=1) / wanted.square().sum(dim=1).clamp(min=1e-30)
+def away(embeddings: Tensor, centers: Tensor) -> Tensor:
+    """``|z - m|^2 / |m|^2`` of embeddings and centres ``(n, k)``, ``(n,)``."""
+    missed: Tensor = (embeddings - centers).square().sum(dim=1) / centers.square().sum(dim=1).clamp(min=1e-30)
     return missed

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.gradients.matching import Objective
-from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, LbfgsOptions
+from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
 
 MEMORY = 512 * 2**20
 """Limit on the bytes of the histories and gradients of a batch."""
@@ -38,7 +38,7 @@ Start = Callable[[torch.Generator], Tensor]
 
 
 def lbfgs(
-    objective: Objective,
+    objective: Function,
     x: Tensor,
     options: LbfgsOptions,
     steps: int,

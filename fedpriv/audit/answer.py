@@ -4,7 +4,8 @@ The first of these rules that holds gives the words:
 
 0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
 1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
-   of the nearest public image would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or a sentence, word for word.
+   of the nearest public image would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or from the class centres that
+   it sent; or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.text.verdict.naming_words`).
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
@@ -33,6 +34,8 @@ from fedpriv.audit.verdict import (
     beyond_copies,
     counted,
     finds_classes,
+    gives_away,
+    of_centers,
     of_images,
     of_labels,
     of_shadows,
@@ -139,6 +142,8 @@ def _findings(run: Found) -> Iterator[Finding]:
         if images:
             worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
             yield Finding(level, of_images(worst), worst["pictures"])
+        if level == SAMPLES and (telling := [one for one in run.get("centers") or [] if gives_away(one)]):
+            yield Finding(level, of_centers(telling)[0], telling[0].get("pictures"))
         wanted = "message" if level == SAMPLES else "single text"
         for read in run.get("texts") or []:
             best = best_reading(read)

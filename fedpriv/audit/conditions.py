@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpriv.audit.membership.verdict import by_rule, not_attacked, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words
-from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, may_be_more, samples_cut
+from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, gives_away, may_be_more, samples_cut
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]
@@ -30,7 +30,8 @@ def _recovered(run: Found) -> float | None:
     made += [
         best["exact"]["share"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]
     ]
-    return max(made, default=None)
+    # What class centres do not give away is no evidence, so they can only add to what is known.
+    return max([*made, *(one["recovered"]["share"] for one in run.get("centers") or [] if gives_away(one))], default=None)
 
 
 def _words(run: Found) -> float | None:
@@ -76,8 +77,8 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "epsilon_excess": _excess,
     "labels": _labels,
 }
-"""By name, from the findings of a run: the largest share of the samples behind a message, or of single samples, that an attack
-recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area of a membership
+"""By name, from the findings of a run: the largest share of the samples behind a message, or of single samples or class centres,
+that an attack recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area of a membership
 attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the largest lower bound
 of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest share of
 messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""

@@ -239,7 +239,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             not_tried["centers"] = cut
             break
         progress(f"class centres of round {round}")
-        if (inverted := inverted_centers(evidence, round, client, options.seed)) is not None:
+        if (inverted := inverted_centers(evidence, round, client)) is not None:
             picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
             pictures[picture] = grid(inverted[1])
             findings["centers"].append(inverted[0] | {"pictures": picture})

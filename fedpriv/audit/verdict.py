@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
-from fedpriv.audit.formats import at_most, bound, message_of
+from fedpriv.audit.formats import at_most, bound, message_of, named
 from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
 from fedpriv.audit.progress import was_cut
 from fedpriv.audit.text.verdict import best_reading, of_texts
@@ -28,6 +28,7 @@ def verdict(run: Found) -> list[str]:
             sentences.append(f"No attack was mounted on the {what}, so what messages reveal of them is not known: {reason}.")
     return [
         *sentences,
+        *of_centers(run.get("centers") or []),
         *_exposed(run.get("statistics")),
         *of_labels(run["labels"]),
         *of_shadows(run.get("label_shadow")),
@@ -262,6 +263,25 @@ def of_labels(messages: Sequence[Found]) -> list[str]:
     rate = wilson(exact, len(messages))
     span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
     return [f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."]
+
+
+def of_centers(inverted: Sequence[Found]) -> list[str]:
+    """A sentence for each message whose class centres gave images away; none where none did, which is no evidence."""
+    return [_center(one, one["recovered"]) for one in inverted if gives_away(one)]
+
+
+def _center(one: Found, hit: Found) -> str:
+    sent = f"class centres that {named(one['client'])} sent in round {one['round']}"
+    guesses = one["copies"][hit["limit"]] or "none"
+    return (
+        f"{hit['successes']} of {hit['n']} {sent} gave a training image away (MSE < {hit['limit']}, "
+        f"where guesses would count for {guesses})."
+    )
+
+
+def gives_away(inverted: Found) -> bool:
+    """Whether class centres gave images away, more than guesses would count for; audits of earlier versions do not say."""
+    return "copies" in inverted and inverted["recovered"]["successes"] > 0
 
 
 def finds_classes(shadow: Found | None) -> bool:

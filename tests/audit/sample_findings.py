@@ -139,8 +139,10 @@ def _undefended() -> dict[str, Any]:
                 "classes": 2,
                 "samples_per_class": [36, 36],
                 "to_class_mean": {"mse_median": 0.031, "baseline_mse_median": 0.052},
-                "recovered": rate(0, 2),
-                "note": "baseline: the mean of public images of the class",
+                "success": {"0.01": rate(0, 2), "0.001": rate(0, 2), "0.0001": rate(0, 2)},
+                "copies": {"0.01": 0, "0.001": 0, "0.0001": 0},
+                "recovered": rate(0, 2) | {"limit": "0.01"},
+                "to_centers": {"truth": 0.41, "found": 0.39},
                 "pictures": "mp-centers.png",
             }
         ],

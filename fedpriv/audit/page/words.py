@@ -16,6 +16,13 @@ SNR = (
     "round's participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It is for "
     "one message; an attacker that averages over messages, parameters or clients sees more. No ratio is a guarantee."
 )
+CENTERS = (
+    "The attack looks for the most likely image of the class whose embedding is the centre; the guess is the mean of public "
+    "images of the class. Images count as recovered if they are more than the nearest public images, and that mean, would count "
+    "for. "
+    "Distances are from an embedding to the centre, as a share of the centre's squared length. Where that of the true images is "
+    "not near 0, the client's projector is not the one that the attacker knows, and a failure is no evidence."
+)
 READING = (
     "The attacks get the sealed messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",
     "A failure is a statement about an attack and its budget, not about the data: another attack, more steps, more messages or "

@@ -1,0 +1,61 @@
+"""Images from class centres of a run: found where the net is known, and no evidence where the client's projector is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedpriv.audit.answer import SAMPLES, WORDS, answer
+from fedpriv.audit.conditions import MEASURES
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.images.center_leaks import inverted_centers
+from tests.audit.sample_findings import findings, rate
+from tests.simulation.small import play
+
+ONE_OF_A_CLASS: dict[str, Any] = {
+    "data.limit": None,
+    "data.clients": 600,
+    "data.partition.name": "classes",
+    "train.participation": 0.02,
+    "model.name": None,
+    "model.projection": 128,
+    "method.head_epochs": 10,
+}
+
+
+def inverted(run_dir: Path, **settings: Any) -> list[dict[str, Any]]:
+    play(run_dir, "mpfedcon", **{**ONE_OF_A_CLASS, **settings})
+    run = Evidence(run_dir)
+    found = [inverted_centers(run, round, client) for round, client in run.messages()]
+    return [one[0] for one in found if one is not None]
+
+
+def test_the_centre_of_one_sample_gives_it_away_where_the_net_is_known(tmp_path: Path) -> None:
+    made = inverted(tmp_path / "run", **{"model.projection": None})
+    single = [one for one in made if set(one["samples_per_class"]) == {1}]
+    assert single and all(one["to_centers"]["truth"] < 1e-9 for one in single)
+    nearer = [one["to_class_mean"]["mse_median"] < one["to_class_mean"]["baseline_mse_median"] / 2 for one in single]
+    assert sum(nearer) > len(nearer) / 2
+
+
+def test_a_projector_that_the_attacker_does_not_know_is_told(tmp_path: Path) -> None:
+    """The truth is no nearer to the centre than what was found; and the attack falls back to the mean of the class."""
+    *_, last = inverted(tmp_path / "run")
+    assert last["to_centers"]["truth"] > 0.1
+    assert last["to_class_mean"]["mse_median"] < 1.5 * last["to_class_mean"]["baseline_mse_median"]
+
+
+def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
+    run: dict[str, Any] = findings()["runs"][0]
+    for attack in run["attacks"]:
+        attack["attempts"] = [one for one in attack["attempts"] if one.get("inapplicable")]
+    assert MEASURES["recovered"](run) is None
+    run["centers"][0]["recovered"] = rate(1, 2) | {"limit": "0.01"}
+    found = answer(run)
+    assert found["words"] == WORDS[SAMPLES] and MEASURES["recovered"](run) == 0.5
+    assert found["finding"]["sentence"] == (
+        "1 of 2 class centres that client 0 sent in round 1 gave a training image away (MSE < 0.01, where guesses would count "
+        "for none)."
+    )
+    del run["centers"][0]["copies"]  # audits of earlier versions
+    assert answer(run)["words"] != WORDS[SAMPLES]
