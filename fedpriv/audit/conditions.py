@@ -78,10 +78,10 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
     "labels": _labels,
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples or class centres,
-that an attack recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area of
-a membership attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the largest
-lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the largest share
-of messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
+that an attack recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area
+of a membership attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the
+largest lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the
+largest share of messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
 _FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
 
 
