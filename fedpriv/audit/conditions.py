@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.audit.membership.verdict import by_rule, not_attacked, too_few
-from fedpriv.audit.text.verdict import best_reading, naming_words
+from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
 from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, gives_away, may_be_more, samples_cut
 from fedpriv.errors import UsageError
 
@@ -35,9 +35,9 @@ def _recovered(run: Found) -> float | None:
 
 
 def _words(run: Found) -> float | None:
-    reads = [read for read in run.get("texts") or [] if best_reading(read) is not None]
+    reads = run.get("texts") or []
     named = [one["recall"] or 0.0 for read in reads if (one := naming_words(read)) is not None]
-    return max(named, default=0.0) if reads else None
+    return max(named, default=0.0 if any(map(best_reading, reads)) else None)
 
 
 def _membership(run: Found) -> float | None:
@@ -88,7 +88,8 @@ _FEW = "with so few members and others not even a perfect attack would be distin
 def _samples_open(run: Found) -> str | None:
     if samples_cut(run):
         return "attacks on samples were cut by the audit's budget"
-    return next((f"a failure is no evidence: {why}" for attack in run["attacks"] if (why := may_be_more(attack))), None)
+    open_still = [*map(may_be_more, run["attacks"]), *map(sentences_not_known, run.get("texts") or [])]
+    return next((f"a failure is no evidence: {why}" for why in open_still if why), None)
 
 
 def _members_open(run: Found) -> str | None:

@@ -14,6 +14,7 @@ from fedpriv.audit import report
 from fedpriv.audit.conditions import MEASURES, conditions, first_met
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.run_audit import Audited
+from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
 
@@ -151,6 +152,20 @@ def test_words_of_texts_have_a_measure() -> None:
     assert measure.value(run()) is None
     assert measure.value(run(texts=[read | {"baseline": {"precision": 0.4}}])) == 0.9
     assert measure.value(run(texts=[read | {"baseline": {"precision": 1.0}}])) == 0.0, "random words do as well"
+
+
+def test_sentences_that_no_attack_could_have_found_are_no_guarantee() -> None:
+    tokens = {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.1, "precision": 0.1}
+    tag = {**tokens, "attacker": "tag", "rouge_l": 0.1, "exact": {"successes": 0, "n": 4, "share": 0.0}, "no_evidence": "dropout"}
+    read = {"kind": "single text", "attempts": [tokens, tag], "baseline": {"precision": 0.1}}
+    (target,) = conditions("recovered<=0.5")
+    assert target.holds(run(texts=[read | {"attempts": [tokens, {**tag, "no_evidence": None}]}]))
+    assert not target.holds(run(texts=[read]))
+    assert "a failure is no evidence: dropout" in (first_met([run(texts=[read])], conditions("recovered>0.5")) or "")
+    found = {**tag, "exact": {"successes": 1, "n": 4, "share": 0.25}, "no_evidence": None}
+    assert target.holds(run(texts=[read | {"attempts": [tokens, found]}]))
+    assert best_reading(read) == tokens and best_reading(read | {"attempts": [tag]}) is None
+    assert "tag: dropout" in of_texts([read | {"attempts": [{**tag, "left_says": None}], "round": 1}])[0]
 
 
 @pytest.mark.parametrize(("measure", "key"), [("recovered", "attacks"), ("membership_auc", "membership"), ("labels", "labels")])

@@ -70,6 +70,7 @@ class TextAttempt:
         refused: number of messages on which it could not be mounted; they count as not recovered.
         inapplicable: why it was not mounted on any; then the others are ``None``.
         left: where it could not be mounted, what else the messages reveal.
+        unlike: in what the messages differ from those of the controls, where that keeps it from finding sentences.
     """
 
     attacker: TextAttacker
@@ -79,6 +80,13 @@ class TextAttempt:
     refused: int = 0
     inapplicable: str | None = None
     left: Left | None = None
+    unlike: tuple[str, ...] = ()
+
+    @property
+    def no_evidence(self) -> str | None:
+        """Why it is no evidence that it found no sentence; ``None``: it is, or it found one."""
+        found = self.scores is not None and self.scores.exact is not None and self.scores.exact.successes > 0
+        return None if found else "; ".join(self.unlike) or None
 
 
 def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextAttempt:
@@ -89,9 +97,11 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     if attacker.attack.name in SEEKS and (reason := _not_tried(attacker.attack.name, target)):
         return TextAttempt(attacker, inapplicable=reason)
     found: list[TextReconstruction | str] = []
+    unlike: tuple[str, ...] = ()
     try:
         for observation in observe(attacker.threat):
             found.append(_one(attacker.attack, observation, seed))
+            unlike = _unlike(observation) if attacker.attack.name in SEEKS else ()
     except UsageError as error:  # earlier messages that a statistic needs were not kept
         return TextAttempt(attacker, inapplicable=str(error))
     made = [one for one in found if isinstance(one, TextReconstruction)]
@@ -100,7 +110,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     whole = _joined(found, made[0], len(target.ids) // target.messages, target.facts.pad)
     scores = score_text(whole, target.ids, target.labels, target.facts)
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-    return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made))
+    return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made), unlike=unlike)
 
 
 def what_is_left(observe: Observe, target: TextTarget) -> Left:
@@ -117,6 +127,15 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
             right["total"] += total_tokens(observation) == int(own.sum())
     counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
     return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
+
+
+def _unlike(observation: Observation) -> tuple[str, ...]:
+    """What keeps attacks that match one gradient from finding sentences: a clause each."""
+    schedule = observation.schedule
+    if observation.kind == "gradient" or (schedule is not None and schedule.steps == 1):
+        return observation.unlike
+    steps = "an unknown number of" if schedule is None else f"{schedule.steps}"
+    return (*observation.unlike, f"it matches the gradient of one step, and behind the message are {steps} steps")
 
 
 def _not_tried(name: str, target: TextTarget) -> str | None:

@@ -44,6 +44,7 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
         **score_figures(attempt.scores),
         "messages": len(found.counts),
         "refused": attempt.refused,
+        "no_evidence": attempt.no_evidence,
         "loss_median": _number(found.loss.nanmedian()),
         "notes": list(found.notes),
         "recovered": recovered(attempt, target),

@@ -12,9 +12,26 @@ PRECISE = 0.5
 
 
 def best_reading(read: Found) -> Found | None:
-    """The attempt with most exact sentences; among equals, the best ROUGE-L, then the best recall of tokens."""
-    made = [one for one in read["attempts"] if not one["inapplicable"]]
-    return max(made, key=_merit, default=None)
+    """The attempt with most exact sentences; among equals, the best ROUGE-L, then the best recall of tokens.
+
+    One whose failure is no evidence counts only if it found a sentence.
+    """
+    return max([one for one in _mounted(read) if not one.get("no_evidence")], key=_merit, default=None)
+
+
+def sentences_not_known(read: Found) -> str | None:
+    """Why sentences may be recoverable where none was: of the attacks that look for them, the failure of none is evidence.
+
+    ``None``: of one it is, or one was found, or there is no such attack.
+    """
+    seeking = [one for one in _mounted(read) if one["exact"]]
+    if not seeking or any(one["exact"]["successes"] or not one.get("no_evidence") for one in seeking):
+        return None
+    return "; ".join(dict.fromkeys(one["no_evidence"] for one in seeking))
+
+
+def _mounted(read: Found) -> list[Found]:
+    return [one for one in read["attempts"] if not one["inapplicable"]]
 
 
 def naming_words(read: Found) -> Found | None:
@@ -25,7 +42,7 @@ def naming_words(read: Found) -> Found | None:
     """
     chance = read["baseline"]["precision"] or 0.0
     least = max(PRECISE, min(2 * chance, (1 + chance) / 2))
-    made = [one for one in read["attempts"] if not one["inapplicable"] and chance < 1 and (one["precision"] or 0.0) >= least]
+    made = [one for one in _mounted(read) if chance < 1 and (one["precision"] or 0.0) >= least]
     return max(made, key=lambda one: (one["recall"] or 0.0) * one["precision"], default=None)
 
 
@@ -47,7 +64,7 @@ def _merit(one: Found) -> tuple[float, float, float]:
 def _message(read: Found, best: Found | None) -> str:
     where = f"{message_of(read)}, {read['texts']} training texts behind it"
     if best is None:
-        return f"No attack on texts was mounted on {where}: {_reasons(read)}."
+        return f"No attack on texts{_whose(read)} was mounted on {where}: {_reasons(read)}."
     result = f"{best['attacker']} found from {where}: {_named(best)} (random words: {_named(read['baseline'])})"
     return f"{result}; {_sentences(best)}."
 
@@ -55,7 +72,7 @@ def _message(read: Found, best: Found | None) -> str:
 def _easiest(read: Found, best: Found | None) -> str:
     case = f"From clients that hold a single text (simulated by the audit, defences included; round {read['round']})"
     if best is None:
-        return f"{case}, no result: no attack on texts could be mounted ({_reasons(read)})."
+        return f"{case}, no result: no attack on texts{_whose(read)} could be mounted ({_reasons(read)})."
     return f"{case}, {best['attacker']} found {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."
 
 
@@ -73,8 +90,14 @@ def _sentences(best: Found) -> str:
     return f"{exact['successes']} of {exact['n']} sentences are right word for word ({span})"
 
 
+def _whose(read: Found) -> str:
+    return " whose failure is evidence" if _mounted(read) else ""
+
+
 def _reasons(read: Found) -> str:
-    """Why no attack was mounted, and what the message was found to reveal."""
-    reasons = "; ".join(dict.fromkeys(one["inapplicable"] for one in read["attempts"]))
+    """Why no attempt counts, and what the message was found to reveal."""
+    reasons = "; ".join(
+        dict.fromkeys(one["inapplicable"] or f"{one['attacker']}: {one['no_evidence']}" for one in read["attempts"])
+    )
     left = next((one["left_says"] for one in read["attempts"] if one["left_says"]), "")
     return f"{reasons}; {left}" if left else reasons
