@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
@@ -17,13 +18,14 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.unlike import unlike_controls
+from fedpriv.audit.evidence.unlike import trains_otherwise, unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import message as of_message
 from fedpriv.audit.images.target import of_messages
 from fedpriv.audit.verdict import of_images
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
+from fedpriv.models.net import Net
 from fedpriv.wire import Payload, TransformContext
 from tests.simulation.small import FEW_STEPS, play, settings
 
@@ -63,6 +65,66 @@ def test_what_the_controls_do_not_have_is_named() -> None:
     assert reasons(net=nn.Dropout(0.5).eval()) == ()
     (unknown,) = reasons(*built_in, Undeclared())
     assert unknown.startswith("undeclared does not declare what it does")
+
+
+class Functional(nn.Module):
+    """Dropout that is no layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Louder(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if self.training else x
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = StochasticDepth(0.1, "row")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.depth(x) + x
+        return out
+
+
+@pytest.mark.parametrize(
+    ("layer", "otherwise"),
+    [
+        (Functional(), True),
+        (Residual(), True),
+        (Louder(), True),
+        (nn.Dropout(0.0), False),
+        (nn.BatchNorm2d(3), False),
+        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), False),
+        (nn.GroupNorm(1, 3), False),
+    ],
+)
+def test_a_net_that_draws_or_computes_otherwise_in_training_is_told(layer: nn.Module, otherwise: bool) -> None:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(1, 3, 3), layer, nn.ReLU(), nn.Flatten())
+    net = Net(
+        encoder, nn.Identity(), None, nn.Linear(108, 5), input_shape=(1, 8, 8), feature_dim=108, projection_dim=108, classes=5
+    )
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert trains_otherwise(net) == otherwise
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    told = (
+        reasons(net=net.train())
+        if not otherwise
+        else unlike_controls(load_config(None, settings("fedavg")), net.train(), (), steps=True, once=False, otherwise=True)
+    )
+    assert any("draws at random" in one for one in told) == otherwise
+
+
+def test_a_run_of_such_a_net_says_so(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedavg", **FEW_STEPS)
+    for layers in ([], [Functional()]):
+        evidence = Evidence(tmp_path / "run")
+        evidence.federation.resident.net.encoder.extend(layers)
+        seen = evidence.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
+        assert ("draws at random" in " ".join(seen.unlike)) == bool(layers)
 
 
 AUGMENTED = {"data.augment": "crop_flip"}

@@ -21,7 +21,7 @@ from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
-from fedpriv.audit.evidence.unlike import unlike_controls
+from fedpriv.audit.evidence.unlike import trains_otherwise, unlike_controls
 from fedpriv.audit.evidence.victim import Victim, cut
 from fedpriv.audit.evidence.views import views_of
 from fedpriv.client.client import check_download
@@ -259,7 +259,7 @@ class Evidence:
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
             unlike=unlike_controls(
-                self.config, net, federation.agreement.transforms, steps=gradient is None, once=self._once(message)
+                self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
             ),
         )
         if not threat.labels:
@@ -301,6 +301,15 @@ class Evidence:
         if sent not in self._victims:
             self._victims[sent] = cut(self.federation.resident.net, sent)
         return self._victims[sent]
+
+    @cached_property
+    def _otherwise(self) -> bool:
+        """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
+        if len(self.modalities) > 1:
+            return False
+        net, encoder = self.federation.resident.net, self.federation.prepared.encoder
+        on_words = encoder is not None and text_facts(net, encoder) is not None
+        return trains_otherwise(net, self.texts(self.messages()[0][1])[:2] if on_words else None)
 
     def _altered(self, message: Message) -> Altered:
         """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from math import prod
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedpriv.attacks.core.observation import in_clients_mode
 from fedpriv.config import RunConfig
+from fedpriv.models.net import Net
 from fedpriv.wire import Transform
 
 _BUILT_IN = "fedpriv."
@@ -15,7 +20,7 @@ _BUILT_IN = "fedpriv."
 
 
 def unlike_controls(
-    config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool, once: bool
+    config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool, once: bool, otherwise: bool = False
 ) -> tuple[str, ...]:
     """In what messages of a run differ from those of every attack's controls, a clause each.
 
@@ -24,6 +29,7 @@ def unlike_controls(
         transforms: of an upload.
         steps: whether what is attacked is the change over local steps, and not a gradient that was sent beside it.
         once: whether each sample was in one step, as one view of it.
+        otherwise: whether the net :func:`trains_otherwise`.
     """
     found = []
     if config.data.augment not in (None, "none") and net.training and not once:
@@ -36,10 +42,30 @@ def unlike_controls(
         # Attacks that also seek the masks succeed where others fail (Scheliga, Maeder & Seeland 2023).
         which = ", ".join(f"{p:g}" for p in dict.fromkeys(drops))
         found.append(f"the client trained with dropout of {which}, whose random masks attacks do not look for")
+    elif otherwise and net.training:
+        found.append("in training the client's net draws at random (dropout or the like) or computes what attacks do not model")
     if undeclared := [str(transform) for transform in transforms if not _declares(transform)]:
         names = ", ".join(undeclared)
         found.append(f"{names} does not declare what it does to a change (rescales, noise_variance), so attacks do not know it")
     return tuple(found)
+
+
+def trains_otherwise(net: Net, ids: Tensor | None = None) -> bool:
+    """Whether the net in training mode draws at random, or makes other logits than attacks take it to make.
+
+    So dropout is found that is no layer of its own, and any layer that attacks do not know.
+
+    Args:
+        ids: two inputs, where these are token ids; otherwise they are made up.
+    """
+    x = torch.linspace(-1, 1, 2 * prod(net.input_shape)).reshape(2, *net.input_shape) if ids is None else ids
+    trained = copy.deepcopy(net).cpu().train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        modelled = in_clients_mode(trained)(x).logits
+        before = torch.get_rng_state()
+        made = trained(x).logits
+        drew = not torch.equal(before, torch.get_rng_state())
+    return drew or not torch.allclose(made, modelled, rtol=1e-3, atol=1e-4)
 
 
 def _declares(transform: Transform) -> bool:
