@@ -131,7 +131,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
 
     Raises:
         UsageError: see :func:`check`; or the data have changed since the run.
-        FedprivError: its files are damaged, or a negative control of membership inference failed.
+        FedprivError: its files are damaged.
     """
     evidence, summary = check(run_dir)
     kind, unfinished = _kind(evidence, options, workers), run_dir / "audit" / UNFINISHED

@@ -100,7 +100,7 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
     found = membership(kept, 2, [0], shadows=4)
     reason = found.not_tried[f"{FEDMIA}, {ROWS}"]
     assert reason.startswith("its negative control failed: an upload of a turn that saw no candidate")
-    assert f"{FEDMIA}, {ROWS}" not in found.attacks and ROWS in found.attacks and found.controls_passed
+    assert f"{FEDMIA}, {ROWS}" not in found.attacks and ROWS in found.attacks and not found.failed_controls
     described = {(one["attacker"], one["name"]): one["passed"] for one in found.described_controls()}
     assert described[f"{FEDMIA}, {ROWS}", "negative"] is False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.membership.inference import Membership, membership
+from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
@@ -108,6 +110,17 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
     assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {3}
     assert run["membership_not_tried"]["every attack, round 1"] == "no candidates are left"
+
+    def blamed(*asked: Any) -> Membership:
+        made = membership(*asked)
+        return replace(made, controls=made.controls | {ROWS: Area(0.9, 0.8, 1.0)}) if asked[1] == 3 else made
+
+    monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", blamed)
+    (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
+    assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {1}
+    assert run["membership_not_tried"]["every attack, round 3"].startswith("row distance found members in the negative control")
+    failed = [one for one in run["membership_controls"] if not one["passed"]]
+    assert [one["attacker"] for one in failed] == ["row distance"] and "round 3: an upload" in failed[0]["sentence"]
 
 
 @pytest.mark.slow

@@ -111,9 +111,9 @@ class Membership:
         return {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
 
     @property
-    def controls_passed(self) -> bool:
-        """Whether the attacks that were tried find nothing in their negative controls."""
-        return all(_finds_nothing(one) for name, one in self.controls.items() if name in self.attacks)
+    def failed_controls(self) -> list[str]:
+        """The attacks that were tried and find members in their negative controls: then none of the round counts."""
+        return [name for name, one in self.controls.items() if name in self.attacks and not _finds_nothing(one)]
 
     def described_controls(self) -> list[dict[str, Any]]:
         """The controls as JSON, in the form of those of attacks on images: positive ones first."""
