@@ -43,12 +43,13 @@ def of_images(attack: Found) -> str:
 
 
 def best_attempt(attack: Found) -> Found | None:
-    """The attempt that recovered most images; among equals, the one with the least median error.
+    """The attempt that recovered the largest share of its images; among equals, the one with the least median error.
 
-    One that recovered none counts only if it passed a positive control; otherwise nothing was measured.
+    Attempts on single images are on different numbers of them. One that recovered none counts only if it passed a positive
+    control; otherwise nothing was measured.
     """
     made = [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
-    return max(made, key=lambda one: (counted(one)["successes"], -one["mse_median"]), default=None)
+    return max(made, key=lambda one: (counted(one)["share"], -one["mse_median"]), default=None)
 
 
 def may_be_more(attack: Found) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import wilson
+from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.verdict import best_attempt, verdict
 
@@ -93,6 +94,14 @@ def test_membership_that_guessing_equals_is_not_called_found() -> None:
     assert "cannot be distinguished from guessing on 70 members and 70 non-members" in said and "0.48 to 0.61" in said
     (said,) = on_members(member(0.8, 0.7, 0.9))
     assert said.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in said
+
+
+def test_the_best_attempt_is_that_with_the_largest_share() -> None:
+    """Of clients with one image each, attacks are tried on different numbers."""
+    few, many = attempt("dlg", 6, n=6), attempt("analytic", 27, n=72)
+    found = run(few, many, kind="single image")
+    assert best_attempt(found["attacks"][0]) == few and MEASURES["recovered"](found) == 1.0
+    assert "dlg reconstructed 6 of 6" in verdict(found)[0]
 
 
 def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
