@@ -18,8 +18,8 @@ SNR = (
 )
 CENTERS = (
     "The attack looks for the most likely image of the class whose embedding is the centre; the guess is the mean of public "
-    "images of the class. Images count as recovered only where there are more of them than of the nearest public images, and of "
-    "that mean, that would count. Distances are from an embedding to the centre, as a share of the centre's squared length. Where "
+    "images of the class. Images count as recovered only where there are more of them than the nearest public images, and that "
+    "mean, would count for. Distances are from an embedding to the centre, as a share of the centre's squared length. Where "
     "that of the true images is not near 0, the client's projector is not the one that the attacker knows, and a failure is no "
     "evidence."
 )
