@@ -129,11 +129,13 @@ def looks(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
     """
     means = {label: public[labels == label].mean(0) for label in set(labels.tolist())}
     differ = public - torch.stack([means[label] for label in labels.tolist()])
-    _, lengths, directions = torch.linalg.svd(differ.flatten(1) / len(public) ** 0.5, full_matrices=False)
-    kept = lengths[:COMPONENTS] > FAINT * lengths[0]
-    lengths, directions = lengths[:COMPONENTS][kept], directions[:COMPONENTS][kept]
+    flat = differ.flatten(1) / len(public) ** 0.5
+    _, vectors = torch.linalg.eigh((flat @ flat.T).double())  # of n x n entries, where pixels may be many more
+    directions = vectors.flip(1)[:, :COMPONENTS].T.to(flat) @ flat
+    lengths = directions.norm(dim=1)
+    kept = lengths > FAINT * lengths[0]
     everything = public.mean(0)
-    return Prior(torch.stack([means.get(label, everything) for label in classes]), lengths[:, None] * directions)
+    return Prior(torch.stack([means.get(label, everything) for label in classes]), directions[kept])
 
 
 @dataclass(frozen=True)
