@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
 
@@ -117,12 +117,12 @@ def blank(net: Architecture) -> Architecture:
 def in_clients_mode(net: Architecture) -> Architecture:
     """A copy that computes as the client's net did in training, but for dropout, which is off.
 
-    BatchNorm in training mode normalises by the batch, InstanceNorm by the image; their running statistics stay as they are.
+    BatchNorm in training mode normalises by the batch; it leaves its running statistics as they are.
     """
     found = copy.deepcopy(net)
-    normalising = [module for module in found.modules() if isinstance(module, _NormBase) and module.training]
+    by_batch = batch_norms(found)
     found.eval()
-    for module in normalising:
+    for module in by_batch:
         module.train()
         module.track_running_stats = False
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,6 @@ from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
 from fedpriv.attacks.optimise.search import lbfgs
 
 CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
-SPREAD = 0.25
-"""Standard deviation of a pixel where no images of the kind are known."""
 FAINT = 1e-3
 """Least standard deviation of a principal component, as a share of the largest's."""
 COMPONENTS = 500
@@ -117,23 +114,25 @@ class Prior:
         return self.means[rows] + (factors @ self.directions).reshape(-1, *self.means.shape[1:])
 
 
-def grey(centers: int, shape: tuple[int, ...]) -> Prior:
-    """Where no images of the kind are known: grey, each pixel for itself."""
-    return Prior(torch.full((centers, *shape), 0.5), SPREAD * torch.eye(prod(shape)))
-
-
 def looks(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
     """From public images ``(n, C, H, W)``: the mean of each of the ``classes``, and how images differ from their class's mean.
 
     A class without public images has the mean of all.
+
+    Raises:
+        Inapplicable: no two public images of a class differ.
     """
+    if not len(public):
+        raise Inapplicable("inverting centres needs public images, and there are none")
     means = {label: public[labels == label].mean(0) for label in set(labels.tolist())}
     differ = public - torch.stack([means[label] for label in labels.tolist()])
     flat = differ.flatten(1) / len(public) ** 0.5
     _, vectors = torch.linalg.eigh((flat @ flat.T).double())  # of n x n entries, where pixels may be many more
     directions = vectors.flip(1)[:, :COMPONENTS].T.to(flat) @ flat
     lengths = directions.norm(dim=1)
-    kept = lengths > FAINT * lengths[0]
+    kept = lengths > FAINT * lengths.amax()
+    if not kept.any():
+        raise Inapplicable("inverting centres needs to know how images of a class differ, and the public ones do not say")
     everything = public.mean(0)
     return Prior(torch.stack([means.get(label, everything) for label in classes]), directions[kept])
 

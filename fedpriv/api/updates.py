@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +22,7 @@ from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
 from fedpriv.audit.evidence.statistics import BYTES
+from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
 from fedpriv.audit.findings import best_of_images, distinct
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
@@ -63,7 +66,8 @@ def audit_update(
     membership inference, label inference by simulated clients, clients with single samples, several rounds, the cost.
 
     Args:
-        model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with.
+        model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
+            it trained. With dropout in training mode, a failure is no evidence.
         update: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
             gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus before). A payload says by
             its kind which of these it is, or that it holds the new weights.
@@ -96,9 +100,12 @@ def audit_update(
         raise UsageError("the update is a change of the weights, or the new ones; give the client's lr (and steps)")
     schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
 
+    own = copy.deepcopy(model).cpu().float()
+    unlike = tuple(in_training(own, trains_otherwise(own, made_up(shape))))
+
     def observe(threat: ThreatModel) -> list[Observation]:
         seen = observed(model, net, sent, threat, input_shape=shape, n=n, schedule=schedule, mean=mean, std=std)
-        return granted([seen], public or (None, None))
+        return granted([replace(seen, unlike=unlike)], public or (None, None))
 
     seen = observe(ThreatModel())[0]
     hidden = not any(one.startswith("top.") for one in seen.shared)

@@ -28,7 +28,8 @@ from typing import Any
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
 from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, not_attacked, of_attacks, too_few
-from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading
+from fedpriv.audit.progress import was_cut
+from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
     beyond_copies,
@@ -143,7 +144,8 @@ def _findings(run: Found) -> Iterator[Finding]:
             worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
             yield Finding(level, of_images(worst), worst["pictures"])
         if level == SAMPLES and (telling := [one for one in run.get("centers") or [] if gives_away(one)]):
-            yield Finding(level, of_centers(telling)[0], telling[0].get("pictures"))
+            most = max(telling, key=lambda one: one["recovered"]["share"])
+            yield Finding(level, of_centers([most])[0], most.get("pictures"))
         wanted = "message" if level == SAMPLES else "single text"
         for read in run.get("texts") or []:
             best = best_reading(read)
@@ -200,8 +202,12 @@ def _missing(run: Found) -> Iterator[str]:
     texts = [best_reading(one) for one in run.get("texts") or []]
     if "image" in modalities and (not any(images) or target_cut(run, "images")):
         yield "images can be recovered"
+    if was_cut((run.get("not_tried") or {}).get("centers")):
+        yield "class centres give images away"
     if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
         yield "texts can be recovered"
+    elif any(map(sentences_not_known, run.get("texts") or [])):
+        yield "sentences can be recovered"
     if not modalities:
         yield "rows of a table can be recovered"
     if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
@@ -223,6 +229,8 @@ def _not_tried(run: Found) -> list[str]:
     sent = any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", []))
     if sent and not any(CENTERS in name for name in _membership_attacks(run)):
         found.append("membership inference from class centres")
+    if sent and not run.get("centers") and "centers" not in (run.get("not_tried") or {}):
+        found.append("reconstruction from class centres")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
-from fedpriv.audit.formats import at_most, bound, message_of, named
+from fedpriv.audit.formats import at_most, bound, message_of
 from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
 from fedpriv.audit.progress import was_cut
 from fedpriv.audit.text.verdict import best_reading, of_texts
@@ -75,7 +75,8 @@ def target_cut(run: Found, what: str) -> bool:
 
 def samples_cut(run: Found) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
-    return any(_not_begun(run, what) or any(map(any, map(_cut, _targets(run, what)))) for what in ("images", "texts"))
+    begun = any(_not_begun(run, what) for what in ("images", "texts", "centers"))
+    return begun or any(any(_cut(target)) for what in ("images", "texts") for target in _targets(run, what))
 
 
 def classes_cut(run: Found) -> bool:
@@ -272,7 +273,7 @@ def of_centers(inverted: Sequence[Found]) -> list[str]:
 
 
 def _center(one: Found, hit: Found) -> str:
-    sent = f"class centres that {named(one['client'])} sent in round {one['round']}"
+    sent = f"class centres in {message_of(one)}"
     guesses = one["copies"][hit["limit"]] or "none"
     return (
         f"{hit['successes']} of {hit['n']} {sent} gave a training image away (MSE < {hit['limit']}, "

@@ -73,6 +73,16 @@ def test_noise_gives_nothing_away(net: nn.Module) -> None:
     assert by(audited(net, noise), "analytic")["success"]["0.01"]["successes"] == 0
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_behind_dropout_a_failure_is_no_evidence(training: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10)).train(training)
+    noise = {name: torch.randn_like(parameter) for name, parameter in net.named_parameters()}
+    found = by(audited(net, noise), "analytic")
+    assert found["is_evidence"] == (not training) and net.training == training
+    assert training == ("dropout of 0.5" in (found["no_evidence"] or ""))
+
+
 @pytest.mark.slow
 def test_a_change_new_weights_and_payloads_are_the_same_message(net: nn.Module) -> None:
     gradient = gradient_of(net, 2)

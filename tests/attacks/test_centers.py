@@ -8,7 +8,7 @@ from torch import nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import embedding, grey, invert_centers, looks, read_label_set, uploaded_body
+from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_label_set, uploaded_body
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
 MEAN, STD = (0.5,), (0.25,)
@@ -42,6 +42,11 @@ def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, t
     return observe(net, body, kind="change", weights=weights, **known), images, projector
 
 
+def grey(centers: int) -> Prior:
+    """Where no images of the kind are known: each pixel for itself."""
+    return Prior(torch.full((centers, *SHAPE), 0.5), 0.25 * torch.eye(36))
+
+
 def test_the_label_set_is_read_exactly() -> None:
     observation, _, _ = client([4, 0, 4, 2], with_counts=True)
     found = read_label_set(observation)
@@ -65,7 +70,7 @@ def test_the_centre_of_one_sample_is_that_sample() -> None:
     """With more entries than pixels, and the client's own projector, nothing needs to be known of the images."""
     observation, images, projector = client([3, 1])
     held = read_label_set(observation)
-    found = invert_centers(observation, embedding(observation, projector), held.centers, grey(2, SHAPE))
+    found = invert_centers(observation, embedding(observation, projector), held.centers, grey(2))
     assert found.images.shape == (2, *SHAPE) and (found.distance < 1e-5).all()
     assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 1e-4).all()  # grey: 0.08
 
@@ -89,10 +94,16 @@ def test_fewer_entries_than_pixels_need_to_know_what_images_look_like() -> None:
     embed = embedding(observation, None)
     errors = {
         name: float((invert_centers(observation, embed, centers, likely).images - images).square().mean())
-        for name, likely in {"public": looks(public, labels, [0, 1]), "grey": grey(2, SHAPE)}.items()
+        for name, likely in {"public": looks(public, labels, [0, 1]), "grey": grey(2)}.items()
     }
     copies = (public[:, None] - images).square().mean(dim=(2, 3, 4)).amin(0)
     assert errors["public"] < 0.002 < copies.min() and errors["grey"] > 5 * errors["public"]
+
+
+def test_public_images_that_say_nothing_are_refused() -> None:
+    for public in (torch.rand(0, *SHAPE), torch.rand(3, *SHAPE)):
+        with pytest.raises(Inapplicable, match="public"):
+            looks(public, torch.arange(len(public)), [0])
 
 
 def test_a_class_without_public_images_looks_like_all() -> None:
@@ -123,6 +134,6 @@ def test_random_centres_and_a_wrong_projector_give_no_image() -> None:
         (embedding(observation, projector), drawn * (held.centers.norm(dim=1) / drawn.norm(dim=1))[:, None]),
         (embedding(observation, wrong), held.centers),
     ):
-        found = invert_centers(observation, embed, centers, grey(2, SHAPE))
+        found = invert_centers(observation, embed, centers, grey(2))
         assert (found.distance > 0.05).all()
         assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) > 0.03).all()

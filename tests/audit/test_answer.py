@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer, changes
+from fedpriv.audit.conditions import conditions
 from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.verdict import verdict
 from tests.audit.sample_findings import findings, rate
 
 
@@ -117,6 +119,28 @@ def test_what_the_budget_cut_is_not_said_to_have_failed() -> None:
         attempt["inapplicable"] = "cut: the audit's budget of 1 s was spent"
     found = answer(run)
     assert found["words"] == "Leakage not known" and "images can be recovered" in found["finding"]["sentence"]
+
+
+def test_centres_that_the_budget_cut_are_not_known() -> None:
+    run = harmless()
+    cut = run | {"not_tried": {"centers": "cut: the audit's budget of 1 s was spent"}}
+    assert words(run) == "Nothing was found" and words(cut) == "Leakage not known"
+    assert "class centres give images away" in answer(cut)["finding"]["sentence"]
+    assert not conditions("recovered<=0")[0].holds(cut) and conditions("recovered<=0")[0].holds(run)
+
+
+def test_sentences_that_no_attack_could_have_found_are_not_known() -> None:
+    tokens = {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.1, "precision": 0.1}
+    tag = {**tokens, "attacker": "tag", "exact": rate(0, 4), "no_evidence": "dropout"}
+    read = {"kind": "message", "attempts": [tokens, tag], "baseline": {"precision": 0.1, "recall": 0.1}}
+    read |= {"round": 1, "client": 3, "texts": 4}
+    run = harmless() | {"texts": [read], "modalities": ["text"], "attacks": []}
+    assert words(run) == "Leakage not known" and "sentences can be recovered" in answer(run)["finding"]["sentence"]
+    assert "that no sentence was found is no evidence: dropout" in " ".join(verdict(run))
+    known = run | {"texts": [read | {"attempts": [tokens, tag | {"no_evidence": None}]}]}
+    assert words(known) == "Nothing was found"
+    words_by_tag = tag | {"recall": 0.9, "precision": 0.9}
+    assert "tag found" in " ".join(verdict(run | {"texts": [read | {"attempts": [words_by_tag]}]}))
 
 
 def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it() -> None:

@@ -169,7 +169,7 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
         )
 
     assert attempt(1).no_evidence is None
-    assert attempt(7).no_evidence == "it matches the gradient of one step, and behind the message are 7 steps"
+    assert attempt(7).no_evidence == "it reads the change as one step of SGD, and behind the message are 7"
 
 
 def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:

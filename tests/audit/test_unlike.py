@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.unlike import trains_otherwise, unlike_controls
+from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import message as of_message
 from fedpriv.audit.images.target import of_messages
@@ -97,7 +97,7 @@ class Residual(nn.Module):
         (Louder(), True),
         (nn.Dropout(0.0), False),
         (nn.BatchNorm2d(3), False),
-        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), False),
+        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), True),
         (nn.GroupNorm(1, 3), False),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_net_that_draws_or_computes_otherwise_in_training_is_told(layer: nn.Mo
         encoder, nn.Identity(), None, nn.Linear(108, 5), input_shape=(1, 8, 8), feature_dim=108, projection_dim=108, classes=5
     )
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    assert trains_otherwise(net) == otherwise
+    assert trains_otherwise(net.train(), made_up(net.input_shape)) == otherwise
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     told = (
         reasons(net=net.train())

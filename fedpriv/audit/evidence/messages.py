@@ -21,7 +21,7 @@ from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
-from fedpriv.audit.evidence.unlike import trains_otherwise, unlike_controls
+from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.evidence.victim import Victim, cut
 from fedpriv.audit.evidence.views import views_of
 from fedpriv.client.client import check_download
@@ -307,9 +307,9 @@ class Evidence:
         """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
         if len(self.modalities) > 1:
             return False
-        net, encoder = self.federation.resident.net, self.federation.prepared.encoder
+        net, encoder = copy.deepcopy(self.federation.resident.net).cpu().train(), self.federation.prepared.encoder
         on_words = encoder is not None and text_facts(net, encoder) is not None
-        return trains_otherwise(net, self.texts(self.messages()[0][1])[:2] if on_words else None)
+        return trains_otherwise(net, self.texts(self.messages()[0][1])[:2] if on_words else made_up(net.input_shape))
 
     def _altered(self, message: Message) -> Altered:
         """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.attacks.core.observation import in_clients_mode
 from fedpriv.config import RunConfig
-from fedpriv.models.net import Net
+from fedpriv.models.net import Outputs
 from fedpriv.wire import Transform
 
 _BUILT_IN = "fedpriv."
@@ -37,35 +37,49 @@ def unlike_controls(
         found.append(f"{altered}, and attacks look for one image behind all of its steps")
     if steps and config.train.optimizer != "sgd":
         found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
-    drops = [module.p for module in net.modules() if isinstance(module, _DropoutNd) and module.p and module.training]
-    if drops:
-        # Attacks that also seek the masks succeed where others fail (Scheliga, Maeder & Seeland 2023).
-        which = ", ".join(f"{p:g}" for p in dict.fromkeys(drops))
-        found.append(f"the client trained with dropout of {which}, whose random masks attacks do not look for")
-    elif otherwise and net.training:
-        found.append("in training the client's net draws at random (dropout or the like) or computes what attacks do not model")
+    found += in_training(net, otherwise)
     if undeclared := [str(transform) for transform in transforms if not _declares(transform)]:
         names = ", ".join(undeclared)
         found.append(f"{names} does not declare what it does to a change (rescales, noise_variance), so attacks do not know it")
     return tuple(found)
 
 
-def trains_otherwise(net: Net, ids: Tensor | None = None) -> bool:
-    """Whether the net in training mode draws at random, or makes other logits than attacks take it to make.
+def in_training(net: nn.Module, otherwise: bool) -> list[str]:
+    """What of a net in the client's mode is unlike the nets of controls, a clause each; see :func:`unlike_controls`."""
+    drops = [module.p for module in net.modules() if isinstance(module, _DropoutNd) and module.p and module.training]
+    if drops:
+        # Attacks that also seek the masks succeed where others fail (Scheliga, Maeder & Seeland 2023).
+        which = ", ".join(f"{p:g}" for p in dict.fromkeys(drops))
+        return [f"the client trained with dropout of {which}, whose random masks attacks do not look for"]
+    if otherwise and net.training:
+        return ["in training the client's net draws at random (dropout or the like) or computes what attacks do not model"]
+    return []
+
+
+def trains_otherwise(net: nn.Module, x: Tensor) -> bool:
+    """Whether the net, in its mode, draws at random, or makes other logits of ``x`` than attacks take it to make.
 
     So dropout is found that is no layer of its own, and any layer that attacks do not know.
 
     Args:
-        ids: two inputs, where these are token ids; otherwise they are made up.
+        net: to logits, or to :class:`fedpriv.models.net.Outputs`; on the processor. It is left as it is.
     """
-    x = torch.linspace(-1, 1, 2 * prod(net.input_shape)).reshape(2, *net.input_shape) if ids is None else ids
-    trained = copy.deepcopy(net).cpu().train()
+    trained = copy.deepcopy(net)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        modelled = in_clients_mode(trained)(x).logits
+        modelled = _logits(in_clients_mode(trained)(x))
         before = torch.get_rng_state()
-        made = trained(x).logits
+        made = _logits(trained(x))
         drew = not torch.equal(before, torch.get_rng_state())
     return drew or not torch.allclose(made, modelled, rtol=1e-3, atol=1e-4)
+
+
+def made_up(shape: Sequence[int]) -> Tensor:
+    """Two different inputs of a net, ``(2, *shape)``, not drawn."""
+    return torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
+
+
+def _logits(made: Tensor | Outputs) -> Tensor:
+    return made if isinstance(made, Tensor) else made.logits
 
 
 def _declares(transform: Transform) -> bool:

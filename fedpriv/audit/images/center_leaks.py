@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,51 +16,52 @@ from fedpriv.attacks.gradients.linear import from_picture
 from fedpriv.attacks.image.centers import (
     CenterOptions,
     Embed,
-    LabelSet,
-    Prior,
+    Inverted,
     away,
     embedding,
     invert_centers,
     looks,
     read_label_set,
 )
-from fedpriv.attacks.scoring.scores import RECOVERED, beyond, counts, mse, under, wilson
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
+from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.images.figures import by_threshold, rate
 from fedpriv.audit.images.target import public_images
 
 HEAD = "head"
+TOGETHER = 256
+"""Number of images that are embedded, or compared, at once."""
 
 
 def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
-    The body has the weights that the client uploaded, the projector those of round 0's broadcast, as the client's own was never
-    sent. What images look like is taken from public ones.
+    The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
+    never sent. What images look like is taken from public ones. The attack is mounted twice, as if this net were the client's
+    and as if it were as far from it as the centres are from those of public images; what counts more is returned.
 
     Returns:
-        figures as JSON, and the images by name; ``None`` where no centres were sent or no projector is known.
+        figures as JSON, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.
     """
-    observation = evidence.observation(evidence.message(round, client), ThreatModel(top="initial"))
+    observation = _as_uploaded(evidence, evidence.message(round, client))
     dataset = evidence.federation.dataset
     public, labels = public_images(dataset.test_images, dataset.test_labels)
     try:
-        sent, projector = read_label_set(observation), _projector(observation)
+        sent = read_label_set(observation)
         present = sent.present.nonzero().flatten().tolist()
-        embed, likely = embedding(observation, projector), looks(public, labels, present)
-        options = CenterOptions() if projector is None else CenterOptions(slack=_unlike(observation, embed, sent, likely))
-        made = invert_centers(observation, embed, sent.centers, likely, options)
+        embed, likely = embedding(observation, _projector(observation)), looks(public, labels, present)
+        far = float(away(_embedded(observation, embed, likely.means), sent.centers).median().sqrt())
+        options = [CenterOptions(slack=far), CenterOptions()]  # of equals the first, which is never far from a guess
+        tried = [invert_centers(observation, embed, sent.centers, likely, one) for one in options]
     except Inapplicable:
         return None
     truth = evidence.truth(client)
     own = [truth.images[truth.labels == label] for label in present]
+    guesses = [torch.cat([public, mean[None]]) for mean in likely.means]
+    guessed = counts(under(torch.stack([_least(images, guess) for images, guess in zip(own, guesses, strict=True)])))
+    made, recovered, limit = max((_held(one, own, guessed) for one in tried), key=lambda held: _merit(*held))
     means = torch.stack([images.mean(0) for images in own])
-    with torch.no_grad():
-        true = torch.stack([embed(from_picture(observation, images)).mean(0) for images in own])
-    nearest = torch.stack([_to_nearest(image, images) for image, images in zip(made.images, own, strict=True)])
-    copies = torch.stack([_of_guesses(images, public, mean) for images, mean in zip(own, likely.means, strict=True)])
-    recovered, guessed = under(nearest), counts(under(copies))
-    limit = beyond(counts(recovered), guessed)
+    true = torch.stack([_embedded(observation, embed, images).mean(0) for images in own])
     figures = {
         "round": round,
         "client": evidence.sender(round, client),
@@ -71,28 +74,47 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
         "success": by_threshold(recovered),
         "copies": {f"{limit:g}": count for limit, count in guessed.items()},
         "recovered": rate(wilson(0, len(own)) if limit is None else recovered[limit]) | {"limit": f"{limit or RECOVERED:g}"},
-        "to_centers": {"truth": float(away(true, sent.centers).median()), "found": float(made.distance.median())},
+        "to_centers": {"truth": _finite(away(true, sent.centers).median()), "found": _finite(made.distance.median())},
     }
     return figures, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 
 
-def _unlike(observation: Observation, embed: Embed, sent: LabelSet, likely: Prior) -> float:
-    """How far the centres are from those of public images, as a share of their length.
+Held = tuple[Inverted, dict[float, Rate], float | None]
+"""Images from centres; by threshold, how many are that near to one of the client's; the threshold at which guesses are fewer."""
 
-    That is how little the projector of round 0 may say of the client's, which has been trained since.
+
+def _held(made: Inverted, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
+    recovered = under(torch.stack([_least(image[None], images) for image, images in zip(made.images, own, strict=True)]))
+    return made, recovered, beyond(counts(recovered), guessed)
+
+
+def _merit(made: Inverted, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:
+    return (0 if limit is None else recovered[limit].successes, recovered[RECOVERED].successes)
+
+
+def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
+    """The observation with the buffers that the client uploaded, such as running means, in place of those that it got.
+
+    Centres are computed in evaluation mode at the end of a turn.
     """
+    seen, names = evidence.observation(message, ThreatModel(top="initial")), evidence.victim(message).names
+    buffers = {names[name]: tensor for name, tensor in message.uploaded.items() if names.get(name, "") in seen.weights}
+    return replace(seen, weights={**seen.weights, **{name: t for name, t in buffers.items() if name not in seen.shared}})
+
+
+def _embedded(observation: Observation, embed: Embed, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return float(away(embed(from_picture(observation, likely.means)), sent.centers).median().sqrt())
+        return torch.cat([embed(from_picture(observation, some)) for some in torch.split(images, TOGETHER)])
 
 
-def _of_guesses(images: Tensor, public: Tensor, mean: Tensor) -> Tensor:
-    """The least error of a public image, or of the public mean of the class, to one of the images ``(n, C, H, W)``."""
-    return torch.stack([_to_nearest(image, torch.cat([public, mean[None]])) for image in images]).min()
+def _least(images: Tensor, others: Tensor) -> Tensor:
+    """The least mean squared error between one of the images ``(n, C, H, W)`` and one of the others ``(m, C, H, W)``."""
+    nearest = torch.stack([torch.cdist(some, others.flatten(1)).amin() for some in torch.split(images.flatten(1), TOGETHER)])
+    return nearest.amin().square() / images[0].numel()
 
 
-def _to_nearest(image: Tensor, images: Tensor) -> Tensor:
-    """Error of an image ``(C, H, W)`` to the nearest of ``(n, C, H, W)``."""
-    return mse(image.expand_as(images), images).min()
+def _finite(value: Tensor) -> float | None:
+    return float(value) if value.isfinite() else None
 
 
 def _projector(observation: Observation) -> Embed | None:

@@ -19,9 +19,9 @@ SNR = (
 CENTERS = (
     "The attack looks for the most likely image of the class whose embedding is the centre; the guess is the mean of public "
     "images of the class. Images count as recovered only where there are more of them than the nearest public images, and that "
-    "mean, would count for. Distances are from an embedding to the centre, as a share of the centre's squared length. Where "
-    "that of the true images is not near 0, the client's projector is not the one that the attacker knows, and a failure is no "
-    "evidence."
+    "mean, would count for. A failure is no evidence: there is no control. Distances are from an embedding to the centre, as a "
+    "share of the centre's squared length; where that of the true images is not near 0, the attacker does not know the net that "
+    "made the centres, such as a projector that stays with the client."
 )
 READING = (
     "The attacks get the sealed messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",

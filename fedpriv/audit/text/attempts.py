@@ -134,8 +134,8 @@ def _unlike(observation: Observation) -> tuple[str, ...]:
     schedule = observation.schedule
     if observation.kind == "gradient" or (schedule is not None and schedule.steps == 1):
         return observation.unlike
-    steps = "an unknown number of" if schedule is None else f"{schedule.steps}"
-    return (*observation.unlike, f"it matches the gradient of one step, and behind the message are {steps} steps")
+    behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
+    return (*observation.unlike, f"it reads the change as one step of SGD{behind}")
 
 
 def _not_tried(name: str, target: TextTarget) -> str | None:

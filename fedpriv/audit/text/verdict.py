@@ -48,7 +48,7 @@ def naming_words(read: Found) -> Found | None:
 
 def of_texts(texts: Sequence[Found]) -> list[str]:
     """A sentence for each target."""
-    return [of_reading(one, best_reading(one)) for one in texts]
+    return [of_reading(one, best_reading(one) or naming_words(one)) for one in texts]
 
 
 def of_reading(read: Found, attempt: Found | None) -> str:
@@ -66,14 +66,20 @@ def _message(read: Found, best: Found | None) -> str:
     if best is None:
         return f"No attack on texts{_whose(read)} was mounted on {where}: {_reasons(read)}."
     result = f"{best['attacker']} found from {where}: {_named(best)} (random words: {_named(read['baseline'])})"
-    return f"{result}; {_sentences(best)}."
+    return f"{result}; {_sentences(best)}{_open(read)}."
 
 
 def _easiest(read: Found, best: Found | None) -> str:
     case = f"From clients that hold a single text (simulated by the audit, defences included; round {read['round']})"
     if best is None:
         return f"{case}, no result: no attack on texts{_whose(read)} could be mounted ({_reasons(read)})."
-    return f"{case}, {best['attacker']} found {_named(best)} (random words: {_named(read['baseline'])}); {_sentences(best)}."
+    result = f"{case}, {best['attacker']} found {_named(best)} (random words: {_named(read['baseline'])})"
+    return f"{result}; {_sentences(best)}{_open(read)}."
+
+
+def _open(read: Found) -> str:
+    """A clause where sentences may be recoverable all the same."""
+    return f"; that no sentence was found is no evidence: {why}" if (why := sentences_not_known(read)) else ""
 
 
 def _named(found: Found) -> str:
