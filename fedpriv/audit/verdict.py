@@ -20,7 +20,8 @@ LIMIT = f"{RECOVERED:g}"
 
 def verdict(run: Found) -> list[str]:
     """The sentences for one run of the report (its findings as in ``audit.json``)."""
-    sentences = [of_images(one) for kind in ("message", "single image") for one in run["attacks"] if one["kind"] == kind]
+    sentences = [*_messages([one for one in run["attacks"] if one["kind"] == "message"])]
+    sentences += [of_images(one) for one in run["attacks"] if one["kind"] == "single image"]
     sentences += of_texts(run.get("texts") or [])
     for what in ("images", "rows"):
         reason = (run.get("not_tried") or {}).get(what)
@@ -157,11 +158,30 @@ def _own_copies(attempt: Found) -> Mapping[str, int]:
     return {LIMIT: said} if isinstance(said, int) else said  # audits of earlier versions have the first threshold
 
 
-def _message(attack: Found) -> str:
+def _messages(attacks: Sequence[Found]) -> Iterator[str]:
+    """A sentence for each message; one for those on which no attack was mounted for the same reasons."""
+    unknown: dict[str, list[Found]] = {}
+    for one in attacks:
+        if best_attempt(one) is None:
+            unknown.setdefault(f"{_not_mounted(one)}: {_reasons(one)}", []).append(one)
+    for one in attacks:
+        alike = next((found for found in unknown.values() if one in found), [one])
+        if alike[0] is one:
+            yield _message(*alike)
+
+
+def _message(attack: Found, *alike: Found) -> str:
+    """
+    Args:
+        alike: other messages on which no attack was mounted either.
+    """
     where = message_of(attack)
     best = best_attempt(attack)
     if best is None:
-        return f"{_not_mounted(attack)} on {where}, so what it reveals is not known ({_reasons(attack)})."
+        *before, last = map(message_of, (attack, *alike))
+        where = f"{', '.join(before)} and {last}" if before else last
+        reveals = "they reveal" if alike else "it reveals"
+        return f"{_not_mounted(attack)} on {where}, so what {reveals} is not known ({_reasons(attack)})."
     hit = counted(best)
     if hit["successes"] == 0:
         return (

@@ -96,6 +96,19 @@ def test_membership_that_guessing_equals_is_not_called_found() -> None:
     assert said.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in said
 
 
+def test_messages_on_which_nothing_was_mounted_for_the_same_reasons_have_one_sentence() -> None:
+    refused = {"attacker": "dlg", "inapplicable": "500 images behind one message"}
+    found = run(refused)
+    (attack,) = found["attacks"]
+    another = attack | {"attempts": [refused | {"inapplicable": "no head"}], "round": 10}
+    found["attacks"] += [attack | {"round": 9, "client": 2}, another]
+    assert [sentence for sentence in verdict(found) if sentence.startswith("No attack")] == [
+        "No attack was mounted on client 7's message of round 3 and client 2's message of round 9, so what they reveal is not "
+        "known (dlg: 500 images behind one message).",
+        "No attack was mounted on client 7's message of round 10, so what it reveals is not known (dlg: no head).",
+    ]
+
+
 def test_the_best_attempt_is_that_with_the_largest_share() -> None:
     """Of clients with one image each, attacks are tried on different numbers."""
     few, many = attempt("dlg", 6, n=6), attempt("analytic", 27, n=72)
