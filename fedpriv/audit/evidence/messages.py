@@ -307,7 +307,7 @@ class Evidence:
         """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
         if len(self.modalities) > 1:
             return False
-        net, encoder = copy.deepcopy(self.federation.resident.net).cpu().train(), self.federation.prepared.encoder
+        net, encoder = copy.deepcopy(self.federation.resident.net).cpu().float().train(), self.federation.prepared.encoder
         on_words = encoder is not None and text_facts(net, encoder) is not None
         return trains_otherwise(net, self.texts(self.messages()[0][1])[:2] if on_words else made_up(net.input_shape))
 
