@@ -23,12 +23,12 @@ from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
 from fedpriv.audit.evidence.statistics import BYTES
 from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
-from fedpriv.audit.findings import best_of_images, distinct
+from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.membership.label_leaks import Labels
-from fedpriv.audit.membership.verdict import NO_RULE, known_members
+from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.text.verdict import best_reading, naming_words
-from fedpriv.audit.verdict import best_attempt, counted
+from fedpriv.audit.verdict import best_attempt, beyond_copies, counted
+
+Found = Mapping[str, Any]
 
 
 def facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +65,31 @@ def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | No
     read, best = max(tried, key=lambda pair: pair[1]["recall"])
     figures = {name: best[name] for name in ("attacker", "recall", "precision", "exact")}
     return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
+
+
+def known_members(attacks: Sequence[Found], texts: Sequence[Found]) -> list[dict[str, Any]]:
+    """The messages from which training samples were reconstructed, which are thereby known members.
+
+    For each message, the result of the best attacker; others may have found other samples. Images count where they are more than
+    copies of the nearest public image would count for, as what such a copy is near to may well be no member.
+
+    Args:
+        attacks, texts: as in the findings of a run. Only real messages count, not those that the audit simulated.
+    """
+    found = []
+    for attack in attacks:
+        if (closer := beyond_copies(attack)) is not None:
+            found += _known(attack, "images", closer[0]["attacker"], closer[0]["success"][closer[1]])
+    for read in texts:
+        if (best := best_reading(read)) is not None and best["exact"]:
+            found += _known(read, "texts", best["attacker"], best["exact"])
+    return found
+
+
+def _known(target: Found, what: str, attacker: str, known: Found) -> list[dict[str, Any]]:
+    if target["kind"] != "message" or not known["successes"]:
+        return []
+    return [{"round": target["round"], "client": target["client"], "what": what, "attacker": attacker, "known": dict(known)}]
 
 
 def distinct(controls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

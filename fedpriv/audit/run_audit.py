@@ -15,7 +15,7 @@ from fedpriv.audit.answer import answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
-from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, of_epsilon
+from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, known_members, of_epsilon
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
@@ -24,7 +24,6 @@ from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
-from fedpriv.audit.membership.verdict import known_members
 from fedpriv.audit.progress import END, Progress, Say, spent
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.conditions import MEASURES
-from fedpriv.audit.membership.verdict import known_members
+from fedpriv.audit.findings import known_members
 from fedpriv.audit.verdict import best_attempt, verdict
 
 
@@ -146,6 +146,9 @@ def test_reconstructed_images_are_known_members() -> None:
     assert "distinguished from guessing" not in second
     assert on_members(known_members=known) == [first]
     assert known_members(run(attempt("dlg", 0))["attacks"], []) == []
+    alike = run(attempt("dlg", 2))
+    alike["attacks"][0]["baselines"] = {"nearest public": {"success": {"0.01": attempt("copies", 5)["success"]["0.01"]}}}
+    assert known_members(alike["attacks"], []) == [], "copies of public images would count for as many"
     assert known_members(run(attempt("dlg", 9), kind="single image")["attacks"], []) == []  # simulated by the audit
     assert known_members(run({"attacker": "dlg", "inapplicable": "no layer"})["attacks"], []) == []
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpriv.attacks.scoring.operating_points import can_tell
-from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.audit.formats import message_of
-from fedpriv.audit.text.verdict import best_reading
 
 NO_RULE = "no rule applies"
 
@@ -20,25 +18,6 @@ LEVEL = 0.05
 def by_rule(labels: Sequence[Found]) -> list[Found]:
     """Of the messages whose classes were to be inferred, those that a rule applied to; of the others nothing was measured."""
     return [one for one in labels if one["how"] != NO_RULE]
-
-
-def known_members(attacks: Sequence[Found], texts: Sequence[Found]) -> list[dict[str, Any]]:
-    """The messages from which training samples were reconstructed, which are thereby known members.
-
-    For each message, the result of the best attacker; others may have found other samples.
-
-    Args:
-        attacks, texts: as in the findings of a run. Only real messages count, not those that the audit simulated.
-    """
-    found = []
-    for attack in attacks:
-        tried = [one for one in attack["attempts"] if not one.get("inapplicable")]
-        hits = [(one["attacker"], one["success"][f"{RECOVERED:g}"]) for one in tried]
-        found += _known(attack, "images", max(hits, key=lambda hit: hit[1]["successes"], default=None))
-    for read in texts:
-        best = best_reading(read)
-        found += _known(read, "texts", (best["attacker"], best["exact"]) if best and best["exact"] else None)
-    return found
 
 
 def of_membership(run: Found) -> list[str]:
@@ -54,12 +33,6 @@ def of_membership(run: Found) -> list[str]:
         reasons = "; ".join(f"{attack} ({reason})" for attack, reason in failed.items())
         sentences.append(f"Membership attacks that were not tried, so that their success is not known: {reasons}.")
     return sentences
-
-
-def _known(target: Found, what: str, best: tuple[str, Found] | None) -> list[dict[str, Any]]:
-    if target["kind"] != "message" or best is None or not best[1]["successes"]:
-        return []
-    return [{"round": target["round"], "client": target["client"], "what": what, "attacker": best[0], "known": dict(best[1])}]
 
 
 def best_attack(attacks: Sequence[Found]) -> Found | None:
