@@ -164,6 +164,22 @@ def test_any_figure_may_be_missing() -> None:
     assert "None" not in render_markdown(audit).replace("None of 72", "")
 
 
+def test_findings_of_earlier_versions_are_shown() -> None:
+    """A frontier that goes on, and pages that put runs side by side, show audits that were kept."""
+    old = findings()
+    for run in old["runs"]:
+        for one in run["centers"]:
+            for later in ("success", "copies", "to_centers"):
+                del one[later]
+        for one in run["statistics"]["listed"]:
+            del one["how"]
+        for read in run.get("texts") or []:
+            for attempt in read["attempts"]:
+                attempt.pop("no_evidence", None)
+    for shown in (Page(render_html(old, pictures())).text, render_markdown(old)):
+        assert "Class centres" in shown and "Images count as recovered only" not in shown
+
+
 def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() -> None:
     for text in (render_html(findings(), pictures()), render_markdown(findings())):
         assert "EfficientNet-Lite0 feature distance" in text and "Not measured: " not in text
