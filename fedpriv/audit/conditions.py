@@ -25,13 +25,17 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
 
 
-def _recovered(run: Found) -> float | None:
-    made = [counted(best)["share"] for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
-    made += [
-        best["exact"]["share"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]
-    ]
+def most_recovered(run: Found) -> Found | None:
+    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: it is not known."""
+    made = [counted(best) for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
+    made += [best["exact"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]]
     # What class centres do not give away is no evidence, so they can only add to what is known.
-    return max([*made, *(one["recovered"]["share"] for one in run.get("centers") or [] if gives_away(one))], default=None)
+    made += [one["recovered"] for one in run.get("centers") or [] if gives_away(one)]
+    return max(made, key=lambda rate: rate["share"], default=None)
+
+
+def _recovered(run: Found) -> float | None:
+    return None if (rate := most_recovered(run)) is None else float(rate["share"])
 
 
 def _words(run: Found) -> float | None:

@@ -193,8 +193,11 @@ def _portable(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-FOUND_BY_THE_RUN = ("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens")
-"""Options that a run fills in from its text encoder, where the config leaves them open."""
+FOUND_BY_THE_RUN = (
+    *("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens"),
+    "privacy.noise",
+)
+"""Options that a run fills in, where the config leaves them open: from its text encoder, and the noise for ``target_epsilon``."""
 
 
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:

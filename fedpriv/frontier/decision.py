@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.conditions import MEASURES, Condition
+from fedpriv.audit.conditions import MEASURES, Condition, most_recovered
 from fedpriv.experiments.claims import mean_interval
 
 Found = Mapping[str, Any]
@@ -60,7 +60,7 @@ def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequenc
         interval=interval,
         at_chance=run["cost"]["at_chance"],
         recovered=leakage["recovered"],
-        recovered_interval=_interval(run, leakage["recovered"]),
+        recovered_interval=None if (rate := most_recovered(run)) is None else (rate["low"], rate["high"]),
         leakage={name: None if value is None or math.isinf(value) else value for name, value in leakage.items()},
         bytes=run["cost"]["bytes_up"] + run["cost"]["bytes_down"],
         words=run["answer"]["words"],
@@ -94,11 +94,3 @@ def _beats(one: Trade, other: Trade) -> bool:
         return (trade.accuracy or 0.0, -(trade.recovered or 0.0), -float(trade.bytes))
 
     return one is not other and of(one) != of(other) and all(a >= b for a, b in zip(of(one), of(other), strict=True))
-
-
-def _interval(run: Found, share: float | None) -> tuple[float, float] | None:
-    """Of the attack behind the largest share."""
-    rates = [one["success"] for one in (run["best"] or {}).values() if one]
-    rates += [one["exact"] for one in (run.get("best_of_texts") or {}).values() if one and one["exact"]]
-    found = [rate for rate in rates if rate["share"] == share]
-    return (found[0]["low"], found[0]["high"]) if found else None
