@@ -25,7 +25,7 @@ from fedpriv.attacks.image.centers import (
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.images.figures import by_threshold, rate
+from fedpriv.audit.images.figures import by_threshold, number, rate
 from fedpriv.audit.images.target import public_images
 
 HEAD = "head"
@@ -74,7 +74,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
         "success": by_threshold(recovered),
         "copies": {f"{limit:g}": count for limit, count in guessed.items()},
         "recovered": rate(wilson(0, len(own)) if limit is None else recovered[limit]) | {"limit": f"{limit or RECOVERED:g}"},
-        "to_centers": {"truth": _finite(away(true, sent.centers).median()), "found": _finite(made.distance.median())},
+        "to_centers": {"truth": number(away(true, sent.centers).median()), "found": number(made.distance.median())},
     }
     return figures, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 
@@ -111,10 +111,6 @@ def _least(images: Tensor, others: Tensor) -> Tensor:
     """The least mean squared error between one of the images ``(n, C, H, W)`` and one of the others ``(m, C, H, W)``."""
     nearest = torch.stack([torch.cdist(some, others.flatten(1)).amin() for some in torch.split(images.flatten(1), TOGETHER)])
     return nearest.amin().square() / images[0].numel()
-
-
-def _finite(value: Tensor) -> float | None:
-    return float(value) if value.isfinite() else None
 
 
 def _projector(observation: Observation) -> Embed | None:

@@ -23,6 +23,11 @@ def rate(found: Rate) -> dict[str, Any]:
     return asdict(found) | {"share": found.share}
 
 
+def number(value: Tensor) -> float | None:
+    """A number for JSON; ``None`` where it is not finite."""
+    return float(value) if value.isfinite() else None
+
+
 def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Any]:
     """Rates by the threshold of the mean squared error, such as ``0.01``."""
     return {f"{limit:g}": rate(one) for limit, one in rates.items()}

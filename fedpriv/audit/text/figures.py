@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
-from fedpriv.audit.images.figures import rate
+from fedpriv.audit.images.figures import number, rate
 from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.target import TextTarget
 
@@ -45,7 +42,7 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
         "messages": len(found.counts),
         "refused": attempt.refused,
         "no_evidence": attempt.no_evidence,
-        "loss_median": _number(found.loss.nanmedian()),
+        "loss_median": number(found.loss.nanmedian()),
         "notes": list(found.notes),
         "recovered": recovered(attempt, target),
         "cpu_seconds": found.cpu_seconds,
@@ -54,9 +51,9 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
 
 def score_figures(scores: TextScores) -> dict[str, Any]:
     """Mean precision and recall over messages, mean ROUGE-L over sentences; ``None`` where there is no such figure."""
-    means = {name: _number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
+    means = {name: number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
     return means | {
-        "rouge_l": None if scores.rouge is None else _number(scores.rouge.mean()),
+        "rouge_l": None if scores.rouge is None else number(scores.rouge.mean()),
         "exact": None if scores.exact is None else rate(scores.exact),
         "labels": None if scores.labels is None else rate(scores.labels),
     }
@@ -144,8 +141,3 @@ def _words(found: TextReconstruction | None, number: int, target: TextTarget) ->
     named[[target.facts.pad, *target.facts.special]] = 0
     words = target.encoder.tokenizer.convert_ids_to_tokens(named.nonzero().flatten().tolist())
     return " · ".join(sorted(words))
-
-
-def _number(value: Tensor) -> float | None:
-    found = float(value)
-    return None if math.isnan(found) else found
