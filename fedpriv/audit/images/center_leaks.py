@@ -25,7 +25,7 @@ from fedpriv.attacks.image.centers import (
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.images.figures import by_threshold, number, rate
+from fedpriv.audit.images.figures import as_number, by_threshold, rate
 from fedpriv.audit.images.target import public_images
 
 HEAD = "head"
@@ -74,7 +74,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
         "success": by_threshold(recovered),
         "copies": {f"{limit:g}": count for limit, count in guessed.items()},
         "recovered": rate(wilson(0, len(own)) if limit is None else recovered[limit]) | {"limit": f"{limit or RECOVERED:g}"},
-        "to_centers": {"truth": number(away(true, sent.centers).median()), "found": number(made.distance.median())},
+        "to_centers": {"truth": as_number(away(true, sent.centers).median()), "found": as_number(made.distance.median())},
     }
     return figures, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 

@@ -23,7 +23,7 @@ def rate(found: Rate) -> dict[str, Any]:
     return asdict(found) | {"share": found.share}
 
 
-def number(value: Tensor) -> float | None:
+def as_number(value: Tensor) -> float | None:
     """A number for JSON; ``None`` where it is not finite."""
     return float(value) if value.isfinite() else None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
-from fedpriv.audit.images.figures import number, rate
+from fedpriv.audit.images.figures import as_number, rate
 from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.target import TextTarget
 
@@ -42,7 +42,7 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
         "messages": len(found.counts),
         "refused": attempt.refused,
         "no_evidence": attempt.no_evidence,
-        "loss_median": number(found.loss.nanmedian()),
+        "loss_median": as_number(found.loss.nanmedian()),
         "notes": list(found.notes),
         "recovered": recovered(attempt, target),
         "cpu_seconds": found.cpu_seconds,
@@ -51,9 +51,9 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
 
 def score_figures(scores: TextScores) -> dict[str, Any]:
     """Mean precision and recall over messages, mean ROUGE-L over sentences; ``None`` where there is no such figure."""
-    means = {name: number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
+    means = {name: as_number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
     return means | {
-        "rouge_l": None if scores.rouge is None else number(scores.rouge.mean()),
+        "rouge_l": None if scores.rouge is None else as_number(scores.rouge.mean()),
         "exact": None if scores.exact is None else rate(scores.exact),
         "labels": None if scores.labels is None else rate(scores.labels),
     }
