@@ -1,0 +1,32 @@
+"""The one config of a run: typed, validated, read from YAML and written back to YAML."""
+
+from fedpriv.config.data import DataConfig, PartitionConfig
+from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
+from fedpriv.config.model import ModelConfig
+from fedpriv.config.reading import assign, filled, laid_over, load_config, lookup, parse, parse_assignment, read_yaml
+from fedpriv.config.run import USUAL_PARTICIPANTS, NamedOptions, RunConfig
+from fedpriv.config.training import EvalConfig, TrainConfig
+from fedpriv.config.wire import PrivacyConfig, WireConfig
+
+__all__ = [
+    "USUAL_PARTICIPANTS",
+    "DataConfig",
+    "EvalConfig",
+    "ExecutorConfig",
+    "ModelConfig",
+    "NamedOptions",
+    "PartitionConfig",
+    "PrivacyConfig",
+    "RunConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "WireConfig",
+    "assign",
+    "filled",
+    "laid_over",
+    "load_config",
+    "lookup",
+    "parse",
+    "parse_assignment",
+    "read_yaml",
+]

@@ -1,0 +1,85 @@
+"""The clients' data, and how it is dealt to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from fedpriv.config.sections import Section
+
+
+class PartitionConfig(Section):
+    """The partition of the data over the clients (``fedpriv data show`` draws it)."""
+
+    name: str = Field("classes", description="how the samples are dealt to the clients; `fedpriv data list` names them")
+    classes_per_client: PositiveInt = Field(2, description="S of the partitions `classes` and `class_subsets`")
+    alpha: PositiveFloat = Field(0.5, description="concentration of the Dirichlet partitions")
+    distinct: bool = Field(True, description="`classes`: no client is dealt the same class twice (false: the published sampler)")
+    shards_per_client: PositiveInt = Field(2, description="shards per client of the partition `shards`")
+    capacity: bool = Field(
+        True, description="`dirichlet`: a client with more than its even share gets none of the next class (MOON)"
+    )
+    min_samples: NonNegativeInt = Field(0, description="redraw (`dirichlet`) until every client holds so many training samples")
+    size_mean: float = Field(4.0, description="mu of the log-normal sizes of the partition `lognormal`")
+    size_sigma: NonNegativeFloat = Field(1.0, description="sigma of the log-normal sizes")
+    size_offset: NonNegativeInt = Field(50, description="added to each log-normal size")
+    reuse: bool = Field(False, description="`lognormal`: let clients hold the same image, as the published FEMNIST sampler does")
+    column: str | None = Field(
+        None, description="column of a table whose values are the clients (`by_column`), such as hospital; never a feature"
+    )
+    test: Literal["disjoint", "all_of_class", "auto"] = Field(
+        "auto",
+        description="local test sets: disjoint shares, all test images of the client's classes (weighted), "
+        "or the latter where a share would be under 20 images",
+    )
+    seed: NonNegativeInt | None = Field(None, description="seed of the partition; null: the run's seed")
+
+
+class DataConfig(Section):
+    """The clients' data."""
+
+    name: str = Field(
+        "digits",
+        description="a data set's name, hf:owner/name[:config][@revision] of the Hugging Face hub, or the path of an image "
+        "folder, a CSV or parquet file, a folder of these, or a folder with one for each client",
+    )
+    dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
+    limit: PositiveInt | None = Field(
+        None, description="training samples kept, a fixed choice with the classes in proportion; null: all. Test images stay"
+    )
+    test_limit: PositiveInt | None = Field(None, description="test samples kept, chosen as by `limit`; null: all")
+    label: str | None = Field(
+        None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
+    )
+    clients: PositiveInt = Field(
+        20, description="number of registered clients; follows from the data where they come with their clients"
+    )
+    partition: PartitionConfig = PartitionConfig()
+    image_size: PositiveInt | None = Field(
+        None, le=4096, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
+    )
+    pixels: Literal["standardised", "unit", "raw"] = Field(
+        "standardised",
+        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in "
+        "[0, 255] as released codes have them (FedDUAL's)",
+    )
+    max_tokens: int | None = Field(
+        None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
+    )
+    image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
+    text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
+    validation_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
+    )
+    augment: (
+        Literal["none", "crop_flip", "reflect_crop_flip", "crop_flip_rotate", "flip_jitter_rotate", "simclr", "simclr_sharp"]
+        | None
+    ) = Field(
+        None,
+        description="augmentation drawn for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
+        "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); flip, "
+        "colours and a turn of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has them, and these without "
+        "blur; null: as the objective suggests, else nothing",
+    )

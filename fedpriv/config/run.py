@@ -1,0 +1,175 @@
+"""The one config of a run: typed, validated, and written to YAML.
+
+A run is a function of this object. ``None`` in a field means "what the data set or the method suggests";
+:func:`fedpriv.simulation.setup.resolve` fills those in, and it is the filled-in config that a run stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+
+from fedpriv.config.data import DataConfig
+from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
+from fedpriv.config.model import ModelConfig
+from fedpriv.config.sections import Section
+from fedpriv.config.training import EvalConfig, TrainConfig
+from fedpriv.config.wire import PrivacyConfig, WireConfig
+from fedpriv.errors import UsageError
+from fedpriv.outside import plain_yaml
+
+USUAL_PARTICIPANTS = 10
+"""Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""
+
+
+class NamedOptions(BaseModel):
+    """A name and its own options; the options are checked by the named thing's ``Params``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class RunConfig(Section):
+    """Everything that decides what a run computes, and where its record goes."""
+
+    method: NamedOptions = Field(NamedOptions(name="mpfedcon"), description="a name of `fedpriv methods`, and its options")
+    objective: NamedOptions | None = Field(
+        None, description="another client's half than the method's: an objective of `fedpriv methods`, and its options"
+    )
+    aggregation: NamedOptions | None = Field(None, description="another server's half than the method's, and its options")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    wire: WireConfig = WireConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
+    device: str = Field("cpu", description="torch device")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
+    plugins: tuple[Path, ...] = Field((), description="Python files that register what the config names (--plugin)")
+    run_dir: Path | None = Field(None, description="the run's folder; null: runs/<date>-<method>-<data>-s<seed>-<tag>")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _halves_alone_are_fedavgs(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        usual = "fedavg" if values.get("objective") or values.get("aggregation") else "mpfedcon"
+        method = values.get("method", usual)
+        return {**values, "method": {"name": usual, **method} if isinstance(method, dict) else method}
+
+    @field_validator("method", "objective", "aggregation", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _names_can_be_shown(self) -> RunConfig:
+        named = {"data.name": self.data.name, "run_dir": self.run_dir, "tracking.experiment": self.tracking.experiment}
+        for key, name in named.items():
+            if name is not None and not str(name).isprintable():
+                raise ValueError(f"{key} {str(name)!r} holds a character that cannot be shown, such as a line break")
+        return self
+
+    @model_validator(mode="after")
+    def _clients_have_something(self) -> RunConfig:
+        if self.data.image_only + self.data.text_only > 1:
+            raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_is_added_in_every_round(self) -> RunConfig:
+        if self.privacy.level == "client" and self.train.min_uploads > 1:
+            raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_its_canaries(self) -> RunConfig:
+        if self.privacy.level == "sample" and self.privacy.canaries:
+            if self.train.optimizer != "sgd":
+                raise ValueError("privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd")
+            if self.wire.secure_aggregation:
+                raise ValueError("privacy.canaries at sample level are read off single uploads; leave secure_aggregation out")
+        return self
+
+    @model_validator(mode="after")
+    def _selects_a_client(self) -> RunConfig:
+        if (why := self._selects_nobody()) is not None:
+            raise ValueError(why)
+        return self
+
+    def _selects_nobody(self) -> str | None:
+        share = self.train.participation
+        if share is None or int(share * self.data.clients + 1e-9) >= 1:
+            return None
+        return (
+            f"train.participation {share} of {self.data.clients} clients selects no client; "
+            f"at least {1 / self.data.clients:g} selects one"
+        )
+
+    def with_clients(self, number: int) -> RunConfig:
+        """The config for so many clients; :class:`UsageError` where it then selects none of them."""
+        config = self.model_copy(update={"data": self.data.model_copy(update={"clients": number})})
+        if (why := config._selects_nobody()) is not None:
+            raise UsageError(why)
+        return config
+
+    @model_validator(mode="after")
+    def _has_a_schedule_if_it_follows_one(self) -> RunConfig:
+        if (self.train.selection == "schedule") != (self.train.schedule is not None):
+            raise ValueError("train.selection schedule and train.schedule, a file with a line of clients a round, go together")
+        for number, clients in enumerate(self.train.schedule if isinstance(self.train.schedule, tuple) else (), 1):
+            if not clients or len(set(clients)) < len(clients):
+                raise ValueError(f"train.schedule, round {number}: {list(clients)}: at least one client, each once")
+        if isinstance(self.train.schedule, tuple) and len(self.train.schedule) < self.train.rounds:
+            raise ValueError(f"train.schedule names clients for {len(self.train.schedule)} of {self.train.rounds} rounds")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_payloads_of_rounds_that_are_played(self) -> RunConfig:
+        kept = self.wire.keep_payloads
+        if isinstance(kept, tuple) and kept[-1] > self.train.rounds:
+            raise ValueError(f"wire.keep_payloads names round {kept[-1]}, and the run has {self.train.rounds} (train.rounds)")
+        return self
+
+    @property
+    def called(self) -> str:
+        """What the run trains with, for people: the method's name, and those of the halves that replace its own."""
+        return "-".join(part.name for part in (self.method, self.objective, self.aggregation) if part is not None)
+
+    def participants_of(self, available: int) -> int:
+        """How many of so many clients take part in a round."""
+        share = self.train.participation
+        return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
+
+    def to_yaml(self) -> str:
+        """The config as YAML that :func:`load_config` reads back to an equal object."""
+        return plain_yaml.dump(self.model_dump(mode="json"))
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, and who runs
+        the clients, which moves them by rounding alone.
+
+        Of what differs from the defaults only, so that a run outlives the arrival of a new option.
+        """
+        stored: Any = {
+            "run_dir": True,
+            "plugins": True,
+            "tracking": True,
+            "executor": True,
+            "data": {"dir"},
+            "wire": {"keep_payloads", "check_downloads"},
+        }
+        body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
+        body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""The round schedule, the clients' optimiser, and when accuracy is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from fedpriv.config.sections import Section
+
+
+class TrainConfig(Section):
+    """The round schedule and the clients' optimiser."""
+
+    rounds: PositiveInt = Field(30, description="number of rounds T")
+    participation: float | None = Field(
+        None, gt=0, le=1, description="share of the clients sampled each round; null: ten clients, or all where there are fewer"
+    )
+    selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
+        None,
+        description="who takes part: drawn uniformly, consecutive windows of a shuffled order (SimProx), all clients, or as "
+        "`schedule` says; null: as the method suggests, else uniform",
+    )
+    schedule: tuple[tuple[NonNegativeInt, ...], ...] | Path | None = Field(
+        None, description="the clients of each round, or a file with a line of them for each (selection: schedule)"
+    )
+    local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
+    local_steps: PositiveInt | None = Field(None, description="stop local training after so many steps; null: all of the epochs")
+    batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
+    min_batch: PositiveInt = Field(1, description="smaller batches are skipped; 2 where BatchNorm normalises vectors")
+    accumulate: PositiveInt = Field(
+        1,
+        description="parts that a batch goes through the net in, their gradients summed to the batch's, so that a big batch fits "
+        "a small memory; BatchNorm then sees the parts, and dropout draws for each",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen models "
+        "and evaluation are in float32 always",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, fresh at each phase")
+    lr: PositiveFloat = Field(0.01, description="learning rate")
+    warmup_steps: NonNegativeInt = Field(
+        0,
+        description="steps over which the learning rate rises linearly from 0 (first step) to the full one, in each phase of "
+        "training (transformers' constant schedule with warm-up); adaptation before a test has none",
+    )
+    lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
+    clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
+    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
+    weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
+    cache_features: bool = Field(
+        True, description="with a frozen encoder and no augmentation, compute its features once per phase"
+    )
+    on_nan: Literal["stop", "drop"] = Field(
+        "stop",
+        description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default with "
+        "clients on other machines",
+    )
+    on_refused: Literal["drop", "stop"] = Field(
+        "drop", description="an answer of a client that is not what the server asked for: leave it out, or stop the run"
+    )
+    min_uploads: PositiveInt = Field(1, description="with fewer valid uploads in a round the server's model stays as it is")
+    max_update_norm: PositiveFloat | None = Field(
+        None,
+        description="refuse an upload whose change has a larger L2 norm, as it arrives (before the server's own clipping under "
+        "client-level DP); null: no bound",
+    )
+
+    @model_validator(mode="after")
+    def _gets_warm(self) -> TrainConfig:
+        if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")
+        return self
+
+
+class EvalConfig(Section):
+    """When and how accuracy is measured."""
+
+    every: PositiveInt = Field(1, description="evaluate every so many rounds, and in each of the last `last` rounds")
+    last: PositiveInt = Field(10, description="the reported accuracy is the mean over so many last rounds")
+    state: Literal["global_encoder", "local_encoder"] = Field(
+        "global_encoder",
+        description="layered methods: test the new global encoder, or the client's own last one, with the client's head",
+    )
+    fresh_head: NonNegativeInt = Field(
+        0,
+        description="after the last round, test each client once more, on a copy whose projector and head were trained for so "
+        "many epochs on the present encoder: what their age costs (`accuracy_fresh_head`)",
+    )
+    before_merge: bool = Field(
+        False,
+        description="also test the models that clients send, before they are merged: each on its client's own test data "
+        "(`accuracy_before_merge`) and on the server's test set (`global_accuracy_before_merge`); simulations only",
+    )
+    split: Literal["test", "validation"] = Field(
+        "test", description="which local split is scored; choose options on `validation`"
+    )
+    probe: Literal["none", "linear"] = Field(
+        "none",
+        description="with each evaluation, also train a linear classifier on the server's frozen encoder, on all training data "
+        "(`fedpriv probe` does it after the run); the only accuracy of an objective without labels",
+    )
+    probe_fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (1.0,), min_length=1, description="shares of the training labels that the classifier sees"
+    )

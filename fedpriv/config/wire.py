@@ -1,0 +1,73 @@
+"""What happens to an upload before it is sent: transforms, secure aggregation, differential privacy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from fedpriv.config.sections import Section
+
+
+class WireConfig(Section):
+    """Transforms of an upload before it is sent, and stored payloads."""
+
+    transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
+    secure_aggregation: bool = Field(
+        False,
+        description="the server learns the sum of a round's uploads, and no upload; not with a merge that needs single ones",
+    )
+    check_downloads: bool = Field(
+        True, description="clients refuse weights with marks of an attack on their data; see docs/malicious-server.md"
+    )
+    keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
+        "default",
+        description="sealed payloads that the run folder keeps: of the first, middle and last round for three clients "
+        "(`default`), of all rounds and clients, of none, or of all clients in these rounds",
+    )
+
+    @field_validator("keep_payloads", mode="before")
+    @classmethod
+    def _rounds_as_on_the_command_line(cls, value: Any) -> Any:
+        if value in ("none", "default", "all"):
+            return value
+        given = value if isinstance(value, list | tuple) else str(value).split(",")
+        rounds = {int(text) for one in given if (text := str(one).strip()).isdecimal()}
+        if not rounds or 0 in rounds or len(rounds) < len(given):
+            raise ValueError("should be none, default, all, or rounds, each once, such as 1,5,10")
+        return tuple(sorted(rounds))
+
+
+class PrivacyConfig(Section):
+    """Differential privacy; the summary of a run says what its epsilon means and what it does not cover."""
+
+    level: Literal["none", "client", "sample"] = Field(
+        "none",
+        description="what is a blank in a neighbour: a client (the server adds noise) or a training sample (DP-SGD at clients)",
+    )
+    noise: PositiveFloat | None = Field(
+        None, description="noise multiplier: standard deviation of the noise over `clip`; null: found for target_epsilon"
+    )
+    clip: PositiveFloat = Field(1.0, description="bound on the L2 norm of a client's change, or of a sample's gradient")
+    clipping: Literal["per_sample", "ghost"] = Field(
+        "per_sample",
+        description="level sample: each sample's gradient is made (any loss), or only its norm (Opacus' ghost clipping: "
+        "less memory, no loss that looks at the parameters)",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
+    target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
+    accountant: Literal["rdp", "prv"] = Field("rdp", description="whose epsilon counts; the summary has both")
+    canaries: NonNegativeInt = Field(
+        0, description="canaries to plant, half of them used, so that the epsilon spent is measured; in simulations"
+    )
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> PrivacyConfig:
+        given = self.noise is not None or self.target_epsilon is not None
+        if self.level == "none" and given:
+            raise ValueError("a noise or a target_epsilon without a level; --dp client or --dp sample")
+        if self.level == "none" and self.canaries:
+            raise ValueError("canaries measure an epsilon, so they need a level; --dp client or --dp sample")
+        if self.level != "none" and not given:
+            raise ValueError(f"level {self.level} needs a noise multiplier (--noise 1.0) or a --target-epsilon")
+        return self
