@@ -41,6 +41,11 @@ class SuspiciousDownload(FedprivError):
     """A client refuses what the server sent: it shows marks of an attack on its data."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of a library's error, what fits into one of ours; the name of its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 _SHOWN = 16  # names that an error lists
 
 

@@ -87,8 +87,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 
     from fedpriv.config import filled
     from fedpriv.data.own.owners import GIVEN, owners_of, with_clients
-    from fedpriv.data.partition import make_partition
-    from fedpriv.data.picture import draw_partition
+    from fedpriv.data.partitions.partition import make_partition
+    from fedpriv.data.partitions.picture import draw_partition
     from fedpriv.data.sources import open_data
     from fedpriv.simulation.setup import resolve
 

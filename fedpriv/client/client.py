@@ -14,7 +14,7 @@ from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
 from fedpriv.client.suspicion import check_for_marks
 from fedpriv.client.turn import Turn
-from fedpriv.data.augment import Augment
+from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.files import checksum

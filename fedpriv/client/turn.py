@@ -15,7 +15,7 @@ from fedpriv.client.model import CHUNK, ClientModel
 from fedpriv.client.resident import Resident
 from fedpriv.client.teachers import Teachers
 from fedpriv.config import RunConfig
-from fedpriv.data.augment import Augment
+from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained

@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Opened, Texts, Values
 from fedpriv.data.subsets import at_most, hold_out
+from fedpriv.data.tables.columns import Columns
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedpriv.data.decoding import Mode
-    from fedpriv.data.tables import Table
+    from fedpriv.data.tables.decoding import Mode
+    from fedpriv.data.tables.files import Table
 
 FEW = 20
 """As many labels may be classes, however few samples there are."""
@@ -86,7 +86,7 @@ def assemble(
     parts = list(zip(tables, kept, strict=True))
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
-        from fedpriv.data import decoding
+        from fedpriv.data.tables import decoding
         from fedpriv.outside.cache import cache_folder
 
         assert columns.image is not None

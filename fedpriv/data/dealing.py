@@ -77,7 +77,12 @@ class Dealing:
 REGISTRY: Registry[Dealing] = Registry(
     "partition",
     "fedpriv.partitions",
-    ["fedpriv.data.by_class", "fedpriv.data.dirichlet", "fedpriv.data.lognormal", "fedpriv.data.own.owners"],
+    [
+        "fedpriv.data.partitions.by_class",
+        "fedpriv.data.partitions.dirichlet",
+        "fedpriv.data.partitions.lognormal",
+        "fedpriv.data.own.owners",
+    ],
     *instance_of(Dealing),
 )
 partitions = REGISTRY.all

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedpriv.data.assembling import assemble
-from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Opened
 from fedpriv.data.subsets import hold_out
-from fedpriv.data.tables import visible
+from fedpriv.data.tables.columns import Columns
+from fedpriv.data.tables.folders import visible
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-    from fedpriv.data.decoding import Mode
-    from fedpriv.data.tables import Table
+    from fedpriv.data.tables.decoding import Mode
+    from fedpriv.data.tables.files import Table
 
 # The split files of the 5,831 pairs that SimProx's paper trains on: pairs per class for (train, test).
 PUBLISHED = {
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairTable:
-    """Pairs as a :class:`fedpriv.data.tables.Table` with the columns image, text and label; files are read on access."""
+    """Pairs as a :class:`fedpriv.data.tables.files.Table` with the columns image, text and label; files are read on access."""
 
     origin: str
     pairs: tuple[Pair, ...]
@@ -116,7 +116,8 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
 
 def open_disaster(data_dir: Path | None) -> Opened:
     """``<data_dir>/disaster/`` as :func:`open_pairs` reads it, or tables with an image, a text and a label column."""
-    from fedpriv.data.tables import find_columns, open_folder, table_files
+    from fedpriv.data.tables.columns import find_columns
+    from fedpriv.data.tables.folders import open_folder, table_files
 
     folder = data_dir / "disaster" if data_dir else None
     if folder is None or not folder.is_dir():

@@ -17,20 +17,20 @@ from torch import Tensor
 
 from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
-from fedpriv.data.columns import Columns
 from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
 from fedpriv.data.disaster import open_disaster
 from fedpriv.data.own.owners import Owners
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
+from fedpriv.data.tables.columns import Columns
 from fedpriv.errors import UsageError
 from fedpriv.registry import Registry, instance_of
 
 Opener = Callable[[Path | None], Opened]
 
 if TYPE_CHECKING:
-    from fedpriv.data.decoding import Mode
-    from fedpriv.data.tables import Table
+    from fedpriv.data.tables.decoding import Mode
+    from fedpriv.data.tables.files import Table
 
 
 REGISTRY: Registry[Source] = Registry("data set", "fedpriv.data", ["fedpriv.data.sources"], *instance_of(Source))
@@ -231,7 +231,9 @@ def hub_source(
     """
 
     def open_(data_dir: Path | None) -> Opened:
-        from fedpriv.data.tables import find_columns, open_folder, open_hub, table_files
+        from fedpriv.data.tables.columns import find_columns
+        from fedpriv.data.tables.folders import open_folder, table_files
+        from fedpriv.data.tables.hub import open_hub
 
         folder = data_dir / name if data_dir else None
         tables: list[Table]

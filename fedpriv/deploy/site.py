@@ -18,10 +18,10 @@ from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
-from fedpriv.data.augment import augmentation
+from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server

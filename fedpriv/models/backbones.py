@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import UnknownName, UsageError, first_line
 from fedpriv.models.registry import Shape, model_names, model_spec
 from fedpriv.outside.names import shape_text
 
@@ -68,7 +68,7 @@ def _classifier(name: str, pretrained: bool) -> Any:
             return get_model(name, weights="DEFAULT" if pretrained else None)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise UsageError(
-            f"torchvision's weights of {name} cannot be loaded ({(str(error).strip() or type(error).__name__).splitlines()[0]}); "
+            f"torchvision's weights of {name} cannot be loaded ({first_line(error)}); "
             f"put them into {torch.hub.get_dir()}/checkpoints, or --set model.pretrained=false"
         ) from None
 
@@ -119,7 +119,7 @@ def _width(name: str, input_shape: Shape) -> int:
         try:
             features: torch.Tensor = net(torch.empty(1, *input_shape, device="meta"))
         except (RuntimeError, AssertionError) as error:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = first_line(error)
             raise UsageError(
                 f"model.backbone {name} does not take images of {shape_text(input_shape)} ({why}); --set data.image_size=224 "
                 "resizes them, or name another"

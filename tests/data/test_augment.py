@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
-from fedpriv.data.augment import PADDING, TURN, augmentation, crop_flip, crop_flip_rotate, turned
+from fedpriv.data.augmentation.augment import PADDING, TURN, augmentation, crop_flip, crop_flip_rotate, turned
 
 IMAGES = torch.rand(64, 3, 12, 16, generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedpriv.config import DataConfig
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
 
 RNG = np.random.default_rng(0)

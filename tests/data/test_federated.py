@@ -6,7 +6,7 @@ import torch
 from fedpriv.config import DataConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import FederatedData
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.pools import Images
 
 CPU = torch.device("cpu")

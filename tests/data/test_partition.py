@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.config import DataConfig
 from fedpriv.data.dealing import partitions
-from fedpriv.data.partition import _MADE, _MOST_MADE, Partition, make_partition
+from fedpriv.data.partitions.partition import _MADE, _MOST_MADE, Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
 from tests.marks import slow_but

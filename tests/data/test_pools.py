@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fedpriv.data.by_kornia import flip_jitter_rotate
+from fedpriv.data.augmentation.by_kornia import flip_jitter_rotate
 from fedpriv.data.pools import Images, Paired, Ready
 from fedpriv.samples import Pairs
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.data.augment import augmentation
-from fedpriv.data.simclr_views import _transforms
+from fedpriv.data.augmentation.augment import augmentation
+from fedpriv.data.augmentation.simclr_views import _transforms
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 

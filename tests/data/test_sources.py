@@ -16,10 +16,10 @@ from image_files import encoded, pixels, write_folder, write_parquet
 from sklearn.datasets import load_digits
 
 from fedpriv.config import DataConfig, load_config
-from fedpriv.data import decoding
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_data, load_dataset, load_labels
 from fedpriv.data.subsets import in_proportion
+from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.hub import hub_mode
 from fedpriv.simulation.setup import build

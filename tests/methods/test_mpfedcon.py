@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
-from fedpriv.data.partition import make_partition
+from fedpriv.data.partitions.partition import make_partition
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.server.checkpoint import Progress

@@ -11,7 +11,7 @@ import pytest
 
 from fedpriv.config import PrivacyConfig, load_config
 from fedpriv.data.dealing import Deal, Dealt, partitions
-from fedpriv.data.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import _work, dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
 from fedpriv.privacy.ledger import Ledger

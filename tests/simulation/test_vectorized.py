@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from fedpriv.config import RunConfig, load_config
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.partition import Partition
+from fedpriv.data.partitions.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.interfaces import phase
 from fedpriv.methods import methods

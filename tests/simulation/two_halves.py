@@ -155,7 +155,7 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
     from fedpriv.data.federated import ClientData, FederatedData
-    from fedpriv.data.partition import make_partition
+    from fedpriv.data.partitions.partition import make_partition
     from fedpriv.data.pools import Images
     from fedpriv.data.sources import load_dataset
 

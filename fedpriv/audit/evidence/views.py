@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.data.augment import Augment
+from fedpriv.data.augmentation.augment import Augment
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.build import in_this_process
 from fedpriv.simulation.setup import Federation

@@ -20,7 +20,7 @@ from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.images.pairs import beside_texts, of_images
 from fedpriv.data.sources import load_dataset
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, first_line
 
 SIDE = 32
 """Photographs are cropped and scaled to so many pixels a side, the input of the reference victim."""
@@ -232,7 +232,7 @@ def _read(folder: Path, count: int) -> Tensor:
         try:
             picture = Image.open(path).convert("RGB")
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise UsageError(f"--images: {path} is not an image that can be read: {str(error).splitlines()[0]}") from None
+            raise UsageError(f"--images: {path} is not an image that can be read: {first_line(error)}") from None
         square = center_crop(pil_to_tensor(picture), [min(picture.size)] * 2)
         found.append(resize(square, [SIDE, SIDE], antialias=True).float() / 255)
     return torch.stack(found)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables import SPLITS, Table, open_folder, table_files, visible
+from fedpriv.data.tables.files import Table
+from fedpriv.data.tables.folders import open_folder, table_files, visible
+from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,11 +13,14 @@ from fedpriv.data.disaster import holds_pairs, open_pairs
 from fedpriv.data.own.clients import client_folders, looks_like_clients, open_clients
 from fedpriv.data.own.objects import FOLDER
 from fedpriv.data.own.owners import GIVEN
-from fedpriv.data.tables import find_columns, open_file, open_folder, open_hub
+from fedpriv.data.tables.columns import find_columns
+from fedpriv.data.tables.files import open_file
+from fedpriv.data.tables.folders import open_folder
+from fedpriv.data.tables.hub import open_hub
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedpriv.data.tables import Table
+    from fedpriv.data.tables.files import Table
 
 HUB = "hf:"
 _HUB_NAME = re.compile(r"hf:(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^@\s]+))?(@(?P<revision>\S+))?")

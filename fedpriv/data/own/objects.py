@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.own.clients import NAME
-from fedpriv.data.tables import SPLITS
+from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:

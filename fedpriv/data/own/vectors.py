@@ -25,7 +25,7 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedpriv.data.tables import Table
+    from fedpriv.data.tables.files import Table
 
 MOST_LEVELS = 20
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")

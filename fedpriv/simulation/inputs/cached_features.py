@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from fedpriv.data import decoding
 from fedpriv.data.pools import Pool
+from fedpriv.data.tables import decoding
 from fedpriv.models.text import TextEncoder, features
 from fedpriv.outside.cache import cache_folder
 

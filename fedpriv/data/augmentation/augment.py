@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.data.by_kornia import flip_jitter_rotate
-from fedpriv.data.simclr_views import simclr_views
+from fedpriv.data.augmentation.by_kornia import flip_jitter_rotate
+from fedpriv.data.augmentation.simclr_views import simclr_views
 
 PADDING = 4
 TURN = 15.0

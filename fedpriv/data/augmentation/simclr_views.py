@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import nn
 
-from fedpriv.data.by_kornia import Change, by_kornia
+from fedpriv.data.augmentation.by_kornia import Change, by_kornia
 
 WIDEST = 2.0
 """Standard deviation of the strongest blur, in pixels."""

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.tables import Table
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.data.tables.files import Table
+from fedpriv.errors import FedprivError, UsageError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -107,7 +107,7 @@ def _open(value: object, table: Table, row: int) -> Image:
 
 
 def _undecodable(table: Table, value: object, row: int, error: Exception) -> FedprivError:
-    return FedprivError(f"cannot decode {_where(table, value, row)}: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return FedprivError(f"cannot decode {_where(table, value, row)}: {type(error).__name__}: {first_line(error)}")
 
 
 def _where(table: Table, value: object, row: int) -> str:

@@ -1,0 +1,1 @@
+"""Tables of samples from files, folders and the hub: which columns they have, and images decoded."""

@@ -1,0 +1,88 @@
+"""The roles of a table's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpriv.data.tables.files import Table
+
+IMAGE_COLUMNS = ("image", "img", "images", "picture")
+TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The roles of a table's columns; at least an image, a text, or features.
+
+    Attributes:
+        features: numbers and categories that together are a sample; none where there is an image or a text.
+        notes: what the user should know of this choice, a line each.
+    """
+
+    label: str
+    image: str | None = None
+    text: str | None = None
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
+    """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names. Without
+    images and texts, all other numbers and categories are features.
+
+    Args:
+        label: the column of the labels; ``None``: found.
+        client: a column that says whose a row is, which is nothing else.
+
+    Raises:
+        UsageError: there is no label, or neither an image, a text nor a feature; the message lists the columns.
+    """
+    import datasets
+
+    from fedpriv.data.own.vectors import choose_features, is_text
+
+    features = {name: kind for name, kind in table.features.items() if name != client}
+    for name in (label, client):
+        if name is not None and name not in table.features:
+            raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
+    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
+    strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
+    text = next((name for name in TEXT_COLUMNS if name in strings), None)
+    if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
+        text = strings[0] if set(features) <= {strings[0], label} or is_text(table.column(strings[0])) else None
+    vector, notes = choose_features(table, (label, client)) if image is None and text is None else ((), ())
+    if text is not None and text not in TEXT_COLUMNS and (unused := sorted(set(features) - {text, label})):
+        notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
+    missing = "label" if label is None else None
+    if image is None and text is None and not vector:
+        missing = "image or text"
+    if missing or label is None:
+        if not len(table.column(next(iter(table.features)))):
+            raise UsageError(f"{table.origin} has no rows")
+        columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
+        hint = "; --set data.label=NAME says which it is" if missing == "label" else ""
+        raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
+    return Columns(label, image, text, vector, notes)
+
+
+def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:
+    return next((name for name in preferred if name in candidates), candidates[0] if candidates else None)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return "bytes" in kind
+    return getattr(kind, "dtype", None) in ("binary", "large_binary")
+
+
+def _kind(kind: Any) -> str:
+    return str(getattr(kind, "dtype", type(kind).__name__))

@@ -1,0 +1,162 @@
+"""Tables: rows with typed columns, and those of parquet and CSV files. Images are not decoded here."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedpriv.errors import FedprivError, UsageError, first_line
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+
+class Table(Protocol):
+    """Rows with typed columns, read on access."""
+
+    @property
+    def origin(self) -> str:
+        """The source of the rows, for messages."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files on disk on which the rows depend."""
+
+    @property
+    def features(self) -> datasets.Features:
+        """Column names and Hugging Face feature types."""
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column; the others are not read."""
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """The rows of parquet files, one after the other."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def origin(self) -> str:
+        return ", ".join(map(str, self.files))
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+        import pyarrow.parquet as pq
+
+        file = self.files[0]
+        with _readable(file):
+            schema = pq.read_schema(file)
+        _check_columns(schema.names, file)
+        try:
+            with _readable(file):
+                return datasets.Features.from_arrow_schema(schema)
+        except (AttributeError, LookupError, RecursionError, TypeError) as error:
+            raise FedprivError(
+                f"{file}: its metadata `huggingface` does not describe columns as the `datasets` library does "
+                f"({first_line(error)}); write the file anew, with another description or none"
+            ) from None
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = []
+        for file in self.files:
+            with _readable(file):
+                # Not read_table, which would take a parent folder such as `label=3` for a column.
+                table = pq.ParquetFile(file).read(columns=[name])
+            if name not in table.column_names:
+                raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
+            parts.append(table.column(name))
+        try:
+            return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
+        except (pa.ArrowInvalid, TypeError):
+            raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The rows of a CSV file with a header."""
+
+    file: Path
+
+    @property
+    def origin(self) -> str:
+        return str(self.file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file,)
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        with _readable(self.file):
+            # A text may hold line breaks, and an empty one is not a missing one.
+            rows = csv.read_csv(
+                self.file,
+                parse_options=csv.ParseOptions(newlines_in_values=True),
+                convert_options=csv.ConvertOptions(strings_can_be_null=False),
+            )
+        try:
+            # Names are decoded here; a column that cannot be has become one of bytes.
+            columns = zip(rows.schema.names, rows.schema.types, strict=True)
+            where = next((f"its column {name!r}" for name, kind in columns if pa.types.is_binary(kind)), None)
+        except UnicodeDecodeError:
+            where = "its header"
+        if where is not None:
+            hint = f"convert it; from Latin-1: iconv -f latin1 -t utf-8 {shlex.quote(self.file.name)} > utf8.csv"
+            raise FedprivError(f"{self.file}: {where} is not UTF-8; {hint}")
+        return rows
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+
+        _check_columns(self._rows.schema.names, self.file)
+        return datasets.Features.from_arrow_schema(self._rows.schema)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self._rows.column(name)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FedprivError(f"{file} is not a valid {file.suffix[1:]} file: {first_line(error)}") from None
+
+
+def _check_columns(names: Sequence[str], file: Path) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(f"{file} has the column {twice[0]!r} more than once")
+
+
+def open_file(file: Path) -> Table:
+    """The rows of a parquet or a CSV file, by its suffix.
+
+    Raises:
+        UsageError: it has another suffix.
+    """
+    kind = file.suffix.lower()
+    if kind == ".csv":
+        return CsvTable(file)
+    if kind != ".parquet":
+        raise UsageError(
+            f"{file} is no .csv or .parquet file; arrays and data sets in Python go through fedpriv.train(dataset=...)"
+        )
+    return ParquetTable((file,))
