@@ -272,6 +272,10 @@ ROWS = {
     "lti-pruned": defended_row("learned-inversion", 40, {}, LEARNED, kept=0.01),
     "dlg-pruned": defended_row("dlg", 4, {"restarts": 1}, kept=0.01),
     "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=16),
+    "imprint-16-noise": image_row("imprint", {"noise": 1.25}, MALICIOUS, net="rectified twice", images=64, at_once=16),
+    "imprint-16-quiet": image_row(
+        "imprint", {"noise": 1.25, "quiet": 500}, MALICIOUS, net="rectified twice", images=64, at_once=16
+    ),
     "imprint-64": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=64),
     "tokens": text_row("tokens"),
     "span": text_row("span"),
