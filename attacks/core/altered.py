@@ -6,7 +6,7 @@ knows which transforms were applied, and compares gradients accordingly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -26,9 +26,9 @@ class Altered:
     variance: Mapping[str, float] = field(default_factory=dict)
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def scaled(self, factor: float) -> Altered:
-        """The same where ``shared`` is multiplied by ``factor``."""
-        return replace(self, variance={name: value * factor**2 for name, value in self.variance.items()})
+    def scaled(self, factor: Callable[[str], float]) -> Altered:
+        """The same where each tensor of ``shared`` is multiplied by the ``factor`` of its name."""
+        return replace(self, variance={name: value * factor(name) ** 2 for name, value in self.variance.items()})
 
     def renamed(self, names: Mapping[str, str]) -> Altered:
         """With the tensors' names replaced; those that ``names`` lacks are left out."""

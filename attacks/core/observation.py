@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ class Schedule:
     Attributes:
         steps: number of SGD steps; 1 with ``kind="gradient"``.
         batch_size: samples per step.
+        no_momentum: names of the tensors that step without momentum.
     """
 
     lr: float
@@ -33,6 +34,11 @@ class Schedule:
     momentum: float = 0.0
     weight_decay: float = 0.0
     weight_decay_bias: float = 0.0
+    no_momentum: frozenset[str] = frozenset()
+
+    def of(self, name: str) -> Schedule:
+        """The schedule of one tensor."""
+        return replace(self, momentum=0.0, no_momentum=frozenset()) if name in self.no_momentum else self
 
 
 @dataclass(frozen=True)

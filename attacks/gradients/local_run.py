@@ -45,6 +45,6 @@ def local_run(
         for name in trained:
             decay = schedule.weight_decay_bias if is_bias(now[name]) else schedule.weight_decay
             push = gradient[name] + decay * now[name] if decay else gradient[name]
-            velocity[name] = schedule.momentum * velocity[name] + push if step else push
+            velocity[name] = schedule.of(name).momentum * velocity[name] + push if step else push
         now = {name: now[name] - schedule.lr * velocity[name] for name in trained}
     return {name: now[name] - start[name] for name in trained}

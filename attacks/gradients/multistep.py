@@ -76,7 +76,7 @@ def mean_gradient(
     gradients = {}
     for name, tensor in change.items():
         decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
-        shrink, gain = response(schedule, decay if undo_decay else 0.0)
+        shrink, gain = response(schedule.of(name), decay if undo_decay else 0.0)
         if shrink:
             if name not in weights:
                 raise Inapplicable(f"undoing the weight decay of {name!r} needs the weights at which the client began")
@@ -100,7 +100,12 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
         return replace(observation, kind="gradient", shared=shared)
     undo_decay = undo_decay and not altered.rescaled
     shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
-    return replace(observation, kind="gradient", shared=shared, altered=altered.scaled(1 / response(schedule, 0.0).gain))
+    return replace(
+        observation,
+        kind="gradient",
+        shared=shared,
+        altered=altered.scaled(lambda name: 1 / response(schedule.of(name), 0.0).gain),
+    )
 
 
 def rounding(observation: Observation, name: str) -> float:
@@ -115,7 +120,7 @@ def rounding(observation: Observation, name: str) -> float:
     unit = 0.75 * torch.finfo(weights.dtype).eps * float(weights.double().square().mean().sqrt())
     if schedule is None:
         return unit / math.sqrt(12)
-    return unit * math.sqrt(schedule.steps / 12) / response(schedule, 0.0).gain
+    return unit * math.sqrt(schedule.steps / 12) / response(schedule.of(name), 0.0).gain
 
 
 def decay_left_in(observation: Observation) -> dict[str, Tensor]:
@@ -126,7 +131,7 @@ def decay_left_in(observation: Observation) -> dict[str, Tensor]:
     found = {}
     for name, tensor in observation.shared.items():
         decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
-        shrink, gain = response(schedule, decay)
+        shrink, gain = response(schedule.of(name), decay)
         if shrink and name in observation.weights:
             found[name] = observation.weights[name] * (-shrink / gain)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +22,36 @@ from fedpriv.attacks.gradients.multistep import is_bias, response
 
 LEAST = 0.9
 """Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
+MOST = 1.5
+"""Factor up to which a tensor's length may differ from the simulated one's; attacks compare lengths, too."""
+TELLING = 0.05
+"""Share of the squared norm from which a tensor's length is looked at."""
 LOUD = 0.05
 """Standard deviation of an entry's noise, as a share of the message's norm, from which the cosine says little."""
 
 
-def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> float | None:
-    """The cosine between a message and that of a simulated client with its samples, corrected for known noise.
+class Agreement(NamedTuple):
+    """Of a message and that of a simulated client.
+
+    Attributes:
+        cosine: between the two, corrected for known noise.
+        factor: by which the length of a tensor differs most, 1 or more. Of a clipped message, and where the schedule is not known,
+            beside the factor by which all of it differs.
+    """
+
+    cosine: float
+    factor: float
+
+    @property
+    def doubt(self) -> str | None:
+        """Why an attack that matches its simulation to the message could not succeed; ``None``: it could."""
+        if self.cosine < LEAST:
+            return f"cosine {self.cosine:.2f}, {LEAST} needed"
+        return f"a tensor's length differs by a factor of {self.factor:.1f}, at most {MOST}" if self.factor > MOST else None
+
+
+def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Agreement | None:
+    """How a message agrees with that of a simulated client with its samples.
 
     Where the schedule is not known, a change is taken as that of one step, as attacks take it.
 
@@ -44,10 +69,10 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     inputs = from_picture(observation, images.to(device, dtype))
     targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
     moved = local_run(net, weights, names, inputs, targets, replace(schedule, batch_size=min(schedule.batch_size, len(labels))))
-    seen, made, noise = [], [], 0.0
+    seen, made, noise = list[Tensor](), list[Tensor](), 0.0
     for name in names:
         kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
-        decayed = _decay(observation, schedule, weights[name])
+        decayed = _decay(observation, schedule.of(name), weights[name])
         seen.append((observation.shared[name] - decayed)[kept].double())
         made.append((sign * moved[name].detach() - decayed)[kept].double())
         noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
@@ -57,7 +82,16 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     loudest = math.sqrt(max(observation.altered.variance.values(), default=0.0))
     if 0.0 in (signal, float(true.norm()), float(found.norm())) or loudest > LOUD * signal:
         return None
-    return math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
+    cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
+    any_length = observation.altered.rescaled or (observation.kind == "change" and observation.schedule is None)
+    common = _length(found, true) if any_length else 1.0
+    lengths = [_length(*pair) for pair in zip(seen, made, strict=True) if pair[1].norm() ** 2 >= TELLING * true.norm() ** 2]
+    return Agreement(cosine, max(max(one / common, common / one) if one > 0 < common else math.inf for one in lengths))
+
+
+def _length(found: Tensor, true: Tensor) -> float:
+    """Of ``found`` along ``true``, over that of ``true``; noise moves it little."""
+    return float(found @ true / (true @ true))
 
 
 def _decay(observation: Observation, schedule: Schedule, weight: Tensor) -> Tensor | float:

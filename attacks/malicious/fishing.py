@@ -120,5 +120,5 @@ class Fishing:
         factor = n / of_class
         shared = {name: factor * tensor for name, tensor in seen.shared.items() if not name.startswith(f"{layer.name}.")}
         labels = torch.full((of_class,), target)
-        altered = seen.altered.scaled(factor)
+        altered = seen.altered.scaled(lambda _: factor)
         return replace(seen, shared=shared, num_examples=of_class, labels=labels, altered=altered)

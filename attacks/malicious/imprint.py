@@ -115,7 +115,11 @@ class Imprint:
         }
         if third is not None:
             schedule = observation.schedule
-            gain = response(schedule, 0.0).gain if observation.kind == "change" and schedule is not None else 1.0
+            gain = (
+                response(schedule.of(f"{chain.third}.weight"), 0.0).gain
+                if observation.kind == "change" and schedule is not None
+                else 1.0
+            )
             altered[f"{chain.third}.weight"] = self.later / gain * third
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 

@@ -54,7 +54,9 @@ def used_rows(observation: Observation, name: str) -> Rows:
         if name in observation.altered.kept:
             return Rows(norms > 0, norms, False, "rows of which something was sent; words whose rows are small may be missing")
         return Rows(norms > 0, norms, True, "the other rows are zero")
-    if start is not None and (found := _beyond_decay(rows, start, observation.schedule) or _undecayed(rows, start)):
+    if start is not None and (
+        found := _beyond_decay(rows, start, observation.schedule and observation.schedule.of(name)) or _undecayed(rows, start)
+    ):
         return found
     # Under noise of one variance the norms of unused rows lie close to their median.
     middle = norms.median()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -64,6 +65,10 @@ class Objective(Part):
 
     def epoch(self, turn: ClientTurn, epoch: int) -> None:
         """Called before each local epoch (0, 1, ... within its phase)."""
+
+    def without_momentum(self, received: Mapping[str, Tensor]) -> frozenset[str]:
+        """The parameters that step without ``train.momentum``, after this download; attackers know it as they know the method."""
+        return frozenset()
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         """Change ``learner.grad`` in place before a step. Under sample-level DP it is called after clipping and noise, so it must

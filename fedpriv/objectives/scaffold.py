@@ -98,6 +98,9 @@ class Scaffold(CrossEntropy):
             learner.descend()
         return value.detach()
 
+    def without_momentum(self, received: Mapping[str, Tensor]) -> frozenset[str]:
+        return frozenset(self._correctable(received)) if self._drops_momentum else frozenset()
+
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         learner.grad.add_(turn.memo[_CORRECTION])
 

@@ -10,7 +10,7 @@ import torch
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.gradients.multistep import response
-from fedpriv.attacks.lab.explained import LEAST, explained
+from fedpriv.attacks.lab.explained import LEAST, MOST, Agreement, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting
@@ -22,10 +22,14 @@ def sent(batch_norm: bool = False) -> Observation:
     return observe(reference_victim(0, height=8, width=8, batch_norm=batch_norm), IMAGES, LABELS)
 
 
-def cosine(seen: Observation) -> float:
+def agreement(seen: Observation) -> Agreement:
     found = explained(seen, seen.weights, IMAGES, LABELS)
     assert found is not None
     return found
+
+
+def cosine(seen: Observation) -> float:
+    return agreement(seen).cosine
 
 
 def noisy(seen: Observation, deviation: float) -> Observation:
@@ -81,3 +85,16 @@ def test_what_transforms_do_is_no_doubt() -> None:
     loud = noisy(small, 0.04 * norm)
     assert explained(replace(loud, altered=replace(loud.altered, rescaled=True)), seen.weights, IMAGES, LABELS) is None
     assert explained(noisy(seen, 0.1 * norm), seen.weights, IMAGES, LABELS) is None
+
+
+def test_a_tensor_of_another_length_is_seen() -> None:
+    """A layer that is trained without momentum, or at a rate of its own, hardly moves the cosine."""
+    (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    assert agreement(seen).factor == pytest.approx(1, abs=1e-5) and agreement(seen).doubt is None
+    name = max(seen.shared, key=lambda one: float(seen.shared[one].norm()))
+    other = replace(seen, shared={**seen.shared, name: 1.7 * seen.shared[name]})
+    found = agreement(other)
+    assert found.cosine > LEAST and found.factor > MOST and found.factor == pytest.approx(1.7, abs=1e-4)
+    assert found.doubt == "a tensor's length differs by a factor of 1.7, at most 1.5"
+    clipped = {one: 0.01 * tensor for one, tensor in other.shared.items()}
+    assert 1.1 < agreement(replace(other, shared=clipped, altered=Altered(rescaled=True))).factor < 1.7, "beside a common one"

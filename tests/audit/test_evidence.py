@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.lab.explained import explained
 from fedpriv.audit.evidence.messages import Evidence, Truth
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.victim import cut
@@ -51,6 +53,27 @@ def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
         torch.testing.assert_close(by_batch[name], tensor, rtol=1e-3, atol=1e-4)
     away = [float((by_running[name] - tensor).norm() / tensor.norm()) for name, tensor in seen.items()]
     assert max(away) > 0.5
+
+
+def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
+    """FedPVR's last layers do."""
+    several = {"train.local_epochs": 3, "train.momentum": 0.5, "data.limit": 60, "model.projection": None}
+    found = evidence(tmp_path / "run", "fedpvr", **{**ONE_STEP, **several})
+    message = found.message(*found.messages()[0])
+    observation, truth, weights = (
+        found.observation(message, ThreatModel()),
+        found.truth(message.client),
+        found.started(message, True),
+    )
+    assert observation.schedule is not None and weights is not None
+    assert observation.schedule.no_momentum == {
+        f"{layer}.{what}" for layer in ("body.encoder_fc2", "top.head") for what in ("weight", "bias")
+    }
+    agreement = explained(observation, weights, truth.images, truth.labels)
+    assert agreement is not None and agreement.cosine > 0.9999 and agreement.factor < 1.01
+    unaware = replace(observation, schedule=replace(observation.schedule, no_momentum=frozenset()))
+    other = explained(unaware, weights, truth.images, truth.labels)
+    assert other is not None and other.cosine < 0.99 and other.factor > 1.3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

@@ -240,6 +240,7 @@ class Evidence:
         net = victim.net if training else copy.deepcopy(victim.net).eval()
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
+        schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
@@ -253,7 +254,7 @@ class Evidence:
             mean=tuple(dataset.mean) or (0.0,),
             std=tuple(dataset.std) or (1.0,),
             num_examples=known,
-            schedule=self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None,
+            schedule=None if schedule is None else self._renamed(schedule, victim),
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
@@ -268,7 +269,7 @@ class Evidence:
 
     def schedule(self, message: Message, num_examples: int) -> Schedule | None:
         """The local SGD steps of the shared layers; ``None`` where a schedule cannot describe them: layers took different numbers
-        of steps, learning rates differ, or the optimiser is not linear in the gradients."""
+        of steps, learning rates differ, or the optimiser is not linear in the gradients. Its names are the net's."""
         train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
         if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
             return None
@@ -281,7 +282,13 @@ class Evidence:
             return None
         lr = rates.pop() * train.lr_decay ** (message.round - 1)
         decay = (train.weight_decay, train.weight_decay_bias)
-        return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay)
+        plain = self.federation.method.objective.without_momentum(message.received)
+        return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay, plain)
+
+    @staticmethod
+    def _renamed(schedule: Schedule, victim: Victim) -> Schedule:
+        plain = frozenset(victim.names[name] for name in schedule.no_momentum if name in victim.names)
+        return replace(schedule, no_momentum=plain)
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""
@@ -325,8 +332,8 @@ class Evidence:
             return replace(altered, rescaled=True)
         held = (message.num_examples or batch * message.parts) / message.parts
         of_step = (privacy.noise * privacy.clip / min(batch, held)) ** 2 / message.parts
-        noise = of_step * noise_gain(steps)
-        variance = {name: noise + altered.variance.get(name, 0.0) for name in message.uploaded if is_model(name)}
+        sent = [name for name in message.uploaded if is_model(name)]
+        variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in sent}
         return replace(altered, rescaled=True, variance=variance)
 
     def started(self, message: Message, first_turn: bool) -> dict[str, Tensor] | None:

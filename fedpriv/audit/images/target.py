@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
 from fedpriv.attacks.lab.attempts import Attempt, observations
-from fedpriv.attacks.lab.explained import LEAST, explained
+from fedpriv.attacks.lab.explained import Agreement, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -180,18 +180,19 @@ def of_messages(
 def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool) -> str | None:
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
     noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
-    size, cosines = len(images) // len(found), list[float]()
+    size, agreements = len(images) // len(found), list[Agreement]()
     if evidence.config.privacy.level == "sample":  # a step has other samples than an epoch's, and each is clipped
         return None
     for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
         weights = evidence.started(message, first_turn)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
-        cosine = explained(evidence.observation(message, ThreatModel()), weights, own, of)
-        cosines += [] if cosine is None else [cosine]
-    if not cosines or (low := sorted(cosines)[len(cosines) // 4]) >= LEAST:
+        agreement = explained(evidence.observation(message, ThreatModel()), weights, own, of)
+        agreements += [] if agreement is None else [agreement]
+    doubts = [one.doubt for one in agreements if one.doubt is not None]
+    if len(doubts) <= len(agreements) // 4:
         return None
-    return f"even with the true images, the steps that it simulates do not give the message (cosine {low:.2f}, {LEAST} needed)"
+    return f"even with the true images, the steps that it simulates do not give the message ({doubts[0]})"
 
 
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
