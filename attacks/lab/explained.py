@@ -22,7 +22,7 @@ from fedpriv.attacks.gradients.multistep import is_bias, response
 
 LEAST = 0.9
 """Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
-MOST = 1.5
+MOST = 1.25
 """Factor up to which a tensor's length may differ from the simulated one's; attacks compare lengths, too."""
 TELLING = 0.05
 """Share of the squared norm from which a tensor's length is looked at."""

@@ -73,7 +73,7 @@ def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
     assert agreement is not None and agreement.cosine > 0.9999 and agreement.factor < 1.01
     unaware = replace(observation, schedule=replace(observation.schedule, no_momentum=frozenset()))
     other = explained(unaware, weights, truth.images, truth.labels)
-    assert other is not None and other.cosine < 0.99 and other.factor > 1.3
+    assert other is not None and other.cosine < 0.995 and other.factor > 1.3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
