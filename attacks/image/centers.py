@@ -1,8 +1,9 @@
-"""Class centres in a message: they list the client's classes, and can be inverted to images.
+"""Class centres in a message, and the list of their classes: it can be read, and they can be inverted to images.
 
-A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label set:
-that is a finding about the protocol, not an attack. The centre of a class with one sample is that sample's projection under the
-weights that the client uploads with it; with more samples it is their mean.
+A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label
+set: that is a finding about the protocol, not an attack, and holds where the centres themselves are held back. The centre of a
+class with one sample is that sample's projection under the weights that the client uploads with it; with more samples it is
+their mean.
 """
 
 from __future__ import annotations
@@ -35,39 +36,47 @@ class LabelSet:
     Attributes:
         present: ``(C,)`` bool.
         counts: ``(C,)`` samples of each class, where they were sent.
-        centers: ``(m, k)`` of the present classes, in ascending order of the class.
     """
 
     present: Tensor
     counts: Tensor | None
-    centers: Tensor
 
 
 def read_label_set(observation: Observation) -> LabelSet:
-    """The client's label set, which the message states.
+    """The client's label set, which the message states: in a list of its classes, with or without their centres.
 
-    A dense table ``(C, k)`` without a list of classes states it as well: the rows of absent classes are zero.
+    Without such a list, a dense table of centres ``(C, k)`` states it as well, as rows of absent classes are zero; so do counts
+    of all classes ``(C,)``.
 
     Raises:
-        Inapplicable: no centres were sent.
+        Inapplicable: neither was sent.
     """
     sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
-    if CENTERS not in sent:
+    if CLASSES in sent:
+        classes, counts = sent[CLASSES].long().cpu(), None
+        present[classes] = True
+        if COUNTS in sent:
+            counts = torch.zeros(observation.classes, dtype=torch.long)
+            counts[classes] = sent[COUNTS].long().cpu()
+        return LabelSet(present, counts)
+    for dense in (COUNTS, CENTERS):
+        if dense in sent and len(sent[dense]) == observation.classes:
+            rows = sent[dense].cpu().reshape(observation.classes, -1)
+            return LabelSet((rows != 0).any(dim=1), rows[:, 0].long() if dense == COUNTS else None)
+    raise Inapplicable("neither the client's classes nor centres of all classes were sent")
+
+
+def read_centers(observation: Observation) -> dict[int, Tensor]:
+    """The centres ``(k,)`` by class, in ascending order.
+
+    Raises:
+        Inapplicable: no centres were sent, or not their classes.
+    """
+    if CENTERS not in observation.statistics:
         raise Inapplicable("no class centres were sent")
-    centers = sent[CENTERS].cpu()
-    if CLASSES not in sent:
-        if len(centers) != observation.classes:
-            raise Inapplicable("the centres were sent without their classes")
-        present = (centers != 0).any(dim=1)
-        return LabelSet(present, None, centers[present])
-    classes = sent[CLASSES].long().cpu()
-    present[classes] = True
-    order = classes.argsort()
-    counts = None
-    if COUNTS in sent:
-        counts = torch.zeros(observation.classes, dtype=torch.long)
-        counts[classes] = sent[COUNTS].long().cpu()
-    return LabelSet(present, counts, centers[order])
+    centers, present = observation.statistics[CENTERS].cpu(), read_label_set(observation).present
+    listed = observation.statistics.get(CLASSES, torch.arange(observation.classes)).long().cpu()
+    return {c: centers[row] for c, row in sorted((c, row) for row, c in enumerate(listed.tolist())) if present[c]}
 
 
 def uploaded_body(observation: Observation) -> Embed:

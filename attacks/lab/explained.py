@@ -35,8 +35,8 @@ class Agreement(NamedTuple):
 
     Attributes:
         cosine: between the two, corrected for known noise.
-        factor: by which the length of a tensor differs most, 1 or more. Of a clipped message, and where the schedule is not known,
-            beside the factor by which all of it differs.
+        factor: by which the length of a tensor differs most, 1 or more. Of a clipped message, and where the schedule is not
+            known, beside the factor by which all of it differs.
     """
 
     cosine: float

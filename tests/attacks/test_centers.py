@@ -8,7 +8,7 @@ from torch import nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_label_set, uploaded_body
+from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_centers, read_label_set, uploaded_body
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
 MEAN, STD = (0.5,), (0.25,)
@@ -52,7 +52,8 @@ def test_the_label_set_is_read_exactly() -> None:
     found = read_label_set(observation)
     assert found.present.tolist() == [True, False, True, False, True]
     assert found.counts is not None and found.counts.tolist() == [1, 0, 1, 0, 2]
-    assert found.centers.shape == (3, 60)
+    centers = read_centers(observation)
+    assert list(centers) == [0, 2, 4] and {tuple(one.shape) for one in centers.values()} == {(60,)}
     assert read_label_set(client([4, 0])[0]).counts is None
 
 
@@ -62,15 +63,30 @@ def test_a_dense_table_gives_it_away_too_and_no_centres_give_nothing() -> None:
     table[[1, 3]] = observation.statistics["statistic.centers"]
     dense = observe(observation.net, {}, statistics={"statistic.centers": table})
     assert read_label_set(dense).present.tolist() == [False, True, False, True, False]
-    with pytest.raises(Inapplicable, match="centres"):
-        read_label_set(observe(observation.net, {}))
+    assert list(read_centers(dense)) == [1, 3] and torch.equal(read_centers(dense)[3], table[3])
+    for read in (read_label_set, read_centers):
+        with pytest.raises(Inapplicable, match="centres"):
+            read(observe(observation.net, {}))
+
+
+def test_the_classes_are_read_without_their_centres() -> None:
+    """A mask on the centres alone leaves the list of their classes in the message."""
+    observation, _, _ = client([4, 0, 4, 2], with_counts=True)
+    masked = {name: tensor for name, tensor in observation.statistics.items() if name != "statistic.centers"}
+    found = read_label_set(observe(observation.net, {}, statistics=masked))
+    assert found.present.tolist() == [True, False, True, False, True]
+    assert found.counts is not None and found.counts.tolist() == [1, 0, 1, 0, 2]
+    counts = {"statistic.counts": torch.tensor([0, 3, 0, 1, 0])}
+    assert read_label_set(observe(observation.net, {}, statistics=counts)).present.tolist() == [False, True, False, True, False]
+    with pytest.raises(Inapplicable, match="no class centres"):
+        read_centers(observe(observation.net, {}, statistics=masked))
 
 
 def test_the_centre_of_one_sample_is_that_sample() -> None:
     """With more entries than pixels, and the client's own projector, nothing needs to be known of the images."""
     observation, images, projector = client([3, 1])
-    held = read_label_set(observation)
-    found = invert_centers(observation, embedding(observation, projector), held.centers, grey(2))
+    centers = torch.stack(list(read_centers(observation).values()))
+    found = invert_centers(observation, embedding(observation, projector), centers, grey(2))
     assert found.images.shape == (2, *SHAPE) and (found.distance < 1e-5).all()
     assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 1e-4).all()  # grey: 0.08
 
@@ -126,14 +142,14 @@ def test_the_uploaded_weights_are_used_not_the_downloaded() -> None:
 
 def test_random_centres_and_a_wrong_projector_give_no_image() -> None:
     observation, images, projector = client([3, 1])
-    held = read_label_set(observation)
+    centers = torch.stack(list(read_centers(observation).values()))
     torch.manual_seed(5)
-    drawn = torch.randn_like(held.centers)
+    drawn = torch.randn_like(centers)
     wrong = nn.Sequential(nn.Tanh(), nn.Linear(80, 60)).double()
-    for embed, centers in (
-        (embedding(observation, projector), drawn * (held.centers.norm(dim=1) / drawn.norm(dim=1))[:, None]),
-        (embedding(observation, wrong), held.centers),
+    for embed, sent in (
+        (embedding(observation, projector), drawn * (centers.norm(dim=1) / drawn.norm(dim=1))[:, None]),
+        (embedding(observation, wrong), centers),
     ):
-        found = invert_centers(observation, embed, centers, grey(2))
+        found = invert_centers(observation, embed, sent, grey(2))
         assert (found.distance > 0.05).all()
         assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) > 0.03).all()

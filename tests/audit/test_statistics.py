@@ -18,6 +18,7 @@ from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.evidence.sums import Sums
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import on_single_images
 from fedpriv.audit.membership.label_leaks import labels_of
@@ -65,6 +66,25 @@ def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> No
     found = evidence(tmp_path / "run", "scaffold", **all_take_part)
     with pytest.raises(UsageError, match=r"round 1 was not kept.*--keep-payloads all"):
         statistics.as_gradient(found, found.message(2, 0), "variate", ThreatModel())
+
+
+def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -> None:
+    kept = {"train.rounds": 2, "wire.keep_payloads": "all", "wire.secure_aggregation": True}
+    play(tmp_path / "all", "scaffold", **NOISE, **kept, **{"data.clients": 3, "train.participation": 1.0})
+    found = Sums(tmp_path / "all")
+    said = [labels_of(found, *message).described() for message in found.messages()]
+    assert [(one["exact"], one["how"].split(",")[0]) for one in said] == [(True, "variate")] * 2
+    play(tmp_path / "some", "scaffold", **NOISE, **kept, **{"data.clients": 6, "train.participation": 0.5})
+    others = Sums(tmp_path / "some")
+    with pytest.raises(UsageError, match="the sum of round 1 is of other clients"):
+        statistics.as_gradient(others, others.message(*others.messages()[1]), "variate", ThreatModel())
+
+
+def test_classes_that_are_sent_without_their_centres_are_read(tmp_path: Path) -> None:
+    masked = {"wire.transforms": [{"name": "mask", "names": ["statistic.centers"]}, {"name": "gaussian", "variance": 1e-2}]}
+    found = evidence(tmp_path / "run", "mpfedcon", **masked, **{"train.rounds": 1})
+    said = labels_of(found, *found.messages()[0]).described()
+    assert said["exact"] and said["how"] == "the message names its classes in clear"
 
 
 @pytest.mark.usefixtures("hardly_any_steps")

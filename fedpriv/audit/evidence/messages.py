@@ -165,6 +165,10 @@ class Evidence:
         """The client's images ``(n, C, H, W)`` and the augmented views of its turn ``(n, V, C, H, W)``; ``None``: without any."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
 
+    def number(self, round: int, client: int) -> int:
+        """Under which number a message of another round is kept that has a turn of the client."""
+        return client
+
     def behind(self, round: int, client: int) -> list[int]:
         """The clients whose turns are behind a message."""
         return [client]

@@ -70,9 +70,13 @@ def kinds(names: Iterable[str]) -> list[str]:
 
 def listed(evidence: Evidence) -> list[dict[str, Any]]:
     """For each statistic that clients sent: tensors and bytes per message, and what it reveals of the client."""
+    return listed_in(evidence.store.upload(*message).schema for message in evidence.messages())
+
+
+def listed_in(schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]]) -> list[dict[str, Any]]:
+    """The same of messages given by (data type, shape) of each of their tensors."""
     found: dict[str, dict[str, Any]] = {}
-    for message in evidence.messages():
-        schema = evidence.store.upload(*message).schema
+    for schema in schemas:
         for what in kinds(schema):
             those = [code for name, code in schema.items() if not is_model(name) and kind_of(name) == what]
             nbytes = sum(prod(shape) * BYTES[dtype] for dtype, shape in those)
@@ -84,6 +88,7 @@ def listed(evidence: Evidence) -> list[dict[str, Any]]:
                     "tensors": len(those),
                     "bytes": nbytes,
                     "says": meaning.says,
+                    "known": what in MEANINGS,
                     "attacked": bool(meaning.gradient),
                     "how": "as a gradient" if meaning.gradient else meaning.otherwise,
                 },
@@ -132,7 +137,8 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         first_turn: it is the client's first turn.
 
     Raises:
-        UsageError: it is a change, and not all earlier messages of the client were kept.
+        UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
+            clients.
     """
     gradients = _named(message.uploaded, what)
     if MEANINGS[what].gradient == "change":
@@ -141,6 +147,10 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
                 raise UsageError(
                     f"{what} sums over the client's earlier turns, and that of round {earlier[0]} was not kept;"
                     " train with --keep-payloads all"
+                )
+            if set(evidence.behind(*earlier)) != set(evidence.behind(message.round, message.client)):
+                raise UsageError(
+                    f"{what} sums over clients' earlier turns, and the sum of round {earlier[0]} is of other clients"
                 )
             before = _named(evidence.message(*earlier).uploaded, what)
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
@@ -158,5 +168,7 @@ def _named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
 
 
 def _earlier_turns(evidence: Evidence, message: Message) -> Sequence[tuple[int, int]]:
-    agreement, client = evidence.federation.agreement, message.client
-    return [(r, client) for r in range(1, message.round) if client in participants(agreement, r)]
+    """Those of the clients behind a message."""
+    agreement, behind = evidence.federation.agreement, set(evidence.behind(message.round, message.client))
+    rounds = (r for r in range(1, message.round) if behind & set(participants(agreement, r)))
+    return [(r, evidence.number(r, message.client)) for r in rounds]

@@ -54,6 +54,9 @@ class Sums(Evidence):
     def sender(self, round: int, client: int) -> int | str:
         return f"sum of {len(self._clients[round])}"
 
+    def number(self, round: int, client: int) -> int:
+        return self.federation.config.data.clients + round
+
     def behind(self, round: int, client: int) -> list[int]:
         return self._clients[round]
 

@@ -21,7 +21,7 @@ from fedpriv.attacks.image.centers import (
     embedding,
     invert_centers,
     looks,
-    read_label_set,
+    read_centers,
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -47,12 +47,12 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
     dataset = evidence.federation.dataset
     public, labels = public_images(dataset.test_images, dataset.test_labels)
     try:
-        sent = read_label_set(observation)
-        present = sent.present.nonzero().flatten().tolist()
+        sent = read_centers(observation)
+        present, centers = list(sent), torch.stack(list(sent.values()))
         embed, likely = embedding(observation, _projector(observation)), looks(public, labels, present)
-        far = float(away(_embedded(observation, embed, likely.means), sent.centers).median().sqrt())
+        far = float(away(_embedded(observation, embed, likely.means), centers).median().sqrt())
         options = [CenterOptions(slack=far), CenterOptions()]  # of equals the first, which is never far from a guess
-        tried = [invert_centers(observation, embed, sent.centers, likely, one) for one in options]
+        tried = [invert_centers(observation, embed, centers, likely, one) for one in options]
     except Inapplicable:
         return None
     truth = evidence.truth(client)
@@ -74,7 +74,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
         "success": by_threshold(recovered),
         "copies": {f"{limit:g}": count for limit, count in guessed.items()},
         "recovered": rate(wilson(0, len(own)) if limit is None else recovered[limit]) | {"limit": f"{limit or RECOVERED:g}"},
-        "to_centers": {"truth": as_number(away(true, sent.centers).median()), "found": as_number(made.distance.median())},
+        "to_centers": {"truth": as_number(away(true, centers).median()), "found": as_number(made.distance.median())},
     }
     return figures, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import CENTERS, read_label_set
+from fedpriv.attacks.image.centers import CENTERS, read_centers
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.membership import Array
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -65,8 +65,7 @@ class TracedCenters:
         return scores
 
     def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        sent = read_label_set(self._evidence.observation(replace(self._message, uploaded=uploaded), ThreatModel()))
-        return dict(zip(sent.present.nonzero().flatten().tolist(), sent.centers, strict=True))
+        return read_centers(self._evidence.observation(replace(self._message, uploaded=uploaded), ThreatModel()))
 
 
 def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:

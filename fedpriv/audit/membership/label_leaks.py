@@ -26,6 +26,7 @@ from fedpriv.seeding import generator
 MOST_LABELS = 4
 """Shadow clients hold one to so many classes, as the attacker does not know the true number."""
 
+STATED = "the message names its classes in clear"
 RULE = "last layer: its bias rose for the classes that are there"
 
 
@@ -112,7 +113,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     note = None
     try:
         read = read_label_set(observation)
-        how, found, counts = "class centres, which name their classes in clear", read.present, read.counts
+        how, found, counts = STATED, read.present, read.counts
     except Inapplicable:
         ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
         gradients = gradient_like(message)
