@@ -27,12 +27,13 @@ from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, by_rule, few_false_alarms, not_attacked, of_attacks, too_few
+from fedpriv.audit.membership.verdict import best_attack, few_false_alarms, not_attacked, of_attacks, of_lacking, too_few
 from fedpriv.audit.progress import was_cut
-from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, sentences_not_known
+from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, seeks_sentences, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
     beyond_copies,
+    could_find_classes,
     counted,
     finds_classes,
     gives_away,
@@ -156,21 +157,19 @@ def _findings(run: Found) -> Iterator[Finding]:
 
 
 def _classes(run: Found) -> Iterator[Finding]:
-    if _mostly_exact(run["labels"]):
+    if _mostly_exact(of_lacking(run["labels"])):
         yield Finding(CLASSES, of_labels(run["labels"])[0])
-    together = run.get("labels_over_rounds") or []
+    together = of_lacking(run.get("labels_over_rounds") or [])
     if _mostly_exact(together):
         exact = sum(one["exact"] for one in together)
-        found = f"from all its kept messages together for {exact} of {len(together)} clients"
+        found = f"from all its kept messages together for {exact} of {len(together)} clients that do not hold every class"
         yield Finding(CLASSES, f"The set of a client's classes was found exactly {found}.")
     if finds_classes(shadow := run.get("label_shadow")):
         yield Finding(CLASSES, of_shadows(shadow)[0])
 
 
 def _mostly_exact(inferred: Sequence[Found]) -> bool:
-    """Whether most sets of classes were found exactly, of clients that lack a class."""
-    telling = [one for one in inferred if len(one["true"]) < one.get("of", 0)]
-    return 2 * sum(bool(one["exact"]) for one in telling) > len(telling)
+    return 2 * sum(bool(one["exact"]) for one in inferred) > len(inferred)
 
 
 def _words(run: Found, kind: str, level: int) -> Iterator[Finding]:
@@ -191,12 +190,19 @@ def _nothing(run: Found) -> Finding:
         return Finding(
             NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
         )
-    classes = run.get("label_shadow") or by_rule(run["labels"])
-    tried = ["reconstruction of samples", "membership inference", *(["inference of classes"] if classes else [])]
-    return Finding(NOTHING, f"{', '.join(tried).capitalize()}: none succeeded, and each had recovered its positive control.")
+    tried = "Reconstruction of samples, membership inference: none succeeded, and each had recovered its positive control."
+    classes = could_find_classes(run.get("label_shadow")) or of_lacking(run["labels"])
+    return Finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if classes else tried)
 
 
 def _missing(run: Found) -> Iterator[str]:
+    yield from samples_not_known(run)
+    if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
+        yield "members can be identified"
+
+
+def samples_not_known(run: Found) -> Iterator[str]:
+    """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
     modalities = run.get("modalities", ["image"])
     images = [best_attempt(one) for one in run["attacks"]]
     texts = [best_reading(one) for one in run.get("texts") or []]
@@ -206,12 +212,14 @@ def _missing(run: Found) -> Iterator[str]:
         yield "class centres give images away"
     if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
         yield "texts can be recovered"
-    elif any(map(sentences_not_known, run.get("texts") or [])):
-        yield "sentences can be recovered"
+    elif "text" in modalities:
+        reads = run["texts"]
+        if any(map(sentences_not_known, reads)) or not any(map(seeks_sentences, reads)):
+            yield "sentences can be recovered"
     if not modalities:
         yield "rows of a table can be recovered"
-    if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
-        yield "members can be identified"
+    if unknown := [one["what"] for one in _listed(run) if not one.get("known", True)]:
+        yield f"what was sent as {', '.join(unknown)} gives samples away"
 
 
 def _not_tried(run: Found) -> list[str]:
@@ -226,12 +234,22 @@ def _not_tried(run: Found) -> list[str]:
     found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
     found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
     found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
-    sent = any(one["what"] == "centers" for one in (run.get("statistics") or {}).get("listed", []))
+    sent = any(one["what"] == "centers" for one in _listed(run))
     if sent and not any(CENTERS in name for name in _membership_attacks(run)):
         found.append("membership inference from class centres")
     if sent and not run.get("centers") and "centers" not in (run.get("not_tried") or {}):
         found.append("reconstruction from class centres")
+    if run.get("label_shadow") and not could_find_classes(run["label_shadow"]):
+        few = "with so few clients, not even perfect answers would be distinguished from guessing"
+        found.append(f"inference of classes by simulated clients ({few})")
+    if unread := [one["what"].replace("_", " ") for one in _listed(run) if not one["attacked"] and not one["how"]]:
+        found.append(f"what the statistics sent with the model reveal ({', '.join(unread)})")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
+
+
+def _listed(run: Found) -> Sequence[Found]:
+    """The statistics that were sent besides the model."""
+    return list((run.get("statistics") or {}).get("listed", []))
 
 
 def _of_one_round(run: Found) -> Iterator[str]:

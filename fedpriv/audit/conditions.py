@@ -9,9 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.membership.verdict import by_rule, not_attacked, too_few
+from fedpriv.audit.answer import samples_not_known
+from fedpriv.audit.membership.verdict import by_rule, not_attacked, of_lacking, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
-from fedpriv.audit.verdict import best_attempt, classes_cut, counted, finds_classes, gives_away, may_be_more, samples_cut
+from fedpriv.audit.verdict import (
+    best_attempt,
+    classes_cut,
+    could_find_classes,
+    counted,
+    finds_classes,
+    gives_away,
+    may_be_more,
+    samples_cut,
+)
 from fedpriv.errors import UsageError
 
 Found = Mapping[str, Any]
@@ -65,10 +75,13 @@ def _excess(run: Found) -> float | None:
 
 
 def _labels(run: Found) -> float | None:
-    ways = [by_rule(run["labels"]), run.get("labels_over_rounds") or []]
-    shares = [sum(bool(one["exact"]) for one in found) / len(found) for found in ways if found]
-    if shadow := run.get("label_shadow"):
-        shares.append(shadow["exact"] if finds_classes(shadow) else 0.0)
+    shares = []
+    for found in filter(None, (by_rule(run["labels"]), run.get("labels_over_rounds") or [])):
+        telling = of_lacking(found)
+        shares.append(sum(bool(one["exact"]) for one in telling) / len(telling) if telling else 0.0)
+    shadow = run.get("label_shadow")
+    if shadow is not None and could_find_classes(shadow):
+        shares.append(shadow["lacking_exact"] / shadow["lacking"] if finds_classes(shadow) else 0.0)
     return max(shares, default=None)
 
 
@@ -85,7 +98,8 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
 that an attack recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area
 of a membership attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the
 largest lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the
-largest share of messages, or of clients, whose set of classes was found exactly. ``None``: it is not known."""
+largest share of messages, or of clients, whose set of classes was found exactly, of those that lack a class. ``None``: it is not
+known."""
 _FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
 
 
@@ -93,7 +107,17 @@ def _samples_open(run: Found) -> str | None:
     if samples_cut(run):
         return "attacks on samples were cut by the audit's budget"
     open_still = [*map(may_be_more, run["attacks"]), *map(sentences_not_known, run.get("texts") or [])]
-    return next((f"a failure is no evidence: {why}" for why in open_still if why), None)
+    if why := next(filter(None, open_still), None):
+        return f"a failure is no evidence: {why}"
+    missing = list(samples_not_known(run))
+    return f"no attack whose failure is evidence shows whether {' or '.join(missing)}" if missing else None
+
+
+def _classes_open(run: Found) -> str | None:
+    if classes_cut(run):
+        return "inference of classes was cut by the audit's budget"
+    shadow = run.get("label_shadow")
+    return None if not shadow or could_find_classes(shadow) else "with so few clients not even perfect answers would show it"
 
 
 def _members_open(run: Found) -> str | None:
@@ -106,7 +130,7 @@ _UNSETTLED: Mapping[str, Callable[[Found], str | None]] = {
     "recovered": _samples_open,
     "words": lambda run: "attacks on texts were cut by the audit's budget" if samples_cut(run) else None,
     "membership_auc": _members_open,
-    "labels": lambda run: "inference of classes was cut by the audit's budget" if classes_cut(run) else None,
+    "labels": _classes_open,
 }
 """Why a measure may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be."""
 _WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")

@@ -9,7 +9,7 @@ from typing import Any
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.text.verdict import best_reading, naming_words
+from fedpriv.audit.text.verdict import best_reading, most_exact, naming_words
 from fedpriv.audit.verdict import best_attempt, beyond_copies, counted
 
 Found = Mapping[str, Any]
@@ -58,12 +58,15 @@ def best_of_images(attacks: list[dict[str, Any]], kind: str) -> dict[str, Any] |
 
 
 def best_of_texts(texts: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
-    """The attempt on texts that found most tokens, of a kind: ``message`` or ``single text``."""
+    """The attempt on texts that found most tokens, of a kind: ``message`` or ``single text``.
+
+    ``exact``: of all attempts of the kind, the largest rate of sentences found word for word.
+    """
     tried = [(read, best) for read in texts if read["kind"] == kind and (best := best_reading(read) or naming_words(read))]
     if not tried:
         return None
     read, best = max(tried, key=lambda pair: pair[1]["recall"])
-    figures = {name: best[name] for name in ("attacker", "recall", "precision", "exact")}
+    figures = {name: best[name] for name in ("attacker", "recall", "precision")} | {"exact": most_exact(texts, kind)}
     return figures | {"target": read["target"], "guess": read["baseline"]["recall"]}
 
 

@@ -317,6 +317,14 @@ def finds_classes(shadow: Found | None) -> bool:
     return bool(2 * shadow["lacking_exact"] > shadow["lacking"] and shadow["p"] < LEVEL)
 
 
+def could_find_classes(shadow: Found | None) -> bool:
+    """Whether simulated clients could have shown classes: with few clients, not even perfect answers differ from guessing.
+
+    Where no client lacks a class there is nothing to find. Without a comparison with guessing (earlier versions), they could not.
+    """
+    return shadow is not None and "p" in shadow and (not shadow["lacking"] or shadow["guess"] ** shadow["lacking"] < LEVEL)
+
+
 def of_shadows(shadow: Found | None) -> list[str]:
     """The sentence on the classes that simulated clients showed; none where they were not mounted, or no client lacks a class."""
     if shadow is None or not shadow.get("lacking"):

@@ -107,7 +107,9 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
     values: dict[str, float | None] = {}
     for kind, most in run["best"].items():
         values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
-    values["recovered_from_centers"] = max((one["recovered"]["share"] for one in run.get("centers") or []), default=None)
+    # That class centres gave no image away is no evidence.
+    telling = [one["recovered"]["share"] for one in run.get("centers") or [] if one["recovered"]["successes"]]
+    values["recovered_from_centers"] = max(telling, default=None)
     for kind, read in (run.get("best_of_texts") or {}).items():
         place = kind.replace(" ", "_")
         values[f"token_recall_from_{place}"] = read and read["recall"]

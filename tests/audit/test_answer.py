@@ -180,7 +180,7 @@ def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
 
 def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
     run = harmless()
-    one = {"client": 1, "true": [1], "found": [1], "of": 10, "exact": True}
+    one = {"client": 1, "how": "bias", "true": [1], "found": [1], "of": 10, "exact": True}
     run["labels_over_rounds"] = [one, one | {"client": 2}, one | {"client": 3, "exact": False}]
     found = answer(run)
     assert found["words"] == "Classes were inferred" and "for 2 of 3 clients" in found["finding"]["sentence"]
@@ -303,3 +303,23 @@ def test_what_was_tried_over_several_rounds_is_not_said_to_be_missing() -> None:
     run["membership_not_tried"]["FedMIA"] = "it needs the messages of 2 other clients of a round, and 0 were kept"
     found = answer(run)["not_tried"]
     assert line in found and "FedMIA (it needs the messages of 2 other clients of a round, and 0 were kept)" in found
+
+
+def test_a_statistic_that_the_audit_does_not_know_is_not_nothing() -> None:
+    run = harmless()
+    odd = {"what": "odd", "attacked": False, "how": "", "known": False}
+    loss = {"what": "loss", "attacked": False, "how": "", "known": True}
+    found = answer(run | {"statistics": {"listed": [odd, loss], "exposed": []}})
+    assert found["words"] == "Leakage not known" and "what was sent as odd gives samples away" in found["finding"]["sentence"]
+    assert "what the statistics sent with the model reveal (odd, loss)" in found["not_tried"]
+    assert words(run | {"statistics": {"listed": [loss], "exposed": []}}) == "Nothing was found"
+
+
+def test_too_few_clients_for_simulated_ones_are_said() -> None:
+    run = harmless()
+    run["label_shadow"] |= {"lacking": 2, "lacking_exact": 2, "guess": 0.5, "p": 0.25}
+    found = answer(run)
+    assert found["finding"]["sentence"].endswith("each had recovered its positive control.")
+    assert any(one.startswith("inference of classes by simulated clients (with so few clients") for one in found["not_tried"])
+    run["label_shadow"] |= {"lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
+    assert "Nor did the inference of classes, which has no control." in answer(run)["finding"]["sentence"]

@@ -84,6 +84,8 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     run["centers"].append(run["centers"][0] | {"round": 3, "recovered": rate(2, 2) | {"limit": "0.01"}})
     assert answer(run)["finding"]["sentence"].startswith("2 of 2 class centres in client 0's message of round 3")
     assert audit_values(run)["audit/recovered_from_centers"] == 1.0
+    nothing = [one | {"recovered": one["recovered"] | {"successes": 0, "share": 0.0}} for one in run["centers"]]
+    assert "audit/recovered_from_centers" not in audit_values(run | {"centers": nothing}), "a failure is no evidence"
     run["centers"].pop()
     del run["centers"][0]["copies"]  # audits of earlier versions
     assert answer(run)["words"] != WORDS[SAMPLES]

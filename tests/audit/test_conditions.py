@@ -12,11 +12,16 @@ from click.testing import CliRunner
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import MEASURES, conditions, first_met
+from fedpriv.audit.findings import best_of_texts
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
+
+
+def inferred(**changes: Any) -> dict[str, Any]:
+    return {"how": "bias", "true": [1, 2], "of": 10, "exact": False} | changes
 
 
 def run(**changes: Any) -> dict[str, Any]:
@@ -27,21 +32,38 @@ def run(**changes: Any) -> dict[str, Any]:
         "attacks": [{"attempts": [attempt | {"success": {"0.01": rate}}]}],
         "texts": [],
         "membership": [{"auc": value, "round": 3} for value in (0.57, 0.76, None)],
-        "labels": [{"how": "bias", "exact": True}, {"how": "bias", "exact": False}],
+        "labels": [inferred(exact=True), inferred(exact=False)],
         "epsilon": {"upper": 7.9, "canaries": {"lower": 3.1}},
     }
     return found | changes
 
 
 def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
-    none = {"how": NO_RULE, "exact": False}
+    none = inferred(how=NO_RULE)
     (labels,) = conditions("labels<=0.5")
     assert labels.value(run(labels=[none])) is None and not labels.holds(run(labels=[none]))
-    shadow = {"exact": 1.0, "lacking": 3, "lacking_exact": 3, "p": 0.001}
+    shadow = {"exact": 1.0, "lacking": 3, "lacking_exact": 3, "guess": 0.1, "p": 0.001}
     assert labels.value(run(labels=[none], label_shadow=shadow)) == 1.0
     assert labels.value(run(labels=[none], label_shadow=shadow | {"p": 0.2})) == 0.0  # mounted, and as good as guessing
     assert labels.value(run(label_shadow=shadow | {"p": 0.2})) == 0.5
-    assert labels.value(run(labels_over_rounds=[{"exact": True}])) == 1.0
+    assert labels.value(run(labels_over_rounds=[inferred(exact=True)])) == 1.0
+
+
+def test_clients_that_hold_every_class_do_not_dilute_what_is_found_of_the_others() -> None:
+    whole = inferred(true=list(range(10)))
+    (labels,) = conditions("labels<=0.5")
+    assert labels.value(run(labels=[inferred(exact=True), whole, whole])) == 1.0
+    assert labels.value(run(labels=[whole])) == 0.0, "nothing to find"
+    shadow = {"exact": 0.3, "lacking": 3, "lacking_exact": 3, "guess": 0.1, "p": 0.001}
+    assert labels.value(run(labels=[], label_shadow=shadow)) == 1.0
+
+
+def test_too_few_clients_for_a_classifier_are_no_guarantee() -> None:
+    """Of two clients with different classes, guessing is right for both in one case of four."""
+    few = run(labels=[], label_shadow={"exact": 1.0, "lacking": 2, "lacking_exact": 2, "guess": 0.5, "p": 0.25})
+    (labels,) = conditions("labels<=0.5")
+    assert labels.value(few) is None and not labels.holds(few)
+    assert "labels is not known, as with so few clients" in (first_met([few], conditions("labels>0.5")) or "")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +153,10 @@ def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
     few = run(membership=[row | {"members": 3, "non_members": 3}] * 8)
     assert "not even a perfect attack" in (first_met([few], conditions("membership_auc>0.6")) or "")
     assert not conditions("membership_auc<=0.6")[0].holds(few)
-    assert conditions("membership_auc<=0.6")[0].holds(run(membership=[row | {"members": 30, "non_members": 30}] * 8))
+    enough = [row | {"members": 30, "non_members": 30}] * 8
+    assert conditions("membership_auc<=0.6")[0].holds(run(membership=enough))
+    one_round = [*enough, {"auc": 0.5, "round": 9, "members": 3, "non_members": 3}]
+    assert not conditions("membership_auc<=0.6")[0].holds(run(membership=one_round)), "each round must have enough"
 
 
 def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
@@ -221,3 +246,38 @@ def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert bool(written) == (code != 2)  # the report is there either way, and a condition is read before any work
     if code == 3:
         assert "a run: recovered is 0.181 (recovered>0); the report is" in ended.output
+
+
+def test_what_was_not_attacked_of_pairs_is_not_known() -> None:
+    """That no sentence was found says nothing of the images, nor the reverse; nor do words of sentences."""
+    exact = {"successes": 0, "n": 4, "share": 0.0, "low": 0.0, "high": 0.5}
+    span = {"attacker": "span", "inapplicable": None, "exact": exact, "rouge_l": 0.0, "recall": 0.0, "precision": 0.0}
+    tokens = span | {"attacker": "tokens", "exact": None, "rouge_l": None}
+    read = {"kind": "message", "attempts": [span], "baseline": {"precision": 0.1}}
+    both, (target,) = (
+        run(attacks=[{"attempts": [attempted()]}], texts=[read], modalities=["image", "text"]),
+        conditions("recovered<=0"),
+    )
+    assert target.holds(both) and first_met([both], conditions("recovered>0")) is None
+    for missing, what in (
+        ({"attacks": []}, "images can be recovered"),
+        ({"texts": []}, "texts can be recovered"),
+        ({"texts": [read | {"attempts": [tokens]}]}, "sentences can be recovered"),
+        ({"statistics": {"listed": [{"what": "odd", "known": False}]}}, "what was sent as odd gives samples away"),
+    ):
+        assert not target.holds(both | missing)
+        said = first_met([both | missing], conditions("recovered>0"))
+        assert said == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
+
+
+def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
+    """Not those of the message of which most words were found."""
+    exact = {"successes": 0, "n": 4, "share": 0.0, "low": 0.0, "high": 0.5}
+    span = {"attacker": "span", "inapplicable": None, "exact": exact, "rouge_l": 0.0, "recall": 0.95, "precision": 1.0}
+    read = {"kind": "message", "target": "", "attempts": [span], "baseline": {"precision": 0.1, "recall": 0.1}}
+    found = span | {"recall": 0.6, "exact": exact | {"successes": 2, "share": 0.5}}
+    best = best_of_texts([read, read | {"attempts": [found]}], "message")
+    assert best is not None and best["recall"] == 0.95 and best["exact"]["share"] == 0.5
+    unlike = read | {"attempts": [span | {"no_evidence": "dropout"}]}
+    best = best_of_texts([unlike], "message")
+    assert best is not None and best["exact"] is None, "their failure is no evidence"

@@ -20,6 +20,11 @@ def by_rule(labels: Sequence[Found]) -> list[Found]:
     return [one for one in labels if one["how"] != NO_RULE]
 
 
+def of_lacking(labels: Sequence[Found]) -> list[Found]:
+    """Of :func:`by_rule`, those of clients that lack a class; that one holds every class says nothing of it."""
+    return [one for one in by_rule(labels) if len(one["true"]) < one.get("of", 0)]
+
+
 def of_membership(run: Found) -> list[str]:
     """The sentences for one run of the report."""
     known, sentences = run.get("known_members") or [], []
@@ -51,10 +56,13 @@ def not_attacked(run: Found) -> list[int]:
 
 
 def too_few(attacks: Sequence[Found]) -> bool:
-    """Whether so few members and others were asked that not even a perfect attack could be distinguished from guessing."""
-    confidence = 1 - LEVEL / max(1, len(attacks))
-    asked = {(one["members"], one["non_members"]) for one in attacks if one.get("members") and one.get("non_members")}
-    return bool(asked) and not any(can_tell(*numbers, confidence) for numbers in asked)
+    """Whether in some round so few members and others were asked that not even a perfect attack could be distinguished from
+    guessing."""
+    confidence, asked = 1 - LEVEL / max(1, len(attacks)), dict[int, set[tuple[int, int]]]()
+    for one in attacks:
+        if one.get("members") and one.get("non_members"):
+            asked.setdefault(one["round"], set()).add((one["members"], one["non_members"]))
+    return any(not any(can_tell(*numbers, confidence) for numbers in of_round) for of_round in asked.values())
 
 
 def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:

@@ -30,6 +30,27 @@ def sentences_not_known(read: Found) -> str | None:
     return "; ".join(dict.fromkeys(one["no_evidence"] for one in seeking))
 
 
+def seeks_sentences(read: Found) -> bool:
+    """Whether an attack that looks for sentences was mounted, and not only for words."""
+    return any(one["exact"] for one in _mounted(read))
+
+
+def most_exact(texts: Sequence[Found], kind: str) -> Found | None:
+    """The largest rate of sentences found word for word, of attempts whose failure is evidence or that found one.
+
+    Args:
+        kind: ``message`` or ``single text``.
+    """
+    rates = [
+        one["exact"]
+        for read in texts
+        if read["kind"] == kind
+        for one in _mounted(read)
+        if one["exact"] and (one["exact"]["successes"] or not one.get("no_evidence"))
+    ]
+    return max(rates, key=lambda rate: rate["share"], default=None)
+
+
 def _mounted(read: Found) -> list[Found]:
     return [one for one in read["attempts"] if not one["inapplicable"]]
 
