@@ -45,9 +45,11 @@ class Agreement(NamedTuple):
     @property
     def doubt(self) -> str | None:
         """Why an attack that matches its simulation to the message could not succeed; ``None``: it could."""
-        if self.cosine < LEAST:
-            return f"cosine {self.cosine:.2f}, {LEAST} needed"
-        return f"a tensor's length differs by a factor of {self.factor:.1f}, at most {MOST}" if self.factor > MOST else None
+        if self.cosine >= LEAST and self.factor <= MOST:
+            return None
+        far = f"a tensor's length differs by a factor of {self.factor:.1f}, at most {MOST} is allowed"
+        why = far if self.cosine >= LEAST else f"cosine {self.cosine:.2f}, {LEAST} needed"
+        return f"even with the true images, the steps that it simulates do not give the message ({why})"
 
 
 def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Agreement | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,27 +18,32 @@ from fedpriv.attacks.api.inversion import by_name, observed
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
+from fedpriv.attacks.lab.explained import explained
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
+from fedpriv.audit.evidence.alteration import declared
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
-from fedpriv.audit.evidence.statistics import BYTES
+from fedpriv.audit.evidence.statistics import BYTES, MEANINGS, UNKNOWN, kinds, listed_in, named
 from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
 from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
-from fedpriv.audit.membership.label_leaks import Labels
+from fedpriv.audit.membership.label_leaks import STATED, Labels
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
+from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.wire import Payload, Sealed
+from fedpriv.wire import Payload, Sealed, Transform, seal
 from fedpriv.wire.coding import is_model
 
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
 NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
+IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
 RULE = "last layer: its bias gradient is negative, or its bias rose, for the classes that are there"
 
 
@@ -55,6 +61,7 @@ def audit_update(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     public: tuple[Tensor, Tensor] | None = None,
+    transforms: Sequence[Mapping[str, Any]] = (),
     name: str = "update",
     seed: int = 0,
     budget: float | None = None,
@@ -65,12 +72,16 @@ def audit_update(
     The attacks, their controls and the page are those of :func:`fedpriv.audit`. What needs a run is listed as not tried:
     membership inference, label inference by simulated clients, clients with single samples, several rounds, the cost.
 
+    The failure of an attack that simulates the client's steps counts as evidence only if they give the update: the audit takes
+    them with ``data``, and compares.
+
     Args:
         model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
             it trained. With dropout in training mode, a failure is no evidence.
         update: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
             gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus before). A payload says by
-            its kind which of these it is, or that it holds the new weights.
+            its kind which of these it is, or that it holds the new weights; its statistics are read, and attacked where they are
+            gradients.
         data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
             attacks never get them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
@@ -78,6 +89,9 @@ def audit_update(
         mean, std: of the normalisation, by channel.
         public: other images and labels of the same kind: copies of the nearest one are the baseline, and attackers who have
             public images get these.
+        transforms: what the update went through, as in a config's ``wire.transforms``, such as
+            ``[{"name": "gaussian", "variance": 1e-4}]``: attackers know the noise that was added and that a norm was clipped. Of
+            a payload that names others, a failure is no evidence.
         name: of the update, on the page.
         budget: seconds after which no further attack begins; ``None``: no limit.
         say: called with what is being done.
@@ -101,16 +115,36 @@ def audit_update(
     schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
 
     own = copy.deepcopy(model).cpu().float()
-    unlike = tuple(in_training(own, trains_otherwise(own, made_up(shape))))
+    described, statistics = build_transforms(transforms), _statistics(update)
+    unlike = (*in_training(own, trains_otherwise(own, made_up(shape))), *_not_described(update, described))
+
+    def as_seen(threat: ThreatModel, tensors: Mapping[str, Tensor], steps: Schedule | None, by: nn.Module) -> Observation:
+        return observed(by, net, tensors, threat, input_shape=shape, n=n, schedule=steps, mean=mean, std=std)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        seen = observed(model, net, sent, threat, input_shape=shape, n=n, schedule=schedule, mean=mean, std=std)
-        return granted([replace(seen, unlike=unlike)], public or (None, None))
+        one = as_seen(threat, sent, schedule, model)
+        one = replace(one, unlike=unlike, altered=declared(one.shared, described), statistics=statistics)
+        return granted([one], public or (None, None))
+
+    def read(what: str, threat: ThreatModel) -> list[Observation]:
+        one = as_seen(threat, named(statistics, what), None, copy.deepcopy(model).eval())
+        return granted([one], public or (None, None))
+
+    @cache
+    def doubt() -> str | None:
+        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
+        agreement = explained(observe(ThreatModel())[0], weights, images, labels)
+        return None if agreement is None else agreement.doubt
 
     seen = observe(ThreatModel())[0]
     hidden = not any(one.startswith("top.") for one in seen.shared)
     layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
-    target = Target(f"{name}: {n} training images", images, labels, layers if hidden else 0, observe, *(public or (None, None)))
+    target = Target(
+        f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
+        reference=None if public is None else public[0], reference_labels=None if public is None else public[1],
+        statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
+        doubt=doubt,
+    )  # fmt: skip
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)
     progress.note()
@@ -156,8 +190,29 @@ def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str,
     return sent, update.kind != "gradient"
 
 
+def _statistics(update: Update) -> dict[str, Tensor]:
+    """What a payload holds besides the model."""
+    if not isinstance(update, Payload | Sealed):
+        return {}
+    tensors = update.tensors if isinstance(update, Payload) else update.tensors()
+    return {name: tensor for name, tensor in tensors.items() if not is_model(name)}
+
+
+def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
+    """A clause on the transforms that a payload went through and that ``known`` lacks; a mask can be seen from what was sent."""
+    went = update.transforms if isinstance(update, Payload | Sealed) else ()
+    said = {str(transform) for transform in known}
+    if others := [one for one in went if one not in said and not one.startswith("mask(")]:
+        yield f"the update went through {', '.join(others)}, whose effect attacks do not know (transforms=...)"
+
+
 def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
     how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
+    try:
+        stated = read_label_set(seen)
+        return Labels(1, 0, 0, STATED, stated.present, stated.counts, torch.bincount(labels, minlength=classes), note)
+    except Inapplicable:
+        pass
     try:
         found = present_classes(seen).cpu()
         counts = to_counts((torch.bincount(batch_labels(seen), minlength=classes) * found).double(), len(labels))
@@ -196,6 +251,10 @@ def _facts(
         "has the message and the weights that the client began with",
         "knows the architecture, the number of samples and the schedule that was given",
     ]
+    sealed = seal(message) if isinstance(message, Payload) else message
+    listed = [] if sealed is None else listed_in([sealed.schema])
+    sums = {one["what"]: IN_A_RUN for one in listed if MEANINGS.get(one["what"], UNKNOWN).gradient == "change"}
+    centers = NEEDS_A_RUN if any(one["what"] == "centers" for one in listed) else "an update alone names none"
     return {
         "update": True,
         "name": name,
@@ -225,7 +284,7 @@ def _facts(
         "wire": {"tensors": tensors, "facts": [], "rounds": [], "schemas": []},
         "knowledge": {"server": server, "outsider": list(IN_TRANSIT)},
         "conditions": of_net(net.split),
-        "statistics": {"listed": [], "exposed": []},
+        "statistics": {"listed": listed, "exposed": []},
         "labels_over_rounds": [],
         "label_shadow": None,
         "centers": [],
@@ -237,7 +296,8 @@ def _facts(
         "not_tried": {
             "membership": NEEDS_A_RUN,
             "label_shadow": NEEDS_A_RUN,
-            "centers": "an update alone names none",
+            "centers": centers,
             "clients with a single sample": NEEDS_A_RUN,
+            **sums,
         },
     }  # fmt: skip

@@ -13,7 +13,10 @@ import fedpriv
 from fedpriv.attacks.lab.attempts import suited
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import declared
-from fedpriv.wire import seal
+from fedpriv.audit.images.reconstructions import on_target
+from fedpriv.audit.images.target import Target
+from fedpriv.defenses import build_transforms
+from fedpriv.wire import TransformContext, seal
 
 IMAGES, LABELS = default_images(3, side=8)
 
@@ -118,3 +121,58 @@ def test_what_does_not_fit(net: nn.Module, changed: dict[str, Any], why: str) ->
     given: dict[str, Any] = {"model": net, "update": gradient_of(net), "data": (IMAGES[:1], LABELS[:1]), **changed}
     with pytest.raises(fedpriv.UsageError, match=why):
         fedpriv.audit_update(**given)
+
+
+def through(update: fedpriv.Payload, **transform: Any) -> fedpriv.Payload:
+    (made,) = build_transforms([transform])
+    return made(update, TransformContext({}, tuple(update.tensors), torch.Generator().manual_seed(3), ("1", "3")))
+
+
+def test_noise_is_known_where_it_is_described_and_no_evidence_where_it_is_not(net: nn.Module) -> None:
+    gradient = gradient_of(net)
+    plain = fedpriv.Payload(gradient, round=1, client=0, num_examples=1, kind="gradient")
+    noise = {"name": "gaussian", "variance": 0.5 * float(gradient["1.bias"].square().mean())}
+    unaware, aware = audited(net, through(plain, **noise)), audited(net, through(plain, **noise), transforms=[noise])
+    blind, seeing = by(unaware, "analytic"), by(aware, "analytic")
+    assert not blind["is_evidence"] and "whose effect attacks do not know" in blind["no_evidence"]
+    assert seeing["success"]["0.01"]["successes"] == 1 > blind["success"]["0.01"]["successes"]
+    assert unaware.met("recovered>0") is not None, "not known"
+
+
+def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further term in the loss, which no attack simulates."""
+    targets = list[Target]()
+
+    def noted(target: Target, *given: Any) -> Any:
+        targets.append(target)
+        return on_target(target, *given)
+
+    monkeypatch.setattr("fedpriv.api.updates.on_target", noted)
+    gradient = gradient_of(net)
+    norm = float(torch.cat([tensor.flatten() for tensor in gradient.values()]).norm())
+    more = {name: tensor + norm * torch.randn_like(tensor) / tensor.numel() ** 0.5 for name, tensor in gradient.items()}
+    audited(net, more)
+    audited(net, gradient)
+    doubt, none = (one.doubt() for one in targets)
+    assert none is None and "do not give the message (cosine 0." in (doubt or "")
+
+
+def test_statistics_of_a_payload_are_read_and_attacked(net: nn.Module) -> None:
+    """The head is not sent and the rest is noise; the list of classes and a gradient beside it are as they were computed."""
+    gradient, draw = gradient_of(net), torch.Generator().manual_seed(1)
+    tensors = {name: torch.randn(tensor.shape, generator=draw) for name, tensor in gradient.items() if name.startswith("1.")}
+    tensors |= {f"statistic.gradient/{name}": tensor for name, tensor in gradient.items()}
+    tensors |= {
+        "statistic.classes": LABELS[:1],
+        "statistic.centers": torch.ones(1, 4),
+        "statistic.variate/1.bias": torch.ones(64),
+    }
+    report = audited(net, fedpriv.Payload(tensors, round=1, client=0, num_examples=1, kind="gradient"))
+    (run,) = report.runs
+    assert report.answer == "Samples were recovered" and by(report, "analytic on gradient")["success"]["0.01"]["successes"] == 1
+    (labels,) = run["labels"]
+    assert labels["exact"] and labels["how"] == "the message names its classes in clear"
+    assert {one["what"] for one in run["statistics"]["listed"]} == {"gradient", "classes", "centers", "variate"}
+    assert (
+        run["not_tried"]["centers"].startswith("it needs a run") and "since the client's last turn" in run["not_tried"]["variate"]
+    )

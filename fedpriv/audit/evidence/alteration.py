@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,21 +16,25 @@ from fedpriv.wire.coding import INDICES, SCALE, base_name, coded, is_model
 def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Sequence[Transform]) -> Altered:
     """The difference between the change that the server decodes and the one that the client computed, by the net's names.
 
-    Rounding and pruning can be seen from the message. Clipping and noise must be declared by the transforms: ``rescales``, and
-    ``noise_variance`` per entry; a transform that declares neither is ignored.
+    Rounding and pruning can be seen from the message. Clipping and noise must be declared by the transforms.
 
     Args:
         received: the tensors that the client was sent, by name.
     """
-    noise = float(sum(getattr(transform, "noise_variance", 0.0) for transform in transforms))
     tensors = sealed.tensors()
     names = dict.fromkeys(base_name(name) for name in tensors if is_model(name))
-    rounding = dict.fromkeys(names, 0.0) | _rounding(tensors)
-    return Altered(
-        rescaled=any(getattr(transform, "rescales", False) for transform in transforms),
-        variance={name: noise + rounding[name] for name in names if noise + rounding[name]},
-        kept={name: _sent(tensors[name + INDICES], received[name].shape) for name in names if name + INDICES in tensors},
-    )
+    said = declared(names, transforms)
+    variance = {name: said.variance.get(name, 0.0) + error for name, error in _rounding(tensors).items()}
+    kept = {name: _sent(tensors[name + INDICES], received[name].shape) for name in names if name + INDICES in tensors}
+    return replace(said, variance={**said.variance, **variance}, kept=kept)
+
+
+def declared(names: Iterable[str], transforms: Sequence[Transform]) -> Altered:
+    """What transforms say that they do to tensors of these names: ``rescales``, and ``noise_variance`` per entry; one that says
+    neither is ignored."""
+    noise = float(sum(getattr(transform, "noise_variance", 0.0) for transform in transforms))
+    rescaled = any(getattr(transform, "rescales", False) for transform in transforms)
+    return Altered(rescaled, dict.fromkeys(names, noise) if noise else {})
 
 
 def _rounding(tensors: Mapping[str, Tensor]) -> dict[str, float]:

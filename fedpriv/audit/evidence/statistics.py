@@ -140,7 +140,7 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
             clients.
     """
-    gradients = _named(message.uploaded, what)
+    gradients = named(message.uploaded, what)
     if MEANINGS[what].gradient == "change":
         for earlier in [] if first_turn else _earlier_turns(evidence, message):
             if earlier not in evidence.messages():
@@ -152,7 +152,7 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
                 raise UsageError(
                     f"{what} sums over clients' earlier turns, and the sum of round {earlier[0]} is of other clients"
                 )
-            before = _named(evidence.message(*earlier).uploaded, what)
+            before = named(evidence.message(*earlier).uploaded, what)
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = evidence.config.train
         for name, tensor in gradients.items():
@@ -161,7 +161,7 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
     return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
 
 
-def _named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     """By the net's names."""
     prefix = statistic(what) + "/"
     return {name.removeprefix(prefix): tensor.float() for name, tensor in uploaded.items() if name.startswith(prefix)}

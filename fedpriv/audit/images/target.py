@@ -190,9 +190,7 @@ def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, l
         agreement = explained(evidence.observation(message, ThreatModel()), weights, own, of)
         agreements += [] if agreement is None else [agreement]
     doubts = [one.doubt for one in agreements if one.doubt is not None]
-    if len(doubts) <= len(agreements) // 4:
-        return None
-    return f"even with the true images, the steps that it simulates do not give the message ({doubts[0]})"
+    return doubts[0] if len(doubts) > len(agreements) // 4 else None
 
 
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
