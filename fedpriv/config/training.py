@@ -70,6 +70,14 @@ class TrainConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _has_batches(self) -> TrainConfig:
+        if self.min_batch > self.batch_size:
+            raise ValueError(
+                f"min_batch {self.min_batch} skips every batch of batch_size {self.batch_size}; at most {self.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gets_warm(self) -> TrainConfig:
         if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +33,18 @@ def with_options(config: RunConfig) -> RunConfig:
     objective_class = objective_of(config)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
     suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
+    _check_participation(config, suggestions)
     return filled(config, suggestions)
+
+
+def _check_participation(config: RunConfig, suggestions: Mapping[str, Any]) -> None:
+    """Refuse a share of the clients, where what the config names wants them all in every round."""
+    train = config.train
+    wants_all = train.selection is None and suggestions.get("train.selection") == "all"
+    if wants_all and train.participation is not None and train.participation < 1:
+        raise UsageError(
+            f"train.participation {train.participation:g}: with {config.called} all clients take part each round; leave it out"
+        )
 
 
 def objective_of(config: RunConfig) -> type[Objective]:

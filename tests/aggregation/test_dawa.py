@@ -222,7 +222,7 @@ def test_weights_by_loss() -> None:
 @pytest.mark.parametrize("name", ["loss", "l-dawa-loss"])
 def test_clients_send_their_loss_where_it_counts(simulate: Simulate, name: str) -> None:
     up: list[Sealed] = []
-    simulation = simulate("fedavg", play=False, aggregation=name)
+    simulation = simulate("fedavg", play=False, aggregation=name, **{"train.participation": 1.0})
     simulation.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
     record = simulation.run_round()
     losses = [float(sealed.tensors()["statistic.loss"]) for sealed in up]
@@ -234,7 +234,7 @@ def test_clients_send_their_loss_where_it_counts(simulate: Simulate, name: str) 
 @pytest.mark.parametrize("name", ["l-dawa", "m-dawa", "l-dawa-fedavg", "fedu", "l-dawa-fedu", "euc"])
 def test_nothing_is_sent_that_is_not_needed(simulate: Simulate, name: str) -> None:
     up: list[Sealed] = []
-    simulation = simulate("fedavg", play=False, aggregation=name)
+    simulation = simulate("fedavg", play=False, aggregation=name, **{"train.participation": 1.0})
     simulation.taps.append(lambda way, sealed: up.append(sealed) if way == "up" else None)
     simulation.run_round()
     assert all(set(sealed.schema) == set(simulation.federation.method.shared_names) for sealed in up)

@@ -20,7 +20,7 @@ from tests.aggregation.rounds import doubles, merge, uploads
 
 Simulate = Callable[..., Simulation]
 EARLY = {"name": "euc", "start": 2}
-OPTIONS = {"data.clients": 4, "train.rounds": 5, "model.projection": 16}
+OPTIONS = {"train.participation": 1.0, "data.clients": 4, "train.rounds": 5, "model.projection": 16}
 
 
 def test_intervals_by_hand() -> None:
@@ -115,10 +115,11 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
     ("overrides", "said"),
     [
         ({"train.selection": "uniform", "train.participation": 0.5}, "all must take part each round"),
+        ({"train.participation": 0.5}, "train.participation 0.5: with fedavg-euc all clients take part"),
         ({"train.on_nan": "drop"}, "train.on_nan=stop"),
         ({"wire.transforms": [{"name": "clip", "norm": 1.0}]}, "clip acts on a client's change"),
     ],
 )
 def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        simulate("fedavg", play=False, aggregation="euc", **OPTIONS, **overrides)
+        simulate("fedavg", play=False, aggregation="euc", **{**OPTIONS, **overrides})

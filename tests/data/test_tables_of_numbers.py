@@ -46,6 +46,20 @@ def test_missing_values(tmp_path: Path) -> None:
     assert test[0].tolist() == [0, 1, 0, 1, 0] and test[1].tolist() == [0, 0, 1, 0, 0]
 
 
+def test_a_column_that_is_constant_in_training_is_zero_there_and_a_difference_elsewhere(tmp_path: Path) -> None:
+    """The mean of 300 times 0.1 is not 0.1, so that the deviation is not 0 either."""
+    write(tmp_path / "d" / "train.csv", "a,b,label", *(f"{i % 4},0.1,{i % 2}" for i in range(300)))
+    write(tmp_path / "d" / "test.csv", "a,b,label", "1,0.2,0", "2,0.1,1")
+    train, test = load_data(DataConfig(name=str(tmp_path / "d"))).vectors or ()
+    assert train[:, 1].abs().max() == 0 and test[:, 1].tolist() == pytest.approx([0.1, 0])
+
+
+def test_long_integers_are_rounded(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.csv", "stamp,label", *(f"{10**18 + i % 7 * 10**15},{i % 2}" for i in range(40)))
+    train, _ = load_data(data).vectors or ()
+    assert train[:, 0].std(correction=0) == pytest.approx(1, abs=1e-5)
+
+
 def test_a_column_of_numbers_with_another_value_is_named(tmp_path: Path) -> None:
     rows = [f"{'unknown' if i == 7 else i % 9},{'fm'[i % 2]},{i % 2}" for i in range(40)]
     said = " ".join(load_data(write(tmp_path / "a.csv", "age,sex,label", *rows)).said)

@@ -43,7 +43,7 @@ AGGREGATION_OF = {"scaffold": "scaffold"}
 """Halves that need what another one than FedAvg's sends."""
 
 OF_AN_AGGREGATION: dict[str, Settings] = {
-    "euc": {"aggregation.start": 1},
+    "euc": {"aggregation.start": 1, "train.selection": "all"},
     "fedu": {"aggregation.fedu_threshold": 0.1},
     "l-dawa-fedu": {"aggregation.fedu_threshold": 0.1},
 }

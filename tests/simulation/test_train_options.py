@@ -335,3 +335,8 @@ def test_defaults_leave_the_runs_identity_as_it_was() -> None:
     assert load_config(None, stated).fingerprint() == load_config(None, {}).fingerprint()
     others = {"train.accumulate": 2, "train.warmup_steps": 1, "train.precision": "bfloat16", "train.optimizer": "adamw"}
     assert len({load_config(None, {key: value}).fingerprint() for key, value in others.items()}) == 4
+
+
+def test_a_least_batch_above_the_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="min_batch 16 skips every batch of batch_size 10"):
+        load_config(overrides={"train.min_batch": 16})

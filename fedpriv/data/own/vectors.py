@@ -100,7 +100,9 @@ def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, T
 
 
 def _scaled(train: NDArray[np.float64], test: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    mean, std = np.nanmean(train), np.nanstd(train) or 1.0
+    # Of equal numbers, the rounded mean leaves a deviation of about 1e-17, over which another number would be enormous.
+    constant = np.nanmin(train) == np.nanmax(train)
+    mean, std = (np.nanmin(train), 1.0) if constant else (np.nanmean(train), np.nanstd(train))
     both = [np.nan_to_num((values - mean) / std, nan=0.0)[:, None] for values in (train, test)]
     if np.isnan(train).any():
         missing = (np.isnan(values)[:, None].astype(float) for values in (train, test))
@@ -149,8 +151,8 @@ def _is_category(values: pa.ChunkedArray) -> bool:
 
 
 def _numbers(values: pa.ChunkedArray, name: str, table: Table) -> NDArray[np.float64]:
-    """``(N,)`` with NaN where a number is missing."""
-    found: NDArray[np.float64] = values.cast("float64").to_numpy().astype(np.float64)
+    """``(N,)`` with NaN where a number is missing; long integers are rounded."""
+    found: NDArray[np.float64] = values.cast("float64", safe=False).to_numpy().astype(np.float64)
     if (infinite := np.flatnonzero(np.isinf(found))).size:
         raise UsageError(f"{table.origin}: row {infinite[0]} of column {name!r} is {found[infinite[0]]}")
     return found
