@@ -1,4 +1,4 @@
-"""The answer of an audit: three words for each run, the finding behind them, what would change it, and what was not tried.
+"""The answer of an audit for each run: a few words, the finding behind them, what would change it, and what was not tried.
 
 The first of these rules that holds gives the words:
 
@@ -14,8 +14,9 @@ The first of these rules that holds gives the words:
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
    clients, for most of them and for more than guessing would find.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, or none on membership in one
-   of the rounds looked at, or the audit's budget cut all attacks on a message or on single samples.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, on each kind of them, or on
+   membership in one of the rounds looked at; or a message has a statistic that the audit does not know; or the audit's budget cut
+   all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 

@@ -41,7 +41,7 @@ class Report:
 
     @property
     def answers(self) -> dict[str, str]:
-        """The answer for each run, in three words, by its name."""
+        """The answer for each run, such as ``Samples were recovered``, by its name."""
         return {run["name"]: run["answer"]["words"] for run in self.runs}
 
     @property

@@ -142,7 +142,7 @@ def run(
 ) -> dict[str, Any] | None:
     """Start a run with the clients of a deployment, and show its rounds.
 
-    Its folder is in DIR/runs. Ctrl-C ends the showing, not the run: that does `fedpriv deploy stop`.
+    Its folder is in DIR/runs. Ctrl-C stops the display, not the run; to stop the run, use `fedpriv deploy stop`.
 
     \b
     Example: fedpriv deploy run DIR --config run.yaml

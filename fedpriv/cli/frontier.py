@@ -18,13 +18,13 @@ from fedpriv.cli.terminal import FilePath
 @command(main, "frontier")
 @click.option("--config", "config_file", type=FilePath(), help="YAML file of the run, as `fedpriv train` takes it.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config key; repeatable.")
-@click.option("--methods", help="Names of `fedpriv methods`, parted by spaces. Default: the config's method.")
+@click.option("--methods", help="Names of `fedpriv methods`, separated by spaces. Default: the config's method.")
 @click.option(
     "--defenses",
     multiple=True,
     metavar="DEFENCE[ DEFENCE…]",
     help="As --defense of train, several joined by +; also dp-client, dp-sample:noise=1, secure-aggregation. An option that is a "
-    "range, such as gaussian:variance=1e-7..1e-2, is searched. Parted by spaces; repeatable.",
+    "range, such as gaussian:variance=1e-7..1e-2, is searched. Separated by spaces; repeatable.",
 )
 @click.option(
     "--target", help="What must hold: recovered, words, membership_auc, epsilon, labels, such as 'recovered<=0.05,epsilon<=8'."
@@ -33,10 +33,12 @@ from fedpriv.cli.terminal import FilePath
     "--output", type=FilePath(file_okay=False), default=Path("frontier"), show_default=True, help="Folder of all files."
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
-@click.option("--messages", default=3, show_default=True, help="As of `fedpriv audit`, like the next three.")
-@click.option("--label-shadows", default=60, show_default=True)
-@click.option("--membership-shadows", default=32, show_default=True)
-@click.option("--singles", default=24, show_default=True)
+@click.option("--messages", default=3, show_default=True, help="Messages to attack in each run, as in `fedpriv audit`.")
+@click.option(
+    "--label-shadows", default=60, show_default=True, help="Simulated clients that a classifier of classes learns from; 0: none."
+)
+@click.option("--membership-shadows", default=32, show_default=True, help="Shadow turns for membership inference; 0: none.")
+@click.option("--singles", default=24, show_default=True, help="Simulated clients with a single sample, at most.")
 def frontier(
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -47,11 +49,11 @@ def frontier(
     jobs: int | None,
     **extent: int,
 ) -> dict[str, Any]:
-    """Find the cheapest defence that holds a target.
+    """Find the most accurate method and defence that meet a target.
 
     Trains and audits every method with every defence, and draws accuracy against leakage against bytes. The strength of a defence
-    with a range is searched first without training: the run's clients play their turns again from the downloads that it kept. The
-    point that is chosen is trained and audited again on a fresh seed. Called again, it goes on where it was broken off.
+    with a range is searched first without training: the clients repeat their local training from the downloads that the run kept.
+    The point that is chosen is trained and audited again on a fresh seed. Called again, it continues where it was interrupted.
 
     \b
     Example: fedpriv frontier --methods "mpfedcon fedavg" --defenses "mask:last=2 gaussian:variance=1e-7..1e-3" \\

@@ -30,9 +30,9 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "model": (str, "A name of `fedpriv models`, or package.module:Name of a net of your own."),
     "encoder": (
         str,
-        "Of texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
+        "For texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
     ),
-    "tune": (str, "Of texts: what is trained of a pretrained encoder: full, lora or head. Default: head."),
+    "tune": (str, "For texts: what is trained of a pretrained encoder: full, lora or head. Default: head."),
     "selection": (str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": (str, "The clients' optimiser: sgd, adam or adamw."),
     "participation": (float, "Share of the clients sampled each round. Default: ten clients."),
@@ -45,14 +45,14 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "clip": (float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": (float, "Delta of --dp."),
     "target-epsilon": (float, "Epsilon that the whole run may spend; the noise is found for it."),
-    "canaries": (int, "Plant so many canaries, half of them used, to measure the epsilon of --dp."),
+    "canaries": (int, "Number of canaries to plant, half of which are used, to measure the epsilon of --dp."),
     "secure-aggregation": (
         bool,
         "The server learns only the sum of a round's uploads (pairwise masks that cancel; at least three clients).",
     ),
     "keep-payloads": (
         str,
-        "Sealed payloads to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
+        "Messages to keep: none, default (first, middle, last round; three clients), all, or rounds such as 1,5,10.",
     ),
     "executor": (str, "How clients are run: auto, sequential or vectorized (groups of them as one wide net)."),
     "workers": (

@@ -173,7 +173,7 @@ class Reporter:
             rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
         if (kept := summary["payloads"])["files"]:
             size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
-            rows.append(("sealed payloads kept", size))
+            rows.append(("messages kept", size))
         rows += [("run folder", path), ("tracking", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:

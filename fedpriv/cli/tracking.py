@@ -75,7 +75,7 @@ def _check_port(host: str, port: int) -> None:
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every run of the runs folder.")
 @_runs_dir
-@click.option("--tracking-uri", help="Send to this MLflow store. Needed where a run names another than yours.")
+@click.option("--tracking-uri", help="Send to this MLflow store. Required if a run names a different store from yours.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
     """Send records to MLflow that it does not have yet.
 

@@ -22,8 +22,8 @@ class WireConfig(Section):
     )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",
-        description="sealed payloads that the run folder keeps: of the first, middle and last round for three clients "
-        "(`default`), of all rounds and clients, of none, or of all clients in these rounds",
+        description="messages that the run folder keeps, as they were sent: of the first, middle and last round for three "
+        "clients (`default`), of all rounds and clients, of none, or of all clients in these rounds",
     )
 
     @field_validator("keep_payloads", mode="before")

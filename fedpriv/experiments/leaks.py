@@ -16,15 +16,17 @@ from fedpriv.tracking.folder import audit_of
 Found = Mapping[str, Any]
 
 TITLE = "### What the messages leak"
-TEXT = """By `fedpriv audit` of the same runs, from what crossed the wire. Round: of the samples behind one client's message of
-that round, those that the best attack reconstructed (images: mean squared error below 0.01). In brackets *copies*: how many
-copies of the nearest public images would be below that error, too; and where these are as many, how many the attack has below a
-stricter error, more than there are copies. One sample each: the same for simulated clients with a single sample.
-Members: area under the curve of the best membership attack on the kept messages; the interval holds for all attacks at once,
-and 0.5 is guessing. Classes by rule: kept messages from which the set of the client's classes was found exactly, by the last
-layer's gradient or the class centres; by shadows: clients whose set was found exactly by a classifier that was trained on the
-messages of simulated clients, in the first of these rounds. A dash: no attack whose failure would be evidence could be
-mounted, so it is not known."""
+TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were sent.
+
+* *round*: of the samples behind one client's message, those that the best attack reconstructed (images: mean squared error below
+  0.01). *copies*: how many copies of the nearest public images would pass the same threshold. If these are at least as many, the
+  number after the semicolon is what the attack has below a stricter error, where it has more than the copies.
+* *one sample each*: the same for simulated clients with a single sample.
+* *members*: AUC of the best membership attack on the kept messages (0.5 is guessing); the interval holds for all attacks at once.
+* *classes by rule*: kept messages from which the client's set of classes was found exactly, by the last layer's gradient or the
+  class centres. *by shadows*: clients whose set was found exactly by a classifier trained on messages of simulated clients, in
+  the first of these rounds.
+* A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
 
 
 def leakage(run_dir: Path) -> dict[str, Any]:

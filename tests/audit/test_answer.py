@@ -1,4 +1,4 @@
-"""The rules behind an audit's three words: which holds, and that none says more than the attacks did."""
+"""The rules behind an audit's answer: which holds, and that none says more than the attacks did."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[.
     sizes = [path.stat().st_size for path in (tmp_path / "run" / "payloads").rglob("*.safetensors")]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["payloads"] == {"bytes": sum(sizes), "files": 8} and len(sizes) == 8
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("sealed payloads kept")]
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("messages kept")]
     assert f"{sum(sizes) / 1e3:.1f} kB in 8 files" in line
 
 

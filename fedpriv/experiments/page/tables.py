@@ -23,9 +23,9 @@ the claims). *Rounds saved* is the paper's traffic saving, as if a round cost ev
 both ways, round 0 included."""
 _COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
 benchmark: machines and their load varied."""
-_AGES = """Percent; in brackets the number of clients, of all seeds. After the last round, by the number of rounds since a
-client's last turn: its private part is that old, while the model that it is tested with is new."""
-_TRACES = """Mean over all rounds and seeds (least to greatest round); tensor by tensor in the results only."""
+_AGES = """Percent, measured after the last round; the number of clients over all seeds is in brackets. Columns: rounds since the
+client last took part. Its personal layers are that old, while the shared model it is tested with is current."""
+_TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
 _WHAT = {
     "accuracy": "",
     "worst_tenth": " in the worst tenth",
@@ -90,10 +90,10 @@ def accuracy(comparison: Comparison) -> list[str]:
     ]
     texts = [
         f"Percent. Accuracy: mean over all clients and over the last {last} rounds. Worst tenth: of the clients. A client "
-        "that was never sampled is tested with the initial head, where it has one of its own."
+        "that was never sampled is tested with its initial head, if its head is personal."
     ]
     if any(row.averaged_rounds < last for row in rows):
-        texts.append("¹ Tested as it is meant after the last round only, so that round alone counts.")
+        texts.append("¹ Fine-tuned and tested after the last round only, so its accuracy is of that round alone.")
     if fresh:
         texts.append("Fresh heads: after the last round, with each client's head trained further on the present encoder.")
     if before:
@@ -182,7 +182,7 @@ def claims(comparison: Comparison) -> list[str]:
     experiment = comparison.experiment
     rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
     head = "claim | the paper, or what we hold against it | ours | each seed | 95 % interval | verdict"
-    few = f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only what is counted can be."
+    few = f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only byte counts can be."
     return ["### What the paper says", table(head, rows), *([few] if len(experiment.seeds) < MIN_SEEDS else [])]
 
 
