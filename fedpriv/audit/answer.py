@@ -118,7 +118,7 @@ def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
         return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
     tried = f"None of the {len(like)} other defences that were audited here." if like else "Not measured."
     target = {MEMBERS: "membership_auc<=0.6", CLASSES: "labels<=0.5"}.get(level, "recovered<=0")
-    return f"{tried} This looks for the cheapest defence that does:", target
+    return f"{tried} This looks for the most accurate defence that does:", target
 
 
 def _defended(run: Found) -> str:

@@ -1,4 +1,4 @@
-"""The decision among audited runs: which are beaten by none, and which is the cheapest that holds a target."""
+"""The decision among audited runs: which are beaten by none, and which is the most accurate that meets a target."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequenc
     )  # fmt: skip
 
 
-def unbeaten(trades: Sequence[Trade]) -> list[Trade]:
+def pareto_optimal(trades: Sequence[Trade]) -> list[Trade]:
     """Those of which no other is at least as accurate, as tight and as small, and better in one. Without those at chance."""
     known = [one for one in trades if one.accuracy is not None and one.recovered is not None and not one.at_chance]
     return [one for one in known if not any(_beats(other, one) for other in known)]
 
 
-def cheapest(trades: Sequence[Trade]) -> Trade | None:
+def most_accurate(trades: Sequence[Trade]) -> Trade | None:
     """Of those that hold the target, the most accurate; among equals, that with the fewest bytes. ``None``: none holds."""
     return max((one for one in trades if one.holds), key=_merit, default=None)
 

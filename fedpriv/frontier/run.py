@@ -18,7 +18,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.files import check_place, write_atomically
-from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
+from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.grid import Defence, Point, grid, point
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
 from fedpriv.frontier.show import markdown
@@ -101,13 +101,13 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
         strengths = made.strengths()
         chosen, confirmed = made.decide()
         trades = list(made.trades.values())
-        best = {one.label for one in unbeaten([one for one in trades if one.seed == plan.seed])}
+        best = {one.label for one in pareto_optimal([one for one in trades if one.seed == plan.seed])}
         found = {
             "command": plan.command,
             "seconds": round(time.monotonic() - began, 1),
             "target": [str(one) for one in plan.target],
             "seed": plan.seed,
-            "trades": [asdict(one) | {"holds": one.holds, "unbeaten": one.label in best} for one in trades],
+            "trades": [asdict(one) | {"holds": one.holds, "pareto_optimal": one.label in best} for one in trades],
             "not_run": made.failed,
             "strengths": strengths,
             "chosen": None if chosen is None else chosen.label,
@@ -232,14 +232,14 @@ class _Frontier:
         return point(self.plan.base, method, defence, self.plan.where)
 
     def decide(self) -> tuple[Trade | None, list[dict[str, Any]]]:
-        """The cheapest point that holds the target, also on a fresh seed; and what became of each that was tried there.
+        """The most accurate point that holds the target, also on a fresh seed; and what became of each that was tried there.
 
         Where a strength that was searched fails there, the next greater one that held in the search takes its place.
         """
         tried: list[dict[str, Any]] = []
         if not self.plan.target:
             return None, tried
-        while len(tried) < MOST_CONFIRMED and (best := cheapest(self._left(tried))) is not None:
+        while len(tried) < MOST_CONFIRMED and (best := most_accurate(self._left(tried))) is not None:
             fresh = self.plan.seed + FRESH + len(tried)
             self.say(f"{best.label} holds the target; the same with seed {fresh}")
             one = self._points[best.label]

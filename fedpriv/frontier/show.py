@@ -16,22 +16,22 @@ def answer(found: Found) -> str:
     by_label = {one["label"]: one for one in reversed(found["trades"])}
     target = ", ".join(found["target"])
     if not found["target"]:
-        best = [one["label"] for one in found["trades"] if one["unbeaten"]]
-        return f"No target was given. Beaten by none: {formats.listed(best, 'none')}."
+        best = [one["label"] for one in found["trades"] if one["pareto_optimal"]]
+        return f"No target was given. Pareto-optimal: {formats.listed(best, 'none')}."
     if found["chosen"] is not None:
         one = by_label[found["chosen"]]
         what = f"accuracy {formats.percent(one['accuracy'])}, {formats.size(one['bytes'])} sent"
         again = found["confirmed"][-1]["seed"]
-        holds = f"{named(one)} is the cheapest that holds {target} against every attack that was mounted"
+        holds = f"{named(one)} is the most accurate that meets {target} against every attack that was mounted"
         return f"{holds}: {what}. Confirmed on seed {again}."
     failed = [one["label"] for one in found["confirmed"]]
-    why = f" {formats.listed(failed)} held it in the grid, but not on a fresh seed." if failed else ""
+    why = f" {formats.listed(failed)} met it in the grid, but not on a fresh seed." if failed else ""
     if found["nearest"] is None:
-        return f"None holds {target}, and none has a model that is better than guessing.{why}"
+        return f"None meets {target}, and none has a model that is better than guessing.{why}"
     one = by_label[found["nearest"]]
     missed = formats.listed(one["unmet"]) if one["unmet"] else "nothing but the fresh seed"
     near = f"{named(one)} comes nearest: it misses {missed}, at an accuracy of {formats.percent(one['accuracy'])}"
-    return f"None holds {target}.{why} {near}."
+    return f"None meets {target}.{why} {near}."
 
 
 def named(one: Found) -> str:
@@ -53,16 +53,14 @@ def rows(trades: Sequence[Found]) -> list[tuple[str, ...]]:
             formats.bound(one["leakage"]["epsilon"]),
             formats.size(one["bytes"]),
             one["words"] + ("; at chance" if one["at_chance"] else ""),
-            "yes" if one["unbeaten"] else "",
+            "yes" if one["pareto_optimal"] else "",
             "yes" if one["holds"] else "",
         )
         for one in ordered
     ]
 
 
-COLUMNS = (
-    "method | defence | seed | accuracy (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | unbeaten | holds"
-)
+COLUMNS = "method | defence | seed | accuracy (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | Pareto-optimal | meets the target"
 
 
 def markdown(found: Found) -> str:
@@ -76,7 +74,7 @@ def markdown(found: Found) -> str:
     parts.append(
         "Accuracy: mean over the clients; its interval is over the clients of one run, not over seeds. Recovered: the largest "
         "share of samples that an attack recovered, from a message or from a client with a single sample. Sent: both directions, "
-        "whole run. Unbeaten: no other point of the seed is at least as good in accuracy, recovered and bytes, and better "
+        "whole run. Pareto-optimal: no other point of the seed is at least as good in accuracy, recovered and bytes, and better "
         "in one."
     )
     if found["strengths"]:

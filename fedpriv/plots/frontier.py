@@ -45,7 +45,7 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
                     low, high = (100 * min(1.0, max(0.0, bound)) for bound in bounds)
                     line = ([low, high], [y, y]) if along == "x" else ([x, x], [low, high])
                     axes.plot(*line, color=colour, linewidth=1, alpha=0.45 * alpha)
-            edge = "black" if one["unbeaten"] else colour
+            edge = "black" if one["pareto_optimal"] else colour
             axes.scatter(
                 [x], [y], s=_AREA * one["bytes"] / largest + 18, color=colour, alpha=0.55 * alpha, edgecolors=edge,
                 linewidths=2.6 if one["label"] == chosen else 1.2, zorder=3,

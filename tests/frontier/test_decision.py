@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.conditions import conditions
-from fedpriv.frontier.decision import Trade, cheapest, nearest, trade, unbeaten
+from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.search import search
 from tests.audit.sample_findings import findings
 
@@ -34,7 +34,7 @@ def test_a_point_is_beaten_by_one_that_is_as_good_in_all_and_better_in_one() -> 
         a_trade("at chance", 0.99, 0.0, 0, at_chance=True),
         a_trade("not known", 0.99, None, 0),
     ]
-    assert names(unbeaten(points)) == {"accurate", "tight", "small", "equal to tight"}
+    assert names(pareto_optimal(points)) == {"accurate", "tight", "small", "equal to tight"}
 
 
 def test_the_cheapest_holds_the_target_and_is_better_than_guessing() -> None:
@@ -45,9 +45,9 @@ def test_the_cheapest_holds_the_target_and_is_better_than_guessing() -> None:
         a_trade("small", 0.9, 0.0, 5),
         a_trade("worse", 0.8, 0.0, 1),
     ]
-    best = cheapest(points)
+    best = most_accurate(points)
     assert best is not None and best.label == "small"
-    assert cheapest(points[:2]) is None
+    assert most_accurate(points[:2]) is None
     near = nearest([*points[:2], a_trade("misses two", 0.99, 0.5, 1, unmet=("a", "b"))])
     assert near is not None and near.label == "leaks"
 

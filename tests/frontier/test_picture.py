@@ -12,7 +12,7 @@ from fedpriv.plots.frontier import _LINE, _labels, draw
 
 
 def point(defence: str, recovered: float, accuracy: float, **more: Any) -> dict[str, Any]:
-    facts = {"recovered_interval": None, "interval": None, "at_chance": False, "unbeaten": True, "seed": 0, "bytes": 1}
+    facts = {"recovered_interval": None, "interval": None, "at_chance": False, "pareto_optimal": True, "seed": 0, "bytes": 1}
     return {"label": defence, "method": "fedavg", "defence": defence, "recovered": recovered, "accuracy": accuracy} | facts | more
 
 
