@@ -60,7 +60,10 @@ def rows(trades: Sequence[Found]) -> list[tuple[str, ...]]:
     ]
 
 
-COLUMNS = "method | defence | seed | accuracy (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | Pareto-optimal | meets the target"
+COLUMNS = (
+    "method | defence | seed | accuracy (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | "
+    "Pareto-optimal | meets the target"
+)
 
 
 def markdown(found: Found) -> str:
