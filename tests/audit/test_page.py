@@ -233,6 +233,7 @@ def test_what_others_wrote_stays_text() -> None:
     text = render_markdown(hostile)
     assert [len(table) for table in tables(text)] == [len(table) for table in tables(render_markdown(findings()))]
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    outside = re.sub(r"(?<![\\`])(`+)(?!`).+?(?<!`)\1(?!`)", "", outside)  # code within lines
     assert not re.search(r"(?<!\\)<b|(?<!\\)\[a\]|(?<!\\)`", outside)
 
 
@@ -310,3 +311,14 @@ def test_curves_begin_at_one_and_skip_what_no_logarithm_shows() -> None:
     (path,) = [p["d"] for p in Page(chart.drawing).all("path") if (p["class"] or "").startswith("line")]
     assert path == "M62.0 16.0L466.0 284.0"  # from 1 at the top left to a hundredth at the bottom right
     assert charts.descent({"attempts": [{"attacker": "b", "curve": None}]}) is None
+
+
+def test_commands_are_code_in_markdown() -> None:
+    audit = findings()
+    change = audit["runs"][0]["answer"]["change"] = {
+        "sentence": "Not measured.",
+        "command": "fedpriv frontier --target 'recovered<=0'",
+    }
+    assert f"* What would change it: Not measured. `{change['command']}`\n" in render_markdown(audit)
+    change["command"] = "echo `date`"
+    assert "Not measured. `` echo `date` ``\n" in render_markdown(audit)

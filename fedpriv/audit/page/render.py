@@ -77,7 +77,7 @@ def _html() -> Template:
 @cache
 def _md() -> Template:
     environment = _environment(autoescape=False, finalize=lambda value: _markdown(_dash(value)))
-    environment.filters["verbatim"] = _verbatim
+    environment.filters |= {"verbatim": _verbatim, "code": _code}
     return environment.get_template("audit.md.j2")
 
 
@@ -207,6 +207,13 @@ def _markdown(value: Any) -> str:
         return value
     text = re.sub(r"([\\`*|\[\]<>&~]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(str(value).split()))
     return re.sub(r"^([#+-])", r"\\\1", text)
+
+
+def _code(text: str) -> Markup:
+    """Code within a line, which its content cannot end."""
+    line = " ".join(text.split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
 
 
 def _verbatim(text: str) -> Markup:
