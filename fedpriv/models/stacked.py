@@ -27,6 +27,7 @@ from fedpriv.models.stacked_layers import (
     with_bias,
     without_bias,
 )
+from fedpriv.parameters import ParameterSpace
 
 
 class Form(Protocol):
@@ -52,6 +53,7 @@ class StackedNet(Form):
     """
 
     def __init__(self, net: Net) -> None:
+        _check_layers(net)
         self._for_head = net.for_head
         self._parts = {role: _traced(role, module) for role in ROLES if isinstance(module := getattr(net, role), nn.Module)}
         self.buffers = tuple(name for name, _ in net.named_buffers())
@@ -59,27 +61,7 @@ class StackedNet(Form):
         self.mixes = frozenset(
             role for role in self._parts if any(isinstance(module, _BatchNorm) for module in getattr(net, role).modules())
         )
-        self._check(net)
-
-    @torch.no_grad()
-    def _check(self, net: Net) -> None:
-        """Check on two clients that the outputs equal those of the net."""
-        state = net.state_dict()
-        like = next(iter(state.values()))
-        x = torch.rand((2, 3, *net.input_shape), generator=torch.Generator().manual_seed(0)).to(like)
-        modes = [module.training for module in net.modules()]
-        net.eval()
-        try:
-            for roles in (frozenset(ROLES), frozenset[str]()):
-                tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in state.items()}
-                ctx = ForwardContext(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
-                logits = self.from_features(ctx, self.encode(ctx, to_stack(list(x), 3))).logits
-            for own, alone in zip(logits, x, strict=True):
-                if not torch.allclose(own, net(alone).logits, rtol=1e-3, atol=1e-4):
-                    raise NotStackable("the net as a whole: its stacked forward pass differs from its own")
-        finally:
-            for module, training in zip(net.modules(), modes, strict=True):
-                module.training = training
+        check(self, net)
 
     def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         return to_vectors(self._run("encoder", ctx, x), ctx.clients)
@@ -91,6 +73,19 @@ class StackedNet(Form):
 
     def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
         return self._parts[role](ctx, x)
+
+
+def _check_layers(net: Net) -> None:
+    """Check that nothing changes what the layers compute, as a hook does that makes a weight from others before each pass.
+
+    Raises:
+        NotStackable: something does.
+    """
+    for name, module in net.named_modules():
+        if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
+            raise NotStackable(f"{name}: a hook, as of weight_norm or pruning")
+        if type(module).train is not nn.Module.train:
+            raise NotStackable(f"{name}: a mode of training of its own")
 
 
 def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], Tensor]:
@@ -191,3 +186,37 @@ class VmappedNet(Form):
             for name, tensor in running.items():
                 ctx.tensors[f"{role}.{name}"].copy_(tensor)
         return outputs
+
+
+@torch.no_grad()
+def check(form: Form, net: Net) -> None:
+    """Check on two clients, whose nets differ, that each has the outputs of its net alone.
+
+    Raises:
+        NotStackable: it has not.
+    """
+    space, draws = ParameterSpace.of(net), torch.Generator().manual_seed(0)
+    row = space.row_of(net)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=draws).to(row)
+
+    # Not the initial values: they may be zero, and what is wrongly taken for a constant still has them.
+    rows = row * (1 + 0.1 * drawn(2, len(row)))
+    for part in space.parameters():
+        rows[:, part] += 0.02 * drawn(2, part.stop - part.start) - 0.01
+    x = drawn(2, 3, *net.input_shape)
+    modes = [module.training for module in net.modules()]
+    net.eval()
+    try:
+        for roles in (frozenset(ROLES), frozenset[str]()):
+            tensors = {name: torch.stack([space.view(own, name) for own in rows]) for name in space.names}
+            ctx = ForwardContext(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
+            logits = form.from_features(ctx, form.encode(ctx, to_stack(list(x), 3))).logits
+        for own, state, alone in zip(logits, rows, x, strict=True):
+            expected: Outputs = functional_call(net, space.unpack(state), (alone,))
+            if not torch.allclose(own, expected.logits, rtol=1e-3, atol=1e-4):
+                raise NotStackable("the net as a whole: its stacked forward pass differs from its own")
+    finally:
+        for module, training in zip(net.modules(), modes, strict=True):
+            module.training = training

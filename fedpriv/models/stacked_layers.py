@@ -47,10 +47,16 @@ class Layer:
     module: nn.Module
 
     def tensor(self, ctx: ForwardContext, name: str) -> Tensor | None:
-        """A tensor of the layer ``(K, *shape)``; ``None`` if it has none of this name. Constants are the same for all."""
+        """A tensor of the layer ``(K, *shape)``; ``None`` if it has none of this name. Constants are the same for all.
+
+        Raises:
+            NotStackable: it is no constant, yet has another name in the net's state, as a tied parameter has.
+        """
         own: Tensor | None = getattr(self.module, name)
         if own is None or (known := ctx.tensors.get(f"{self.name}.{name}")) is not None:
             return known if own is not None else None
+        if own.requires_grad:
+            raise NotStackable(f"{self.name}: its {name} is that of another layer too")
         return own.detach().expand(ctx.clients, *own.shape)
 
     def training(self, ctx: ForwardContext) -> bool:

@@ -1,0 +1,78 @@
+"""What has a stacked form computes, for each client, what its own net does; what has none is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune, weight_norm
+
+from fedpriv.models.net import Net
+from fedpriv.models.stacked import StackedNet
+from fedpriv.models.stacked_layers import NotStackable
+
+
+def with_encoder(*layers: nn.Module, d: int = 16) -> Net:
+    """A net on images of 1x8x8."""
+    encoder = nn.Sequential(*layers)
+    return Net(encoder, nn.Identity(), None, nn.Linear(d, 4), input_shape=(1, 8, 8), feature_dim=d, projection_dim=d, classes=4)
+
+
+def tied() -> Net:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    return with_encoder(nn.Flatten(), nn.Linear(64, 16), first, nn.ReLU(), second)
+
+
+def hooked(hook: Callable[[nn.Linear], object]) -> Net:
+    layer = nn.Linear(64, 16)
+    hook(layer)
+    return with_encoder(nn.Flatten(), layer)
+
+
+def normed() -> Net:
+    """Its layer's weight is made from two others before each pass, and then looks like a constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        net = hooked(weight_norm)
+    with torch.no_grad():
+        net(torch.rand(2, 1, 8, 8))
+    return net
+
+
+class FixedInside(nn.Sequential):
+    def train(self, mode: bool = True) -> FixedInside:
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (tied, "encoder.4: its weight is that of another layer too"),
+        (normed, "encoder.1: a hook, as of weight_norm or pruning"),
+        (lambda: hooked(lambda layer: prune.random_unstructured(layer, "weight", 0.5)), "encoder.1: a hook"),
+        (lambda: hooked(lambda layer: layer.register_forward_hook(lambda module, given, out: out.tanh())), "encoder.1: a hook"),
+        (lambda: hooked(lambda layer: layer.register_full_backward_hook(lambda module, *_: None)), "encoder.1: a hook"),
+        (lambda: with_encoder(FixedInside(nn.BatchNorm2d(1)), nn.Flatten(), d=64), "encoder.0: a mode of training of its own"),
+    ],
+)
+def test_what_its_layers_do_not_tell(build: Callable[[], Net], why: str) -> None:
+    with pytest.raises(NotStackable, match=why):
+        StackedNet(build())
+
+
+def test_zeros_at_the_start_hide_nothing() -> None:
+    """The outputs of a new net may be the same whatever a layer computes."""
+
+    net = with_encoder(nn.Flatten(), nn.Linear(64, 16))
+    encoder, head = net.encoder, net.head
+    assert isinstance(encoder, nn.Sequential) and isinstance(head, nn.Linear)
+    nn.init.zeros_(head.weight)
+    encoder.forward = lambda x: 2 * nn.Sequential.forward(encoder, x)  # type: ignore[method-assign]
+    with pytest.raises(NotStackable, match="differs from its own"):
+        StackedNet(net)
