@@ -188,13 +188,22 @@ class VmappedNet(Form):
         return outputs
 
 
-@torch.no_grad()
 def check(form: Form, net: Net) -> None:
     """Check on two clients, whose nets differ, that each has the outputs of its net alone.
 
     Raises:
-        NotStackable: it has not.
+        NotStackable: it has not, or there are none.
     """
+    try:
+        _check_outputs(form, net)
+    except NotStackable:
+        raise
+    except Exception as error:  # layers raise anything on inputs of other dimensions than their own
+        raise NotStackable(f"the net as a whole: {first_line(error)}") from None
+
+
+@torch.no_grad()
+def _check_outputs(form: Form, net: Net) -> None:
     space, draws = ParameterSpace.of(net), torch.Generator().manual_seed(0)
     row = space.row_of(net)
 

@@ -68,11 +68,26 @@ def test_what_its_layers_do_not_tell(build: Callable[[], Net], why: str) -> None
 
 def test_zeros_at_the_start_hide_nothing() -> None:
     """The outputs of a new net may be the same whatever a layer computes."""
-
     net = with_encoder(nn.Flatten(), nn.Linear(64, 16))
     encoder, head = net.encoder, net.head
     assert isinstance(encoder, nn.Sequential) and isinstance(head, nn.Linear)
     nn.init.zeros_(head.weight)
     encoder.forward = lambda x: 2 * nn.Sequential.forward(encoder, x)  # type: ignore[method-assign]
     with pytest.raises(NotStackable, match="differs from its own"):
+        StackedNet(net)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Flatten(), nn.Linear(64, 16), nn.GroupNorm(4, 16)],
+        [nn.LayerNorm([1, 8, 8]), nn.Flatten(), nn.Linear(64, 16)],
+        [nn.Linear(8, 2), nn.Flatten()],
+    ],
+    ids=["GroupNorm on vectors", "LayerNorm on images", "Linear before Flatten"],
+)
+def test_layers_on_inputs_that_only_a_single_net_takes(layers: list[nn.Module]) -> None:
+    net = with_encoder(*layers)
+    assert net(torch.rand(3, 1, 8, 8)).logits.shape == (3, 4)
+    with pytest.raises(NotStackable, match="the net as a whole: "):
         StackedNet(net)
