@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -154,7 +155,7 @@ class VmappedNet(Form):
     """The forward pass of K nets by ``torch.func.vmap``, for nets without a stacked form; hardly faster than one by one."""
 
     def __init__(self, net: Net) -> None:
-        self._net = net
+        self._net = copy.deepcopy(net)  # its mode changes with each pass, and who has the net itself knows nothing of that
         modules = list(net.modules())
         self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
         self.mixes = frozenset(ROLES if any(isinstance(module, _BatchNorm) for module in modules) else ())

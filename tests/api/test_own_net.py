@@ -92,6 +92,7 @@ def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> Non
     ]
     alone, together = (run.weights() for run in made)
     assert "vmap" in made[1].folder.facts["executor"] and alone["encoder.norm.running_var"].std() > 0
+    assert made[0].accuracy == pytest.approx(made[1].accuracy)
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, weight_norm
 
-from fedpriv.models.net import Net
-from fedpriv.models.stacked import StackedNet
-from fedpriv.models.stacked_layers import NotStackable
+from fedpriv.models.net import ROLES, Net
+from fedpriv.models.stacked import StackedNet, VmappedNet
+from fedpriv.models.stacked_layers import ForwardContext, NotStackable
 
 
 def with_encoder(*layers: nn.Module, d: int = 16) -> Net:
@@ -91,3 +91,12 @@ def test_layers_on_inputs_that_only_a_single_net_takes(layers: list[nn.Module]) 
     assert net(torch.rand(3, 1, 8, 8)).logits.shape == (3, 4)
     with pytest.raises(NotStackable, match="the net as a whole: "):
         StackedNet(net)
+
+
+def test_vmap_leaves_the_net_in_its_mode() -> None:
+    """Or who has the net, and has set its mode, would test clients in training mode."""
+    net = with_encoder(nn.Flatten(), nn.BatchNorm1d(64), d=64).eval()
+    tensors = {name: tensor.expand(2, *tensor.shape).clone() for name, tensor in net.state_dict().items()}
+    VmappedNet(net).encode(ForwardContext(2, tensors, frozenset(ROLES), lambda like, share: like), torch.rand(3, 2, 8, 8))
+    assert not any(module.training for module in net.modules()) and not net.encoder[1].num_batches_tracked  # type: ignore[index]
+    assert (tensors["encoder.1.running_mean"] > 0).all()
