@@ -190,10 +190,10 @@ class VmappedNet(Form):
 
 
 def check(form: Form, net: Net) -> None:
-    """Check on two clients, whose nets differ, that each has the outputs of its net alone.
+    """Check on two clients, whose nets differ, that each can train, and has the outputs of its net alone.
 
     Raises:
-        NotStackable: it has not, or there are none.
+        NotStackable: one cannot, or has not.
     """
     try:
         _check_outputs(form, net)
@@ -221,8 +221,12 @@ def _check_outputs(form: Form, net: Net) -> None:
     try:
         for roles in (frozenset(ROLES), frozenset[str]()):
             tensors = {name: torch.stack([space.view(own, name) for own in rows]) for name in space.names}
+            leaves = [tensors[entry.name].requires_grad_(bool(roles)) for entry in space.entries if entry.kind != "buffer"]
             ctx = ForwardContext(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
-            logits = form.from_features(ctx, form.encode(ctx, to_stack(list(x), 3))).logits
+            with torch.set_grad_enabled(bool(roles)):
+                logits = form.from_features(ctx, form.encode(ctx, to_stack(list(x), 3))).logits
+                if roles:
+                    torch.autograd.grad(logits.sum(), leaves, allow_unused=True)
         for own, state, alone in zip(logits, rows, x, strict=True):
             expected: Outputs = functional_call(net, space.unpack(state), (alone,))
             if not torch.allclose(own, expected.logits, rtol=1e-3, atol=1e-4):

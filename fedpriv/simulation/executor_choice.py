@@ -15,7 +15,7 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import Phase
 from fedpriv.models.compiled import CompiledNet
 from fedpriv.models.net import Net, describe
-from fedpriv.models.stacked import Form, StackedNet, VmappedNet
+from fedpriv.models.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.samples import Inputs
 
@@ -120,6 +120,10 @@ def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
     form = VmappedNet(net)
     if form.draws:
         return None, f"{missing} cannot be stacked, and the net's dropout would not have the draws of a single client"
+    try:
+        check(form, net)
+    except NotStackable as error:
+        return None, f"{missing} cannot be stacked, and torch.func.vmap fails on the net ({error})"
     return form, f"as requested, by torch.func.vmap ({missing} has no faster form)"
 
 

@@ -42,6 +42,19 @@ class Softmax(InRoles):
         return super().forward(x).softmax(1)
 
 
+class Recurrent(nn.Module):
+    """Reads an image line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = nn.LSTM(8, 16, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lines(x[:, 0])[0][:, -1])
+        return logits
+
+
 def mlp(width: int = 8) -> nn.Module:
     """A net by a function."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))

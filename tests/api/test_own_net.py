@@ -152,6 +152,7 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.InRoles, {"model.head_on": "features"}, "model.head_on features: model .* is taken as it is"),
         (own_nets.InRoles, {"dataset": "disaster_synthetic"}, "holds image-text pairs"),
         ("mlp2", {"roles": {"head": "fc"}}, "model.roles is for a net of your own"),
+        (own_nets.Recurrent, {"executor": "vectorized"}, "torch.func.vmap fails on the net .*; use --executor sequential"),
         (own_nets.InRoles, {"data.image_size": 9}, "InRoles does not take inputs of 1x9x9: RuntimeError"),
     ],
 )
