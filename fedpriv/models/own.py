@@ -100,7 +100,9 @@ def own_net(name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str
     for module in whole.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # hooks on activations and torch.func need the values
-    return _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
+    net = _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
+    _check_apart(name, net)
+    return net
 
 
 def _in_roles(
@@ -191,6 +193,32 @@ def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
     owner, _, attribute = place.rpartition(".")
     setattr(modules[owner], attribute, nn.Identity())
     return modules[place]
+
+
+def _check_apart(name: str, net: Net) -> None:
+    """Check that no two roles have a tensor in common: a method may send the one and keep the other.
+
+    Raises:
+        UsageError: two have.
+    """
+    first: dict[int, str] = {}
+    for where, tensor in _learnt(net).items():
+        other = first.setdefault(tensor.untyped_storage().data_ptr(), where) if tensor.numel() else where
+        if other.partition(".")[0] != where.partition(".")[0]:
+            raise UsageError(
+                f"model {name}: {other} and {where} are one tensor, and a method may send the one and keep the other; "
+                "tie tensors within a role only"
+            )
+
+
+def _learnt(net: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a run changes, by each of their names; see :class:`fedpriv.parameters.ParameterSpace`."""
+    stored = {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    return {
+        name: tensor
+        for name, tensor in stored.items()
+        if (tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point())
+    }
 
 
 def _alike(found: Tensor, logits: Tensor) -> bool:

@@ -42,6 +42,35 @@ class Softmax(InRoles):
         return super().forward(x).softmax(1)
 
 
+class Tied(nn.Module):
+    """Two of its layers have one weight; ``head``: the head has it too."""
+
+    def __init__(self, head: bool = False) -> None:
+        super().__init__()
+        first, second, self.head = nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 10)
+        second.weight = first.weight
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), first, nn.ReLU(), second)
+        if head:
+            self.head.weight = first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.encoder(x))
+        return logits
+
+
+class TiedToHead(Tied):
+    def __init__(self) -> None:
+        super().__init__(head=True)
+
+
+class SharesNumbers(Tied):
+    """Its head's weight is another parameter, with the memory of the encoder's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = nn.Parameter(self.encoder[1].weight.data[:, :10])  # type: ignore[union-attr, index]
+
+
 class Recurrent(nn.Module):
     """Reads an image line by line."""
 

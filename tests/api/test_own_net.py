@@ -83,6 +83,13 @@ def test_a_run_with_it(method: str, here: Path) -> None:
     assert any(one["name"] == "encoder.conv.weight" and one["up"] for one in report.runs[0]["wire"]["tensors"])
 
 
+def test_tied_within_a_role_it_is_trained_as_it_is(here: Path) -> None:
+    runs = [fedpriv.train(method="fedavg", model=own_nets.Tied, **SMALL | {"executor": name}) for name in ("sequential", "auto")]
+    alone, usual = (run.weights() for run in runs)
+    assert "encoder.2.weight" in usual and "encoder.4.weight" not in usual
+    assert all(torch.equal(tensor, usual[name]) for name, tensor in alone.items())
+
+
 @pytest.mark.slow
 def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> None:
     """Also the running statistics of BatchNorm, where a net has no stacked form."""
@@ -152,6 +159,8 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.InRoles, {"model.head_on": "features"}, "model.head_on features: model .* is taken as it is"),
         (own_nets.InRoles, {"dataset": "disaster_synthetic"}, "holds image-text pairs"),
         ("mlp2", {"roles": {"head": "fc"}}, "model.roles is for a net of your own"),
+        (own_nets.TiedToHead, {}, "encoder.2.weight and head.weight are one tensor, and a method may send the one and keep"),
+        (own_nets.SharesNumbers, {}, "encoder.1.weight and head.weight are one tensor"),
         (own_nets.Recurrent, {"executor": "vectorized"}, "torch.func.vmap fails on the net .*; use --executor sequential"),
         (own_nets.InRoles, {"data.image_size": 9}, "InRoles does not take inputs of 1x9x9: RuntimeError"),
     ],
