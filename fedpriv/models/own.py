@@ -97,6 +97,7 @@ def own_net(name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str
         UsageError: it cannot be built, does not fit the data, or is not called as its roles say.
     """
     whole = _built(name, find_own(name), input_shape, classes)
+    _check_numbers(name, whole)
     for module in whole.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # hooks on activations and torch.func need the values
@@ -193,6 +194,19 @@ def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
     owner, _, attribute = place.rpartition(".")
     setattr(modules[owner], attribute, nn.Identity())
     return modules[place]
+
+
+def _check_numbers(name: str, whole: nn.Module) -> None:
+    """Check that what is trained can be one row of numbers.
+
+    Raises:
+        UsageError: it cannot, or nothing is trained.
+    """
+    learnt = _learnt(whole)
+    if other := next((where for where, tensor in learnt.items() if tensor.dtype != torch.float32), None):
+        raise UsageError(f"model {name}: {other} is of {learnt[other].dtype}; what is trained must be of torch.float32")
+    if not any(isinstance(tensor, nn.Parameter) for tensor in learnt.values()):
+        raise UsageError(f"model {name} has no parameters to train; at least one must have requires_grad=True")
 
 
 def _check_apart(name: str, net: Net) -> None:

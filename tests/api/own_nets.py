@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -69,6 +70,41 @@ class SharesNumbers(Tied):
     def __init__(self) -> None:
         super().__init__()
         self.head.weight = nn.Parameter(self.encoder[1].weight.data[:, :10])  # type: ignore[union-attr, index]
+
+
+class Double(InRoles):
+    """Its projector computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projector.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.projector(self.encoder(x).double()).float())
+        return logits
+
+
+class Complex(InRoles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(64, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x.flatten(1) * self.factors).real)
+
+
+class HalfStatistics(InRoles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16, dtype=torch.float16))
+
+
+def frozen(*layers: int) -> nn.Module:
+    """:func:`mlp` with the numbers of some layers fixed; of both by default."""
+    net = mlp()
+    for layer in layers or (1, 3):
+        net.get_submodule(str(layer)).requires_grad_(False)
+    return net
 
 
 class Recurrent(nn.Module):
