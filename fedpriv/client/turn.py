@@ -141,12 +141,13 @@ class Turn:
         labels, hidden = (self.config.seed, *here), (self.noise_seed, *here)
         order = generator(*(labels if self.spend is None else hidden), "shuffle")
         draws = (order, generator(*labels, "augment") if self._augment else None)
-        with global_rng(*labels, "dropout"):
-            if self.spend is None:
-                self._train(phase, loss, rule or PLAIN, *draws)
-            else:
-                noise, planted = generator(*hidden, "dp noise"), generator(*hidden, "canaries")
-                self._train_privately(phase, loss, rule or PLAIN, *draws, noise, planted)
+        if self.model.parts(phase.trains):  # or its roles are constant, as a head that its net freezes
+            with global_rng(*labels, "dropout"):
+                if self.spend is None:
+                    self._train(phase, loss, rule or PLAIN, *draws)
+                else:
+                    noise, planted = generator(*hidden, "dp noise"), generator(*hidden, "canaries")
+                    self._train_privately(phase, loss, rule or PLAIN, *draws, noise, planted)
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:

@@ -107,6 +107,10 @@ def frozen(*layers: int) -> nn.Module:
     return net
 
 
+def frozen_head() -> nn.Module:
+    return frozen(3)
+
+
 class Recurrent(nn.Module):
     """Reads an image line by line."""
 

@@ -90,6 +90,18 @@ def test_tied_within_a_role_it_is_trained_as_it_is(here: Path) -> None:
     assert all(torch.equal(tensor, usual[name]) for name, tensor in alone.items())
 
 
+@pytest.mark.parametrize("method", slow_but(["mpfedcon"], ["mpfedcon", "fedrep", "fedavg-ft"]))
+def test_a_phase_of_constants_alone_is_left_out(method: str, here: Path) -> None:
+    """Of a frozen head: MpFedcon and FedRep train it before the encoder, fine-tuning before a test."""
+    made = [
+        fedpriv.train(method=method, model=own_nets.frozen_head, **SMALL | {"executor": name}) for name in ("sequential", "auto")
+    ]
+    alone, together = (run.weights() for run in made)
+    assert alone.keys() == {"encoder.1.weight", "encoder.1.bias"} and made[0].accuracy == pytest.approx(made[1].accuracy)
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> None:
     """Also the running statistics of BatchNorm, where a net has no stacked form."""
