@@ -113,7 +113,7 @@ class PerSampleGradients(ClippedSums):
                 continue
             of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}
             gradients, values = self._gradients(trained, tensors(take(samples, part)), labels[part], of_part)
-            norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+            norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
             factors = (self._clip / norms).clamp(max=1.0)
             for name, gradient in gradients.items():
                 total[name] += torch.tensordot(factors, gradient, dims=1)

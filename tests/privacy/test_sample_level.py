@@ -74,6 +74,15 @@ def test_no_sample_has_more_than_the_bound() -> None:
     assert float(torch.stack([(whole[n] - without[n]).square().sum() for n in whole]).sum().sqrt()) <= 0.3 * (1 + 1e-4)
 
 
+def test_of_a_single_number_it_is_a_gradient_too() -> None:
+    """As of a learnt temperature."""
+    net, _, x, y = batch()
+    net.head.scale = nn.Parameter(torch.tensor(2.0))
+    net.head.forward = lambda z: nn.functional.linear(z, net.head.weight, net.head.bias) * net.head.scale
+    expected = torch.autograd.grad(F.cross_entropy(net(x).logits, y, reduction="sum"), net.head.scale)[0]
+    torch.testing.assert_close(sums(net, 1e9, x, y)["head.scale"], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_in_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     net, _, x, y = batch()
     whole = sums(net, 0.5, x, y)
