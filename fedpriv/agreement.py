@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.config import RunConfig
 from fedpriv.defenses import sent_names
+from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net
@@ -116,6 +117,9 @@ def agree(
 
     Args:
         new_net: a net with weights drawn from torch's global generator.
+
+    Raises:
+        UsageError: the net counts its batches, or the method does not fit it.
     """
 
     def drawn(label: str) -> Net:
@@ -123,6 +127,7 @@ def agree(
             return new_net()
 
     net = drawn("initial")
+    _check_counts(net)
     space = ParameterSpace.of(net)
     layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
@@ -145,3 +150,13 @@ def agree(
     net = net.to(device)
     method = build_method(config, context)
     return Agreement(config, method, tuple(transforms), space.row_of(net), declared, layers, linear), net
+
+
+def _check_counts(net: Net) -> None:
+    """Check that no layer computes with a count of the batches it has seen, which is in no client's state and no checkpoint."""
+    for where, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is None:
+            raise UsageError(
+                f"{where}: BatchNorm with momentum=None averages over all batches it has seen, whose number belongs to no "
+                "client's state; give it a momentum, such as 0.1"
+            )

@@ -24,6 +24,14 @@ class Small(nn.Module):
         return logits
 
 
+class Counting(Small):
+    """Its statistics are means over all batches."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(input_shape, classes)
+        self.norm.momentum = None
+
+
 class InRoles(nn.Module):
     """Its modules have the names of roles."""
 

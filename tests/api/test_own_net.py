@@ -177,6 +177,7 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.Complex, {}, "factors is of torch.complex64"),
         (own_nets.HalfStatistics, {}, "mean is of torch.float16"),
         (own_nets.frozen, {}, "has no parameters to train; at least one must have requires_grad=True"),
+        (own_nets.Counting, {}, "encoder.norm: BatchNorm with momentum=None .* give it a momentum, such as 0.1"),
         (own_nets.Recurrent, {"executor": "vectorized"}, "torch.func.vmap fails on the net .*; use --executor sequential"),
         (own_nets.InRoles, {"data.image_size": 9}, "InRoles does not take inputs of 1x9x9: RuntimeError"),
     ],
