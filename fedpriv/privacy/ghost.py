@@ -8,18 +8,22 @@ through layers are not seen, so a loss that uses the parameters directly is reje
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 
-from fedpriv.errors import UsageError
-from fedpriv.interfaces import Step
-from fedpriv.models.net import Outputs
+from fedpriv.errors import UsageError, first_line
+from fedpriv.interfaces import Step, phase
+from fedpriv.models.net import Net, Outputs
+from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
 from fedpriv.samples import Inputs
+from fedpriv.seeding import generator, global_rng
 
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
@@ -81,3 +85,43 @@ class GhostGradients(ClippedSums):
         finally:
             hooks.cleanup()
         return dict(zip(self._trained, total, strict=True)), losses.detach(), norms
+
+
+def check_layers(net: Net) -> None:
+    """Check on two samples that Opacus finds the norms of their gradients, which it may not, or wrongly, where a layer is of
+    another kind than it knows, a parameter belongs to none, or two share one.
+
+    Raises:
+        UsageError: it does not.
+    """
+    try:
+        found, expected = _norms(net)
+        why = "" if torch.allclose(found, expected, rtol=1e-2) else "they differ from those of each sample alone"
+    except Exception as error:  # of Opacus, functorch or the net
+        why = first_line(error)
+    if why:
+        raise UsageError(
+            f"privacy.clipping = ghost: Opacus cannot take the norms of this net's gradients ({why}); "
+            "use privacy.clipping = per_sample"
+        )
+
+
+def _norms(net: Net) -> tuple[Tensor, Tensor]:
+    """Of the gradients of two samples, by Opacus and one by one."""
+    net, draws = copy.deepcopy(net), generator(0, "ghost clipping")
+    trained = {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():  # no layer is without gradient because another one is zero at first
+            parameter.add_(0.02 * torch.rand(parameter.shape, generator=draws).to(parameter) - 0.01)
+    like = next(iter(trained.values()))
+    x, labels = (
+        torch.rand((2, *net.input_shape), generator=draws).to(like),
+        torch.tensor([0, net.classes - 1], device=like.device),
+    )
+    with global_rng(0, "dropout"):
+        losses = F.cross_entropy(net(x).logits, labels, reduction="none")
+    rows = [torch.autograd.grad(loss, list(trained.values()), retain_graph=True, materialize_grads=True) for loss in losses]
+    alone = torch.stack([torch.cat([part.flatten() for part in row]).norm() for row in rows])
+    with global_rng(0, "dropout"):
+        sums = GhostGradients(net, trained, {}, phase(epochs=1), cross_entropy, from_features=False, clip=1.0)
+        return sums(x, labels, {})[2], alone

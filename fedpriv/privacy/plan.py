@@ -13,8 +13,11 @@ from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
+from fedpriv.models.fusion import Fusion
+from fedpriv.models.net import Net
 from fedpriv.models.text import TextEncoder
 from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
+from fedpriv.privacy.ghost import check_layers
 from fedpriv.wire import STATISTIC, Sealed, Transform
 
 
@@ -32,7 +35,7 @@ def check(
     config: RunConfig,
     method: Method,
     server: ServerState,
-    net: nn.Module,
+    net: Net,
     transforms: Sequence[Transform],
     shares: Shares,
 ) -> None:
@@ -91,8 +94,8 @@ def check(
         )
 
 
-def _check_apart(config: RunConfig, net: nn.Module) -> None:
-    """Check that per-sample gradients of the text encoder can be computed with the chosen clipping."""
+def _check_apart(config: RunConfig, net: Net) -> None:
+    """Check that per-sample gradients can be computed with the chosen clipping."""
     encoder, modules = config.model.encoder, list(net.modules())
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
@@ -100,6 +103,8 @@ def _check_apart(config: RunConfig, net: nn.Module) -> None:
                 f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
                 "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
             )
+        if not any(isinstance(module, TextEncoder | Fusion) for module in modules):  # known, and on other samples than tensors
+            check_layers(net)
     elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "

@@ -30,6 +30,7 @@ from tests.api.test_auditing import QUICK
 from tests.marks import slow_but
 
 SHAPE, OWN = (1, 8, 8), "tests.api.own_nets:"
+GHOST = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clipping": "ghost"}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,8 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.HalfStatistics, {}, "mean is of torch.float16"),
         (own_nets.frozen, {}, "has no parameters to train; at least one must have requires_grad=True"),
         (own_nets.Counting, {}, "encoder.norm: BatchNorm with momentum=None .* give it a momentum, such as 0.1"),
+        (own_nets.Recurrent, GHOST, "Opacus cannot take the norms of this net's gradients .*; use privacy.clipping = per_sample"),
+        (own_nets.Tied, GHOST, "Opacus cannot take the norms of this net's gradients"),
         (own_nets.Recurrent, {"executor": "vectorized"}, "torch.func.vmap fails on the net .*; use --executor sequential"),
         (own_nets.InRoles, {"data.image_size": 9}, "InRoles does not take inputs of 1x9x9: RuntimeError"),
     ],
