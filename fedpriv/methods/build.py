@@ -91,6 +91,9 @@ def _check(method: Method, config: RunConfig) -> None:
                 f" use --{what} {half.name}"
             )
     roles = {name.split(".")[0] for name in method.context.space.names}
+    if not method.context.space.parameters(objective.reaches):
+        where = " and ".join(sorted(objective.reaches))
+        raise UsageError(f"objective {objective.name} trains {where}, where the net has no parameter with requires_grad=True")
     if missing := sorted(objective.needs - roles):
         option = ROLE_OPTIONS.get(missing[0], "another net")
         raise UsageError(f"objective {objective.name} needs a {missing[0]}, but the net has none; --set {option}")

@@ -119,6 +119,10 @@ def frozen_head() -> nn.Module:
     return frozen(3)
 
 
+def frozen_encoder() -> nn.Module:
+    return frozen(1)
+
+
 class Recurrent(nn.Module):
     """Reads an image line by line."""
 

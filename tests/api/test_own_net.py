@@ -179,6 +179,7 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.HalfStatistics, {}, "mean is of torch.float16"),
         (own_nets.frozen, {}, "has no parameters to train; at least one must have requires_grad=True"),
         (own_nets.Counting, {}, "encoder.norm: BatchNorm with momentum=None .* give it a momentum, such as 0.1"),
+        (own_nets.frozen_encoder, {"objective": "simclr"}, "simclr trains encoder and projector, where the net has no parameter"),
         (own_nets.Recurrent, GHOST, "Opacus cannot take the norms of this net's gradients .*; use privacy.clipping = per_sample"),
         (own_nets.Tied, GHOST, "Opacus cannot take the norms of this net's gradients"),
         (own_nets.Recurrent, {"executor": "vectorized"}, "torch.func.vmap fails on the net .*; use --executor sequential"),
