@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from fedpriv.client.model import CHUNK, ClientModel
-from fedpriv.models.net import Net, Outputs
+from fedpriv.models.net import Net, Outputs, copy_of
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, in_chunks
 
@@ -44,8 +42,7 @@ class Resident(ClientModel):
         return self._companion
 
     def _copied(self) -> Net:
-        constants = {id(parameter): parameter for name, parameter in self.net.named_parameters() if name not in self.space}
-        return copy.deepcopy(self.net, constants)
+        return copy_of(self.net, (parameter for name, parameter in self.net.named_parameters() if name not in self.space))
 
     def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
         mode = (roles, roles if differentiated is None else differentiated)

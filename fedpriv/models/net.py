@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,6 +114,13 @@ class Net(nn.Module):
     def forward(self, x: Inputs) -> Outputs:
         """B samples -> all outputs."""
         return self.from_features(self.encode(x))
+
+
+def copy_of(net: Net, shared: Iterable[Tensor] = ()) -> Net:
+    """A copy of the net, which has the tensors ``shared`` in common with it."""
+    # What hooks make of other tensors before each pass, as those of weight_norm do, torch refuses to copy with its graph.
+    made = [one for part in net.modules() for one in vars(part).values() if isinstance(one, Tensor) and not one.is_leaf]
+    return copy.deepcopy(net, {id(one): one for one in shared} | {id(one): one.detach() for one in made})
 
 
 def describe(net: Net) -> list[RoleSize]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.errors import first_line
-from fedpriv.models.net import ROLES, Net, Outputs
+from fedpriv.models.net import ROLES, Net, Outputs, copy_of
 from fedpriv.models.stacked_layers import (
     FORMS,
     FUNCTIONS,
@@ -155,7 +154,7 @@ class VmappedNet(Form):
     """The forward pass of K nets by ``torch.func.vmap``, for nets without a stacked form; hardly faster than one by one."""
 
     def __init__(self, net: Net) -> None:
-        self._net = copy.deepcopy(net)  # its mode changes with each pass, and who has the net itself knows nothing of that
+        self._net = copy_of(net)  # its mode changes with each pass, and who has the net itself knows nothing of that
         modules = list(net.modules())
         self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
         self.mixes = frozenset(ROLES if any(isinstance(module, _BatchNorm) for module in modules) else ())

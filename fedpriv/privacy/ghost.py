@@ -8,7 +8,6 @@ through layers are not seen, so a loss that uses the parameters directly is reje
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Mapping
 
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from fedpriv.errors import UsageError, first_line
 from fedpriv.interfaces import Step, phase
-from fedpriv.models.net import Net, Outputs
+from fedpriv.models.net import Net, Outputs, copy_of
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.per_sample import ClippedSums, Fields, fields_of, outputs_of
 from fedpriv.samples import Inputs
@@ -108,7 +107,7 @@ def check_layers(net: Net) -> None:
 
 def _norms(net: Net) -> tuple[Tensor, Tensor]:
     """Of the gradients of two samples, by Opacus and one by one."""
-    net, draws = copy.deepcopy(net), generator(0, "ghost clipping")
+    net, draws = copy_of(net), generator(0, "ghost clipping")
     trained = {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for parameter in trained.values():  # no layer is without gradient because another one is zero at first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 
 class Small(nn.Module):
@@ -117,6 +118,13 @@ def frozen(*layers: int) -> nn.Module:
 
 def frozen_head() -> nn.Module:
     return frozen(3)
+
+
+def pruned() -> nn.Module:
+    """A hook makes its first layer's weight anew before each pass."""
+    net = mlp()
+    prune.random_unstructured(net.get_submodule("1"), "weight", 0.5)
+    return net
 
 
 def frozen_encoder() -> nn.Module:

@@ -84,6 +84,11 @@ def test_a_run_with_it(method: str, here: Path) -> None:
     assert any(one["name"] == "encoder.conv.weight" and one["up"] for one in report.runs[0]["wire"]["tensors"])
 
 
+def test_a_weight_that_a_hook_makes_is_trained_beside_a_teacher(here: Path) -> None:
+    weights = fedpriv.train(method="moon", model=own_nets.pruned, **SMALL).weights()
+    assert torch.equal(weights["encoder.1.weight_mask"].mean(), torch.tensor(0.5))
+
+
 def test_tied_within_a_role_it_is_trained_as_it_is(here: Path) -> None:
     runs = [fedpriv.train(method="fedavg", model=own_nets.Tied, **SMALL | {"executor": name}) for name in ("sequential", "auto")]
     alone, usual = (run.weights() for run in runs)
