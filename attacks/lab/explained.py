@@ -26,6 +26,8 @@ MOST = 1.25
 """Factor up to which a tensor's length may differ from the simulated one's; attacks compare lengths, too."""
 TELLING = 0.05
 """Share of the squared norm from which a tensor's length is looked at."""
+CLEAR = 0.1
+"""Standard deviation of an entry's noise, as a share of a tensor's length, up to which this length is looked at."""
 LOUD = 0.05
 """Standard deviation of an entry's noise, as a share of the message's norm, from which the cosine says little."""
 
@@ -87,8 +89,13 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
     any_length = observation.altered.rescaled or (observation.kind == "change" and observation.schedule is None)
     common = _length(found, true) if any_length else 1.0
-    lengths = [_length(*pair) for pair in zip(seen, made, strict=True) if pair[1].norm() ** 2 >= TELLING * true.norm() ** 2]
-    return Agreement(cosine, max(max(one / common, common / one) if one > 0 < common else math.inf for one in lengths))
+    factors = [1.0]
+    for name, *pair in zip(names, seen, made, strict=True):
+        deviation, length = math.sqrt(observation.altered.variance.get(name, 0.0)), float(pair[1].norm())
+        if length**2 >= TELLING * float(true.norm()) ** 2 and deviation <= CLEAR * common * length:
+            one = _length(*pair) / common
+            factors.append(max(one, 1 / one) if one > 0 else math.inf)
+    return Agreement(cosine, max(factors))
 
 
 def _length(found: Tensor, true: Tensor) -> float:

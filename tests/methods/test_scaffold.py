@@ -196,7 +196,7 @@ def test_a_hidden_tensor_is_not_corrected_and_a_hidden_variate_is_refused(simula
 
 
 def test_a_client_that_takes_no_step_keeps_its_variate(simulate: Simulate) -> None:
-    simulation = simulate("scaffold", **{"train.min_batch": 10_000})
+    simulation = simulate("scaffold", **{"train.batch_size": 10_000, "train.min_batch": 10_000})
     torch.testing.assert_close(simulation.server.row, simulation.federation.initial)
     assert not any(bool(c.any()) for c in variates(simulation)[0].values())
 

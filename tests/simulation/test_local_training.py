@@ -123,7 +123,7 @@ def test_small_batches_are_skipped_where_asked(simulate: Simulate) -> None:
 
 def test_a_client_without_a_whole_batch_stays_as_it_is(simulate: Simulate) -> None:
     for stretch in (phase(epochs=2), phase(epochs=1, steps=3)):
-        turn = turn_of(simulate("fedavg", play=False, **{"train.batch_size": 2, "train.min_batch": 3}))
+        turn = turn_of(simulate("fedavg", play=False, **{"train.batch_size": 10_000, "train.min_batch": 10_000}))
         turn.train(stretch, cross_entropy)
         assert turn.steps == 0 and torch.equal(turn.row, turn.start) and turn.mean_loss != turn.mean_loss
 
