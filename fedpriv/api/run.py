@@ -73,7 +73,7 @@ class Run:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of all sealed uploads."""
+        """Bytes of all uploads, as they were sent."""
         return int(summary(self.path)["bytes_up"])
 
     @property

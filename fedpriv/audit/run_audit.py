@@ -137,7 +137,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     goes_on = unfinished.exists()
     progress = Progress(say, options.budget, Finished(unfinished), duration.of_last(kind))
     if goes_on:
-        say("going on with an audit that was broken off")
+        say("continuing an audit that was interrupted")
     progress("what left the clients")
     found = _attacked(evidence, options, progress, workers)
     findings = facts(evidence, summary) | found.findings

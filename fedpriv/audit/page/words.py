@@ -24,7 +24,7 @@ CENTERS = (
     "made the centres, such as a projector that stays with the client."
 )
 READING = (
-    "The attacks get the sealed messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",
+    "The attacks get the messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",
     "A failure is a statement about an attack and its budget, not about the data: another attack, more steps, more messages or "
     "better prior knowledge may succeed.",
     "Only messages that the run kept were attacked, and not always all of them; shares are of the samples behind them, not of "
