@@ -153,7 +153,7 @@ def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
         return x
     if x.ndim == IMAGES:
         raise NotStackable(f"{layer.name}: dropout on images, whose draws would differ from those of a single client")
-    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p))
+    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p or 1.0))  # of a share of 1 nothing is left to scale
 
 
 def _alike(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:

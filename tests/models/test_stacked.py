@@ -12,7 +12,7 @@ from torch.nn.utils import prune, weight_norm
 
 from fedpriv.models.net import ROLES, Net
 from fedpriv.models.stacked import StackedNet, VmappedNet
-from fedpriv.models.stacked_layers import ForwardContext, NotStackable
+from fedpriv.models.stacked_layers import FORMS, ForwardContext, Layer, NotStackable
 
 
 def with_encoder(*layers: nn.Module, d: int = 16) -> Net:
@@ -100,3 +100,9 @@ def test_vmap_leaves_the_net_in_its_mode() -> None:
     VmappedNet(net).encode(ForwardContext(2, tensors, frozenset(ROLES), lambda like, share: like), torch.rand(3, 2, 8, 8))
     assert not any(module.training for module in net.modules()) and not net.encoder[1].num_batches_tracked  # type: ignore[index]
     assert (tensors["encoder.1.running_mean"] > 0).all()
+
+
+def test_dropout_of_everything_leaves_zeros() -> None:
+    x = torch.ones(2, 3, 4)
+    ctx = ForwardContext(2, {}, frozenset({"encoder"}), lambda like, share: torch.zeros(2, *like.shape))
+    assert torch.equal(FORMS[nn.Dropout](Layer("encoder.drop", nn.Dropout(1.0)), ctx, x), torch.zeros_like(x))
