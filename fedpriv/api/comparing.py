@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
     ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``defence``, ``epsilon`` (NaN without differential privacy), and of an
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. So
-    ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])`` summarises over seeds.
+    ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])`` summarises over seeds; of a run whose ``status`` is not
+    ``finished`` the accuracy is that of its last evaluation.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -112,23 +113,42 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The method of each run; for runs of one method with different configs, also the keys in which they differ.
+    """The method of each run; for runs of one method with different configs, also keys in which they differ.
+
+    Runs have one label only if their configs differ in nothing but the seed, and in who runs the clients.
 
     Args:
         rows: the :func:`figures` of each.
     """
-    from fedpriv.config import read_yaml
-    from fedpriv.tracking import flatten
-
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
-    ignored = ("seed", "device", "threads", "method.name", "data.partition.seed", *storage)
-    configs: list[dict[str, str]] = []
-    for folder in folders:
-        settings = flatten(read_yaml(folder / "config.yaml"))
-        configs.append({key: str(value) for key, value in settings if not key.startswith(ignored)})
+    configs = [_compared(folder) for folder in folders]
     found = []
     for row, config in zip(rows, configs, strict=True):
         peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
         keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
-        found.append(", ".join([row["method"], *(f"{key.rpartition('.')[2]}={config.get(key)}" for key in keys[:3])]))
+        shown = keys[: _enough(keys, peers)]
+        names = [key.rpartition(".")[2] for key in shown]
+        names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
+        found.append(", ".join([row["method"], *(f"{name}={config.get(key)}" for name, key in zip(names, shown, strict=True))]))
     return found
+
+
+def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
+    """How many of the keys in which configs differ tell them apart; three where fewer would do."""
+
+    def told_apart(number: int) -> int:
+        return len({tuple(config.get(key) for key in keys[:number]) for config in configs})
+
+    return next((number for number in range(3, len(keys)) if told_apart(number) == told_apart(len(keys))), len(keys))
+
+
+def _compared(folder: Path) -> dict[str, str]:
+    """The keys of a run's config in which runs of one label agree."""
+    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.tracking import flatten
+
+    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
+    ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
+    config = RunFolder(folder).config_as_data()
+    if config.privacy.target_epsilon is not None:
+        ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have
+    return {key: str(value) for key, value in flatten(config.model_dump(mode="json")) if not key.startswith(ignored)}

@@ -187,15 +187,17 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
     for label, members in groups.items():
-        # One run per seed: repetitions of a run do not count as a spread over seeds.
-        of_seed = {rows[index]["seed"]: rows[index]["accuracy"] for index in members if rows[index]["accuracy"] is not None}
+        # One run per seed: repetitions of a run do not count as a spread over seeds. An unfinished one has another accuracy.
+        done = [rows[index] for index in members if rows[index]["status"] == "finished"]
+        of_seed = {row["seed"]: row["accuracy"] for row in done if row["accuracy"] is not None}
         reached = list(of_seed.values())
         average = statistics.fmean(reached) if reached else None
         spread = statistics.stdev(reached) if len(reached) > 1 else None
         names = [rows[index]["run"] for index in members]
         summaries.append({"label": label, "runs": names, "accuracy_mean": average, "accuracy_std": spread})
         if average is not None and spread is not None:
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds", soft_wrap=True)
+            left_out = f"; {len(members) - len(done)} not finished, and left out" if len(done) < len(members) else ""
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds{left_out}", soft_wrap=True)
     if len({row["split"] for row in rows}) > 1:
         say("warning: accuracies on validation and on test data are not comparable", err=True)
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:

@@ -61,10 +61,15 @@ def check(
             "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
         )
     own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
-    if level == "client" and (own_way or type(method.aggregation) is not Mean or config.train.selection != "uniform"):
+    if level == "client" and (own_way or type(method.aggregation) is not Mean):
         raise UsageError(
             f"privacy.level client replaces sampling and averaging on the server, but method {name} has its own; "
             "use fedavg, fedper or fedrep"
+        )
+    if level == "client" and config.train.selection != "uniform":
+        raise UsageError(
+            f"privacy.level client counts on clients that are drawn; train.selection {config.train.selection} does not draw "
+            "them: use uniform, or leave it out"
         )
     objective = method.objective
     if level == "sample":

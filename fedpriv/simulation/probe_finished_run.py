@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedpriv.data.sources import load_dataset
+from fedpriv.config import DataConfig
+from fedpriv.data.sources import load_data
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, samples
 from fedpriv.evaluation.probe_during_run import require_encoder
@@ -31,7 +32,8 @@ def probe_run(
     """Probe the final encoder of a finished run, and store a JSON for each fraction in its folder ``probe/``.
 
     Args:
-        dataset: another data set than the run's; its images are resized to the encoder's input.
+        dataset: another data set than the run's; its images are resized to the encoder's input, and scaled as the run's
+            ``data.pixels`` says (``standardised``: by the mean and deviation of this other set).
         data_dir: the data folder, if not the run's.
         features: of which part of the encoder; ``published``: all as in :mod:`fedpriv.evaluation.published_probe`.
 
@@ -51,7 +53,8 @@ def probe_run(
     if own.texts is not None:
         raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {own.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
-    on = own if dataset in (None, own.name) else load_dataset(str(dataset), config.data.dir)
+    other = DataConfig(name=str(dataset), dir=config.data.dir, pixels=config.data.pixels)
+    on = own if dataset in (None, own.name) else load_data(other)
     train, test = samples(on, own.input_shape, resident.device, normalised=features != "published")
     encoder, classes, shares_of_labels = resident.net.encoder, len(on.classes), fractions or FRACTIONS
     if features == "published":

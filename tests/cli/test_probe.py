@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from PIL import Image
 
 from fedpriv.audit.run_audit import AuditOptions, audit_run
-from fedpriv.config import load_config
+from fedpriv.config import DataConfig, load_config
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.sources import load_data
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
 
@@ -175,3 +178,22 @@ def test_a_probe_within_a_run_needs_the_encoder_and_the_test_set(fedpriv: Fedpri
     ):
         done = fedpriv("train", *flags(**{"eval.probe": "linear"}, **settings))
         assert done.exit_code == 2 and said in done.output
+
+
+def test_another_data_set_is_scaled_as_the_runs_was(fedpriv: Fedpriv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[DataConfig]()
+
+    def noted(data: DataConfig) -> Dataset:
+        found.append(data)
+        return load_data(data)
+
+    monkeypatch.setattr("fedpriv.simulation.probe_finished_run.load_data", noted)
+    raw = play(tmp_path / "raw", **{"data.pixels": "raw", "data.limit": 100})
+    other = tmp_path / "other"
+    other.mkdir()
+    digits = load_data(DataConfig(name="digits"))
+    for label, image in zip(digits.train_labels[:60].tolist(), digits.train_images[:60], strict=True):
+        (folder := other / str(label)).mkdir(exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(folder / f"{len(list(folder.iterdir()))}.png")
+    assert fedpriv("probe", raw, "--dataset", other, "--fraction", 1).exit_code == 0
+    assert [(one.name, one.pixels) for one in found] == [(str(other), "raw")]

@@ -346,3 +346,9 @@ def test_l_dawas_code_gives_these_sizes() -> None:
     partition = deal("class_dir_floor", 10, train=CIFAR, tests=CIFAR_TEST, seed=15, alpha=0.1, test="all_of_class")
     assert [len(held) for held in partition.train] == [5839, 163, 2477, 5706, 8780, 7183, 8519, 6518, 2978, 1802]
     assert partition.distinct() == 49_965 and disjoint(partition.train)
+
+
+def test_an_alpha_that_its_generator_cannot_draw_is_refused() -> None:
+    """All draws of a class are 0, and their shares no numbers; whole classes were held by nobody."""
+    with pytest.raises(UsageError, match=r"alpha = 0\.0005 is too small"):
+        deal("class_dir_floor", 2, alpha=0.0005)

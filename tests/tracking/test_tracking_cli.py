@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from fake_runs import make_run
 from PIL import Image
@@ -230,3 +231,52 @@ def test_a_server_that_is_away_does_not_keep_runs_from_another(runs_dir: Path, m
     result = call("sync", "--all", "--runs-dir", runs_dir)
     assert result.exit_code == 1 and "1 of 2 runs not sent" in result.stderr
     assert "b: sent" in result.stdout
+
+
+def configured(folder: Path, **settings: Any) -> Path:
+    """The run with other values in its config, by dotted key."""
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    for key, value in settings.items():
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    return folder
+
+
+def compared(tmp_path: Path, *runs: Path) -> list[dict[str, Any]]:
+    found = call("compare", *runs, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1]
+    groups: list[dict[str, Any]] = json.loads(found)["groups"]
+    return groups
+
+
+def test_compare_never_takes_another_config_for_another_seed(tmp_path: Path) -> None:
+    """However many keys differ: with three of them in a label, two that differ in a fourth had one label."""
+    others = {"train.batch_size": 20, "train.lr": 0.1, "train.momentum": 0.9}
+    runs = [
+        configured(make_run(tmp_path, "a", seed=0), **{"train.weight_decay": 1e-4}),
+        configured(make_run(tmp_path, "b", seed=1), **{"train.weight_decay": 0.5}),
+        configured(make_run(tmp_path, "c", seed=2), **others),
+        configured(make_run(tmp_path, "d", seed=3), **others),
+    ]
+    groups = compared(tmp_path, *runs)
+    assert [one["runs"] for one in groups] == [["a"], ["b"], ["c", "d"]]
+    assert groups[1]["label"].endswith("weight_decay=0.5")
+
+
+def test_compare_looks_at_no_executor_and_no_noise_that_a_run_found(tmp_path: Path) -> None:
+    """Both depend on how many samples the clients of a seed have."""
+    private = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
+    one = configured(make_run(tmp_path, "a", seed=0), **{"executor.name": "sequential", "privacy.noise": 0.7}, **private)
+    two = configured(make_run(tmp_path, "b", seed=1), **{"executor.name": "vectorized", "privacy.noise": 0.8}, **private)
+    (group,) = compared(tmp_path, one, two)
+    assert group["label"] == "mpfedcon" and group["runs"] == ["a", "b"]
+
+
+def test_compare_averages_finished_runs_alone(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, str(seed), seed=seed) for seed in (0, 1)]
+    runs.append(configured(make_run(tmp_path, "2", seed=2, rounds=5, status="interrupted"), **{"train.rounds": 20}))
+    result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
+    done = [row["accuracy"] for row in found["runs"] if row["status"] == "finished"]
+    assert found["groups"][0]["accuracy_mean"] == pytest.approx(sum(done) / 2) and len(done) == 2
+    assert "over 2 seeds; 1 not finished, and left out" in call("compare", *runs, "--output", tmp_path / "out.png").stdout

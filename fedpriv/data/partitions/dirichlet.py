@@ -57,6 +57,8 @@ def class_dir_floor(deal: Deal) -> Dealt:
     # The published sizes are those of numpy's legacy generator, which no Flower partitioner uses.
     legacy = np.random.RandomState(deal.seed)
     shares = legacy.dirichlet(np.full(deal.clients, deal.options.alpha), deal.classes)
+    if not np.isfinite(shares).all():  # that generator divides by a sum of draws that are all below the least number
+        raise UsageError(f"class_dir_floor: alpha = {deal.options.alpha:g} is too small to draw shares with; raise it")
     parts: list[list[Indices]] = [[] for _ in range(deal.clients)]
     for pool, drawn in zip(deal.pools(), shares, strict=True):
         bounds = np.cumsum(np.floor(drawn * len(pool)).astype(int))
