@@ -149,7 +149,7 @@ def collect(folder: RunFolder, label: str) -> Result:
         curve=_curve(records),
         traces=_traces(records),
     )
-    # The config is not rounded: a variance of 8.4e-7 would become 1e-6, and the result would not match the run.
+    # The config is not rounded at all, so that it matches the run's to the last digit.
     return Result(**{name: value if name == "config" else rounded(value) for name, value in asdict(result).items()})
 
 
@@ -177,13 +177,20 @@ def _traces(records: Sequence[Record]) -> dict[str, list[Any]]:
     return {name: [metrics.get(name) for metrics in rounds] for name in names}
 
 
-def rounded(value: Any) -> Any:
-    """Floats rounded to 6 digits; ``None`` for those that are not finite, which JSON cannot represent."""
+def rounded(value: Any, small: bool = True) -> Any:
+    """Floats rounded to 6 decimals; ``None`` for those that are not finite, which JSON cannot represent.
+
+    Args:
+        small: round those below 0.1 to 6 significant digits, so that a delta of 1e-7 does not become 0. Results of earlier
+            versions have 6 decimals of them, too.
+    """
     if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.6g}") if small and abs(value) < 0.1 else round(value, 6)
     if isinstance(value, dict):
-        return {key: rounded(inner) for key, inner in value.items()}
-    return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: rounded(inner, small) for key, inner in value.items()}
+    return [rounded(inner, small) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _portable(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Literal
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
 from fedpriv.experiments.leaks import leakage
-from fedpriv.experiments.results import Result, collect, difference, is_finished
+from fedpriv.experiments.results import Result, collect, difference, is_finished, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import elsewhere
 from fedpriv.outside.addresses import with_secrets
@@ -185,7 +185,9 @@ class _Runner:
         """
         state: State = "done"
         found = leakage(folder.path)
-        if found and found != result.leakage and difference(self.experiment.config(label, seed), folder.config()) is None:
+        # A result of an earlier version, which has fewer digits of small numbers, is not written again for these alone.
+        is_new = found and result.leakage not in (found, rounded(found, small=False))
+        if is_new and difference(self.experiment.config(label, seed), folder.config()) is None:
             replace(Result.load(stored), leakage=found).write(stored)
             state = "collected"
         return Outcome(label, seed, state, result.summary["accuracy"])

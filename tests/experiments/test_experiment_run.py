@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
+from fedpriv.experiments.results import rounded
 from fedpriv.server.run_folder import RunFolder
 from tests.marks import quick_first
 
@@ -104,6 +106,16 @@ def test_starts_what_is_new(tmp_path: Path, in_process: Callable[[str], None]) -
     assert accuracies == {seed: Result.load(experiment.result_file("fedavg", seed)).summary["accuracy"] for seed in (0, 1)}
     in_process("raise SystemExit('fedpriv: nothing was to be started')")
     assert [outcome.state for outcome in run(experiment, tmp_path / "runs", labels=["fedavg"])] == ["done", "done"]
+
+
+def test_small_numbers_of_a_result_are_kept() -> None:
+    shares, small = [0.123456789, 0.1 + 1e-9, 71.123456789, -1.23456789], [1e-7, 2.834567891e-7, 0.012345678, -3e-12, 0.0]
+    assert rounded({"a": shares, "b": (1, "x", math.nan, -math.inf)}) == {
+        "a": [0.123457, 0.1, 71.123457, -1.234568],
+        "b": [1, "x", None, None],
+    }
+    assert rounded(small) == [1e-7, 2.83457e-7, 0.0123457, -3e-12, 0.0]
+    assert rounded({"a": small}, small=False) == {"a": [0.0, 0.0, 0.012346, 0.0, 0.0]}, "as before"
 
 
 @pytest.mark.slow

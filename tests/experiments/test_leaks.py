@@ -11,7 +11,7 @@ import pytest
 from made_results import BASE, play, write_result, write_yaml
 
 import fedpriv
-from fedpriv.experiments import Result, read, report, run
+from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
 
@@ -77,6 +77,15 @@ def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str
     damaged, whole = run(experiment, tmp_path / "runs", workers=0)
     assert (damaged.state, whole.state) == ("failed", "collected")
     assert damaged.error is not None and str(folder / "audit" / "audit.json") in damaged.error
+
+
+def test_more_digits_of_small_numbers_are_no_new_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}})
+    file = write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7})
+    with_audit(file, {"answer": "a", "options": {"delta": 0.0, "share": 0.012346}})  # as earlier versions stored it
+    before = file.read_bytes()
+    monkeypatch.setattr(runner, "leakage", lambda folder: {"answer": "a", "options": {"delta": 1e-7, "share": 0.0123457}})
+    assert [one.state for one in run(read(path), tmp_path / "runs", workers=0)] == ["done"] and file.read_bytes() == before
 
 
 def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
