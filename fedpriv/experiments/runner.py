@@ -24,7 +24,7 @@ from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import elsewhere
 from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.run_folder import CHECKOUT, RunFolder
 from fedpriv.tracking.folder import read_lines
 
 State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]
@@ -208,6 +208,7 @@ class _Runner:
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        environment[CHECKOUT] = str(self.experiment.path.absolute().parent)  # the one whose changes are refused
         if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
             # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.
             environment["MLFLOW_TRACKING_URI"] = with_secrets(uri) or uri

@@ -22,6 +22,8 @@ from fedpriv.plugins import load_plugins
 from fedpriv.server.records import Record, Records
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow", "opacus")
+CHECKOUT = "FEDPRIV_CHECKOUT"
+"""Environment variable with a folder of the git checkout whose commit a run names, if it is not that of the working folder."""
 
 
 class RunFolder:
@@ -252,10 +254,11 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the working folder, with ``-dirty`` where it was changed; ``None`` outside a checkout."""
+    """The commit of the working folder, or of :data:`CHECKOUT`, with ``-dirty`` where it was changed; ``None`` outside one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        folder = os.environ.get(CHECKOUT) or None
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

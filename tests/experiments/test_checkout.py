@@ -16,6 +16,7 @@ from fedpriv.cli import main
 from fedpriv.errors import UsageError
 from fedpriv.experiments import read, read_leakage, run, run_cells, runner
 from fedpriv.experiments.checkout import refuse_changes
+from fedpriv.experiments.leakage import CellResult
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -60,6 +61,45 @@ def test_a_change_while_the_first_run_trains_stops_the_second(checkout: Path, st
     started(f"open({str(code)!r}, 'w').write('lr = 3'); raise SystemExit('fedpriv: ended')")
     first, second = run(read(checkout), checkout.parent.parent / "runs")
     assert "ended" in (first.error or "") and "not committed: code.py" in (second.error or "")
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder is another checkout, with changes."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(folder)
+    git(folder, "init", "-q")
+    (folder / "own.txt").write_text("first")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "another")
+    (folder / "own.txt").write_text("second")
+
+
+def head(folder: Path) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_run_names_the_commit_that_was_checked(checkout: Path, started: Callable[[str], None]) -> None:
+    said, runs = checkout.with_name("said"), checkout.parent.parent / "runs"
+    started(f"from fedpriv.server.run_folder import git_commit; open({str(said)!r}, 'w').write(str(git_commit()))")
+    run(read(checkout), runs, seeds=[0])
+    assert said.read_text() == head(checkout.parent)
+
+    (checkout.parent.parent / "code.py").write_text("lr = 2\n")
+    run(read(checkout), runs, seeds=[1], allow_dirty=True)
+    assert said.read_text() == f"{head(checkout.parent)}-dirty"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+def test_a_cell_names_the_commit_that_was_checked(checkout: Path) -> None:
+    cell = {"images": {"n": 2}, "victim": {"masked": 0}, "attacker": {"name": "idlg-label"}}
+    cells = read_leakage(write_cells(checkout.parent, cells={"a": cell}))
+    assert [one.state for one in run_cells(cells)] == ["finished"]
+    assert CellResult.load(cells.result_file("a")).git_commit == head(checkout.parent)
 
 
 def test_leakage_cells_likewise(checkout: Path) -> None:

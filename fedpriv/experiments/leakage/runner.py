@@ -18,6 +18,7 @@ from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
+from fedpriv.server.run_folder import CHECKOUT
 
 if TYPE_CHECKING:
     from fedpriv.experiments.leakage.victim import Dealt
@@ -71,7 +72,11 @@ def run_cells(
     given = _dealt({label: experiment.cells[label] for label in waiting}, data_dir)
     # A process per cell, so that its CPU seconds are its own and its memory is freed.
     with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(os.getpid(),), max_tasks_per_child=1
+        workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(), experiment.path.absolute().parent),
+        max_tasks_per_child=1,
     ) as pool:
         begun = {
             pool.submit(_run_cell, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()
@@ -105,10 +110,11 @@ def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[
     return {label: (cell, deal(datasets[cell.images.dataset], cell.images)) for label, cell in cells.items()}
 
 
-def _begin(parent: int) -> None:
+def _begin(parent: int, checkout: Path) -> None:
     die_with_parent(parent)
     import torch
 
+    os.environ[CHECKOUT] = str(checkout)  # the one whose changes are refused
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     torch.set_num_threads(1)
