@@ -21,7 +21,7 @@ class Gains:
 
     Attributes:
         alone: label of the runs in which clients train alone.
-        of: label -> differences in [-1, 1], of all clients and seeds.
+        of: label -> differences in [-1, 1], of all clients and seeds; without runs that have other clients.
     """
 
     alone: str
@@ -40,7 +40,8 @@ def gains(results: Results) -> Gains | None:
         if label == alone:
             continue
         for seed in sorted(of_label.keys() & results[alone].keys()):
-            found.setdefault(label, []).extend(client_differences(of_label[seed], results[alone][seed]))
+            if differences := client_differences(of_label[seed], results[alone][seed]):
+                found.setdefault(label, []).extend(differences)
     return Gains(alone, found) if found else None
 
 

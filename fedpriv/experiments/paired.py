@@ -27,14 +27,20 @@ def reach(result: Result, target: float) -> tuple[int, int] | None:
 
 
 def client_differences(ours: Result, theirs: Result) -> list[float]:
-    """Accuracy in ``ours`` less that in ``theirs``, of each client that was tested in both."""
-    pairs = zip(ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"], strict=True)
-    return [a - b for a, b in pairs if a is not None and b is not None]
+    """Accuracy in ``ours`` less that in ``theirs``, of each client that was tested in both.
+
+    Empty where the runs differ in their number of clients, so that they are not the same ones.
+    """
+    own, other = ours.summary["accuracy_per_client"], theirs.summary["accuracy_per_client"]
+    if len(own) != len(other):
+        return []
+    return [a - b for a, b in zip(own, other, strict=True) if a is not None and b is not None]
 
 
-def clients_better(ours: Result, theirs: Result) -> float:
-    """Share of the clients with a strictly higher accuracy in ``ours``, among those tested in both."""
-    return statistics.fmean(difference > 0 for difference in client_differences(ours, theirs))
+def clients_better(ours: Result, theirs: Result) -> float | None:
+    """Share of the clients with a strictly higher accuracy in ``ours``, among those tested in both; ``None`` without any."""
+    differences = client_differences(ours, theirs)
+    return statistics.fmean(difference > 0 for difference in differences) if differences else None
 
 
 def speed_up(ours: Result, theirs: Result) -> float | None:

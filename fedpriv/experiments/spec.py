@@ -218,4 +218,10 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
             raise UnknownName(f"run in {where}", label, [*configs, BEST_BASELINE])
     for label in configs if BEST_BASELINE in claim.labels else claim.labels:
         _check_metric(where, claim, label, configs[label])
+    if BEST_BASELINE in claim.labels and not configs.keys() - set(claim.labels):
+        raise UsageError(f"{where}: {BEST_BASELINE} needs a run besides {' and '.join(configs)}")
+    clients = {label: configs[label].data.clients for label in claim.labels if label in configs}
+    if claim.metric == "clients_better" and len(set(clients.values())) > 1:
+        told = ", ".join(f"{number} of {label}" for label, number in clients.items())
+        raise UsageError(f"{where}: clients_better needs runs with the same clients, not {told}")
     return claim

@@ -10,6 +10,7 @@ from made_results import write_result, write_yaml
 
 from fedpriv.experiments import Result, read, report
 from fedpriv.experiments.by_client import AGES, by_age, gains
+from fedpriv.experiments.paired import clients_better
 from fedpriv.experiments.stored import stored_results
 
 RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedrep")}
@@ -42,6 +43,20 @@ def test_gains_are_of_the_same_client_and_seed(yaml_file: Path) -> None:
     assert found.of["fedrep"] == pytest.approx([0.1, 0.0, -0.3, 0.2, 0.1, 0.0, 0.1, 0.2])
     assert gains({label: of for label, of in results.items() if label != "local"}) is None
     assert gains({"local": results["local"]}) is None
+
+
+def test_runs_with_other_clients_have_no_gains(tmp_path: Path) -> None:
+    """Of two seeds of ``fedrep``, one has 4 clients like ``local``; ``fedavg`` has none such."""
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1])
+    for seed in (0, 1):
+        write_result(path, "local", seed, FLAT, per_client=[0.5] * 4)
+        write_result(path, "fedavg", seed, FLAT, per_client=[0.6] * 8)
+        write_result(path, "fedrep", seed, FLAT, per_client=[0.6] * (4 + seed))
+    results, *_ = stored_results(read(path))
+    found = gains(results)
+    assert found is not None and found.of == {"fedrep": pytest.approx([0.1] * 4)}
+    assert clients_better(results["fedrep"][0], results["local"][0]) == 1
+    assert clients_better(results["fedavg"][0], results["local"][0]) is None
 
 
 def test_clients_are_grouped_by_the_rounds_since_their_last_turn(yaml_file: Path) -> None:

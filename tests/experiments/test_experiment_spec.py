@@ -73,6 +73,14 @@ CLAIM = {"id": "C3", "statement": "s"}
             "metric speed_up needs compare",
         ),
         ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg"] * 2, "margn": 1}]}, "did you mean 'margin'"),
+        ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg", "best_baseline"]}]}, "needs a run besides fedavg"),
+        (
+            {
+                "runs": {**FEDAVG, "many": {"method": "local", "data": {"clients": 8}}},
+                "claims": [{**CLAIM, "compare": ["fedavg", "many"], "metric": "clients_better", "above": 0.5}],
+            },
+            "claim C3 of .* the same clients, not 4 of fedavg, 8 of many",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, values: dict[str, Any], told: str) -> None:
