@@ -8,8 +8,9 @@ The rule, for the differences d of the seeds, with signs such that the claim is 
   equal, it would hold by chance for one pair of seeds in ten.
 * **inconclusive** otherwise, and always with a single seed.
 
-Bytes are not random, so they are compared directly, with any number of seeds. Where the other run is so good that no run could be
-better by as much as the claim says, there is nothing to test: *inconclusive*.
+The bytes of an upload are not random, so they are compared directly, with any number of seeds, all of which must be as claimed
+(``bytes_saved`` is random: it depends on the accuracy of both runs). Where the other run is so good that no run could be better
+by as much as the claim says, there is nothing to test: *inconclusive*.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ Results = Mapping[str, Mapping[int, Result]]
 MIN_SEEDS = 3
 _UNBOUNDED = ("test_loss_roughness", "upload_bytes")
 """Metrics that are no shares."""
+_COUNTED = ("upload_bytes",)
+"""Metrics that are not random."""
 _RATIOS = ("speed_up",)
 """Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
-_SHORT = "short of it on every seed"
+_SHORT, _WRONG = "short of it on every seed", "wrong sign on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
 
@@ -55,8 +58,8 @@ class Judgement:
     Attributes:
         opponent: the run that ``best_baseline`` stands for.
         values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
-        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for bytes). Of ratios
-            (``speed_up``) both are computed on the logarithms.
+        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for ``upload_bytes``). Of
+            ratios (``speed_up``) both are computed on the logarithms.
     """
 
     claim: Claim
@@ -96,7 +99,7 @@ def judge(claim: Claim, results: Results) -> Judgement:
     drawn = [scaled(value) for value in values.values()]
     mean = unscaled(statistics.fmean(drawn)) if drawn else None
     interval = None
-    if len(drawn) > 1 and claim.equals is None:
+    if len(drawn) > 1 and claim.metric not in _COUNTED:
         low, high = mean_interval(drawn)
         interval = unscaled(low), unscaled(high)
     verdict = _verdict(claim, drawn, scaled)
@@ -143,13 +146,18 @@ def _verdict(claim: Claim, values: Sequence[float], scaled: Callable[[float], fl
     bound = claim.below if claim.above is None else claim.above
     if bound is not None:
         sign = -1 if claim.above is None else 1
-        verdict = decide([sign * (value - scaled(bound)) for value in values], wrong=_SHORT)
+        differences, wrong = [sign * (value - scaled(bound)) for value in values], _SHORT
     else:
-        verdict = decide(values, claim.margin)
+        differences, wrong = list(values), _WRONG
+    if claim.metric in _COUNTED and values:
+        holds = all(difference > 0 and difference >= claim.margin for difference in differences)
+        verdict = Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
+    else:
+        verdict = decide(differences, claim.margin, wrong)
     return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict
 
 
-def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = "wrong sign on every seed") -> Verdict:
+def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = _WRONG) -> Verdict:
     """The rule of the module's docstring.
 
     Args:

@@ -41,7 +41,7 @@ class Claim(BaseModel):
     ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with a metric of both runs, that it is ``above`` or
     ``below`` a value: ``clients_better``, the share of clients with a higher accuracy in A than in B; ``speed_up`` and
     ``bytes_saved``, what A saves until it has B's final accuracy. ``of: A`` compares one run's metric with ``above``,
-    ``below``, or, for bytes, which are not random, ``equals`` up to ``within``.
+    ``below``, or, for the bytes of an upload, which are not random, ``equals`` up to ``within``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

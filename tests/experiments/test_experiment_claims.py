@@ -181,6 +181,34 @@ def test_kinds_of_claims(tmp_path: Path, claim: dict[str, object], verdict: str)
     assert str(judgement.verdict) == verdict
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ({"of": "fedavg", "above": 200}, "reproduced (counted)"),
+        ({"of": "fedavg", "above": 250}, "not reproduced (counted)"),
+        ({"of": "fedavg", "below": 251}, "reproduced (counted)"),
+        ({"of": "fedavg", "below": 250}, "not reproduced (counted)"),
+        ({"compare": ["fedavg", "local"]}, "reproduced (counted)"),
+        ({"compare": ["fedavg", "local"], "margin": 150}, "reproduced (counted)"),
+        ({"compare": ["fedavg", "local"], "margin": 151}, "not reproduced (counted)"),
+        ({"compare": ["fedavg", "local"], "stand_in": "X for Y"}, "reproduced (counted; X for Y)"),
+        ({"compare": ["local", "fedavg"]}, "not reproduced (counted)"),
+        ({"compare": ["fedavg", "fedrep"]}, "not reproduced (counted)"),  # as many
+        ({"compare": ["fedavg", "mpfedcon"]}, "inconclusive (0 seeds)"),
+    ],
+)
+def test_bytes_are_compared_as_they_stand(tmp_path: Path, claim: dict[str, object], verdict: str, seeds: int) -> None:
+    """An upload of ``fedavg`` and ``fedrep`` has 250 bytes, one of ``local`` 100."""
+    claims = [{"id": "C", "statement": "s", "metric": "upload_bytes", **claim}]
+    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1], claims=claims)
+    for seed in range(seeds):
+        for label, size in {"fedavg": 1000, "fedrep": 1000, "local": 400}.items():
+            write_result(path, label, seed, {20: 0.5}, round_bytes=size)
+    judgement = judge(read(path).claims[0], stored_results(read(path))[0])
+    assert str(judgement.verdict) == verdict and judgement.interval is None
+
+
 def test_the_roughness_of_the_test_loss_by_hand(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
     result = Result.load(write_result(path, "fedavg", 0, {5: 0.1, 10: 0.2, 15: 0.3, 18: 0.3, 20: 0.3}))
