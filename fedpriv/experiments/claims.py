@@ -57,6 +57,7 @@ class Judgement:
 
     Attributes:
         opponent: the run that ``best_baseline`` stands for.
+        baselines: the runs from which it was chosen.
         values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
         mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for ``upload_bytes``). Of
             ratios (``speed_up``) both are computed on the logarithms.
@@ -64,6 +65,7 @@ class Judgement:
 
     claim: Claim
     opponent: str | None
+    baselines: Sequence[str]
     values: Mapping[int, float]
     mean: float | None
     interval: tuple[float, float] | None
@@ -72,15 +74,16 @@ class Judgement:
 
 def judge(claim: Claim, results: Results) -> Judgement:
     """Compute our number and the verdict, over the seeds that all runs of the claim have finished."""
-    opponent = None
-    concerned = list(results) if BEST_BASELINE in claim.labels else claim.labels
+    opponent, baselines = None, _baselines(claim, results)
+    concerned = [*(label for label in claim.labels if label != BEST_BASELINE), *baselines]
     seeds = [
         seed for seed in sorted(_union(results, concerned)) if _have([results[label].get(seed) for label in concerned], claim)
     ]
-    if BEST_BASELINE in claim.labels and seeds:
-        others = [label for label in results if label not in claim.labels]
+    if BEST_BASELINE in claim.labels and not baselines:
+        seeds = []
+    if baselines and seeds:
         opponent = max(
-            others,
+            baselines,
             key=lambda label: statistics.fmean(
                 metric(results[label][seed], claim.metric, claim.fraction) or 0.0 for seed in seeds
             ),
@@ -107,7 +110,19 @@ def judge(claim: Claim, results: Results) -> Judgement:
     if drawn and wanted > 0 and max(most) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
         verdict = Verdict(INCONCLUSIVE, f"cannot be tested: at most {100 * max(most):.2g} % {room}")
-    return Judgement(claim, opponent, values, mean, interval, verdict)
+    return Judgement(claim, opponent, baselines, values, mean, interval, verdict)
+
+
+def _baselines(claim: Claim, results: Results) -> list[str]:
+    """The runs from which ``best_baseline`` is chosen: all others, but for those whose results do not have the metric."""
+    if BEST_BASELINE not in claim.labels:
+        return []
+    others = {label: list(of_label.values()) for label, of_label in results.items() if label not in claim.labels}
+    return [
+        label
+        for label, runs in others.items()
+        if not runs or any(metric(run, claim.metric, claim.fraction) is not None for run in runs)
+    ]
 
 
 def _most(claim: Claim, sides: Sequence[Result]) -> float:

@@ -16,7 +16,7 @@ from fedpriv.experiments.paired import PAIRED
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
-"""In a claim: the run with the highest mean of the metric, except the other side of the comparison."""
+"""In a claim: of the runs that have the metric, the one with its highest mean, except the other side of the comparison."""
 
 Metric = Literal[
     "accuracy",

@@ -12,6 +12,8 @@ from made_results import write_result, write_yaml
 from fedpriv.config import load_config
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import Judgement, decide, judge, mean_interval, metric
+from fedpriv.experiments.measures import Comparison
+from fedpriv.experiments.page import tables
 from fedpriv.experiments.results import difference
 from fedpriv.experiments.stored import stored_results
 
@@ -95,6 +97,29 @@ def test_the_best_baseline_waits_for_all_methods(tmp_path: Path) -> None:
     accuracies.pop("fedrep")
     empty = judged(tmp_path / "other", {"compare": ["mpfedcon", "best_baseline"]}, accuracies)
     assert (empty.mean, empty.opponent, str(empty.verdict)) == (None, None, "inconclusive (0 seeds)")
+
+
+def test_the_best_baseline_is_a_run_that_has_the_metric(tmp_path: Path) -> None:
+    """``local`` has no global model; where no other run has one, there is no baseline."""
+    claim = {"id": "C", "statement": "s", "compare": ["fedrep", "best_baseline"], "metric": "global_accuracy"}
+    runs = {name: RUNS[name] for name in ("local", "fedavg", "fedrep", "mpfedcon")}
+    path = write_yaml(tmp_path, runs=runs, seeds=[0, 1, 2], claims=[claim])
+    of_global = {"fedavg": 0.5, "fedrep": 0.6, "mpfedcon": 0.3}
+    for seed in (0, 1, 2):
+        write_result(path, "local", seed, {20: 0.9})
+        for label, value in of_global.items():
+            write_result(path, label, seed, {20: 0.9}, protocols={"global_test": value})
+    experiment = read(path)
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert (judgement.opponent, judgement.baselines) == ("fedavg", ["fedavg", "mpfedcon"])
+    assert judgement.values == pytest.approx(dict.fromkeys((0, 1, 2), 0.1)) and judgement.verdict.word == "reproduced"
+    assert "fedrep − fedavg, the best other of 2" in tables.claims(Comparison.of(experiment))[1]
+
+    for seed in (0, 1, 2):
+        for label in ("fedavg", "mpfedcon"):
+            write_result(path, label, seed, {20: 0.9})
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert (judgement.opponent, judgement.mean, str(judgement.verdict)) == (None, None, "inconclusive (0 seeds)")
 
 
 def test_share_of_clients_better_off(tmp_path: Path) -> None:

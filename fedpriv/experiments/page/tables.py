@@ -14,7 +14,7 @@ from fedpriv.experiments.claims import MIN_SEEDS, Judgement
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.paired import PAIRED, WINDOW
-from fedpriv.experiments.spec import BEST_BASELINE, Claim, Experiment
+from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
 rounds is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
@@ -180,19 +180,19 @@ def claims(comparison: Comparison) -> list[str]:
     if not comparison.judgements:
         return []
     experiment = comparison.experiment
-    rows = [_claim(judgement, experiment) for judgement in comparison.judgements]
+    rows = [_claim(judgement) for judgement in comparison.judgements]
     head = "claim | the paper, or what we hold against it | ours | each seed | 95 % interval | verdict"
     few = f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only byte counts can be."
     return ["### What the paper says", table(head, rows), *([few] if len(experiment.seeds) < MIN_SEEDS else [])]
 
 
-def _claim(judgement: Judgement, experiment: Experiment) -> tuple[str, ...]:
+def _claim(judgement: Judgement) -> tuple[str, ...]:
     claim = judgement.claim
     names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
     if claim.metric in _WHAT_OF_TWO:
         unit = _WHAT_OF_TWO[claim.metric].format(*names)
     else:
-        best = f", the best other of {len(experiment.configs) - 1}" if judgement.opponent else ""
+        best = f", the best other of {len(judgement.baselines)}" if judgement.opponent else ""
         unit = " − ".join(names) + best + _WHAT[claim.metric]
     low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
     return (
