@@ -133,7 +133,7 @@ class Experiment:
         return self.path.parent / "results" / self.path.stem / f"{label}-s{seed}.json"
 
     def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
-        """The (label, seed) pairs, seed by seed; all where nothing is given.
+        """The (label, seed) pairs, seed by seed, each once; all where nothing is given.
 
         Raises:
             UsageError: the YAML has no such label or seed.
@@ -144,7 +144,12 @@ class Experiment:
         for seed in seeds:
             if seed not in self.seeds:
                 raise UsageError(f"seed {seed} is not among the seeds of {self.path}: {', '.join(map(str, self.seeds))}")
-        return [(label, seed) for seed in seeds or self.seeds for label in self.configs if not labels or label in labels]
+        return [
+            (label, seed)
+            for seed in dict.fromkeys(seeds or self.seeds)
+            for label in self.configs
+            if not labels or label in labels
+        ]
 
 
 def read(path: Path) -> Experiment:

@@ -23,6 +23,7 @@ def test_runs_are_laid_over_the_base_mapping_by_mapping(tmp_path: Path) -> None:
     assert experiment.config("b", 2).train.rounds == 20
     assert experiment.select() == [("a", 4), ("b", 4), ("a", 2), ("b", 2)]
     assert experiment.select(["b"], [2]) == [("b", 2)]
+    assert experiment.select(["b", "a", "b"], [2, 4, 2]) == [("a", 2), ("b", 2), ("a", 4), ("b", 4)], "each once"
 
 
 def test_merging_changes_neither_side() -> None:
