@@ -69,7 +69,8 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
             found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": "mean"})
     for name, half in sorted(aggregations().items()):
         if half not in theirs:
-            found[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name})
+            all_of_them = {"train.participation": 1.0} if half.suggests.get("train.selection") == "all" else {}
+            found[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name, **all_of_them})
     return found | VARIANTS
 
 
