@@ -40,6 +40,10 @@ class Schedule:
         """The schedule of one tensor."""
         return replace(self, momentum=0.0, no_momentum=frozenset()) if name in self.no_momentum else self
 
+    def renamed(self, names: Mapping[str, str]) -> Schedule:
+        """With the tensors' names replaced; those that ``names`` lacks are left out."""
+        return replace(self, no_momentum=frozenset(names[name] for name in self.no_momentum if name in names))
+
 
 @dataclass(frozen=True)
 class ThreatModel:

@@ -116,6 +116,7 @@ def audit_update(
 
     own = copy.deepcopy(model).cpu().float()
     described, statistics = build_transforms(transforms), _statistics(update)
+    reference = public or (None, None)
     unlike = (*in_training(own, trains_otherwise(own, made_up(shape))), *_not_described(update, described))
 
     def as_seen(threat: ThreatModel, tensors: Mapping[str, Tensor], steps: Schedule | None, by: nn.Module) -> Observation:
@@ -124,11 +125,11 @@ def audit_update(
     def observe(threat: ThreatModel) -> list[Observation]:
         one = as_seen(threat, sent, schedule, model)
         one = replace(one, unlike=unlike, altered=declared(one.shared, described), statistics=statistics)
-        return granted([one], public or (None, None))
+        return granted([one], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:
         one = as_seen(threat, named(statistics, what), None, copy.deepcopy(model).eval())
-        return granted([one], public or (None, None))
+        return granted([one], reference)
 
     @cache
     def doubt() -> str | None:
@@ -141,7 +142,7 @@ def audit_update(
     layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
     target = Target(
         f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
-        reference=None if public is None else public[0], reference_labels=None if public is None else public[1],
+        reference=reference[0], reference_labels=reference[1],
         statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
         doubt=doubt,
     )  # fmt: skip

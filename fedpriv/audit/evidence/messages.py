@@ -258,7 +258,7 @@ class Evidence:
             mean=tuple(dataset.mean) or (0.0,),
             std=tuple(dataset.std) or (1.0,),
             num_examples=known,
-            schedule=None if schedule is None else self._renamed(schedule, victim),
+            schedule=None if schedule is None else schedule.renamed(victim.names),
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
@@ -288,11 +288,6 @@ class Evidence:
         decay = (train.weight_decay, train.weight_decay_bias)
         plain = self.federation.method.objective.without_momentum(message.received)
         return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay, plain)
-
-    @staticmethod
-    def _renamed(schedule: Schedule, victim: Victim) -> Schedule:
-        plain = frozenset(victim.names[name] for name in schedule.no_momentum if name in victim.names)
-        return replace(schedule, no_momentum=plain)
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""

@@ -25,7 +25,7 @@ def sentences_not_known(read: Found) -> str | None:
     ``None``: of one it is, or one was found, or there is no such attack.
     """
     seeking = [one for one in _mounted(read) if one["exact"]]
-    if not seeking or any(one["exact"]["successes"] or not one.get("no_evidence") for one in seeking):
+    if not seeking or any(map(_sentences_count, seeking)):
         return None
     return "; ".join(dict.fromkeys(one["no_evidence"] for one in seeking))
 
@@ -42,13 +42,14 @@ def most_exact(texts: Sequence[Found], kind: str) -> Found | None:
         kind: ``message`` or ``single text``.
     """
     rates = [
-        one["exact"]
-        for read in texts
-        if read["kind"] == kind
-        for one in _mounted(read)
-        if one["exact"] and (one["exact"]["successes"] or not one.get("no_evidence"))
+        one["exact"] for read in texts if read["kind"] == kind for one in _mounted(read) if one["exact"] and _sentences_count(one)
     ]
     return max(rates, key=lambda rate: rate["share"], default=None)
+
+
+def _sentences_count(attempt: Found) -> bool:
+    """Whether what an attempt on sentences found counts: its failure is evidence, or it found one."""
+    return bool(attempt["exact"]["successes"]) or not attempt.get("no_evidence")
 
 
 def _mounted(read: Found) -> list[Found]:
