@@ -11,17 +11,16 @@ With independent batches ``D, D', D''`` and inner rate ``a``::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
+from fedpriv.seeding import kept_rng
 
 
 @params
@@ -68,7 +67,7 @@ class MetaGradient(CrossEntropy):
             outer, e = learner.grad.clone(), self.params.e
             ahead, behind = (self._moved(here, learner, by) for by in (e, -e))
             learner.row.copy_(ahead)
-            with same_draws(learner.row.device):
+            with kept_rng():  # so that both gradients of the difference use the same dropout masks
                 _differentiate(learner, third[0], loss)
             difference = learner.grad.clone()
             learner.row.copy_(behind)
@@ -107,10 +106,3 @@ def inner_rate(a: float, context: Context, round: int) -> float:
     """The inner rate in a round; it decays as the learning rate does, also in the adaptation before a test."""
     decay: float = context.config.train.lr_decay ** (max(round, 1) - 1)
     return a * decay
-
-
-@contextmanager
-def same_draws(device: torch.device) -> Iterator[None]:
-    """Restore the generator afterwards, so that both gradients of a difference use the same dropout masks."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

@@ -206,9 +206,15 @@ def lacking_modalities(config: RunConfig) -> dict[int, Modality]:
     return lacking | dict.fromkeys(order[images : images + texts], "image")
 
 
+DEVICES = ("cpu", "cuda", "mps")
+"""Kinds of devices on which a net can compute with views of a row. On XLA it cannot: training there changes nothing."""
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type not in DEVICES:
+            raise UsageError(f"device {name!r} is not supported, only {', '.join(DEVICES)}; try --device cpu")
         if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
