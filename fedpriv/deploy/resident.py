@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
 from pathlib import Path
 
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
@@ -34,14 +32,13 @@ def serve(site: Site, address: Path) -> None:
         except OSError as error:
             raise FedprivError(f"cannot listen on {address}: {error}") from None
         listening.listen()
-        answers = _Answers(site)
         while True:
             one, _ = listening.accept()
             try:
                 with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
                     asked = read(incoming)
                     if not _closed(one):  # or it waited behind a turn for longer than its answer is of use
-                        answer = answers.to(*asked)
+                        answer = _answer(site, *asked)
                         write(outgoing, answer.head_bytes, answer.parts)
             except (EOFError, Broken):
                 continue
@@ -49,32 +46,15 @@ def serve(site: Site, address: Path) -> None:
                 print("fedpriv: an answer came too late; it is kept in case it is asked for again", file=sys.stderr, flush=True)
 
 
-class _Answers:
-    """The answers of a site. Where one was lost on its way, and the same frame comes again, no second turn is taken."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._asked, self._answer = b"", Frame({})
-
-    def to(self, head: bytes, parts: list[bytes]) -> Frame:
-        """What the site answers to a frame, or did if it was the last."""
-        digest = hashlib.blake2b(head)
-        for part in parts:
-            digest.update(hashlib.blake2b(part).digest())
-        asked = digest.digest()
-        if asked != self._asked:
-            try:
-                frame = Frame.of(head, parts)
-                answer = self._site.answer(frame)
-            except Refused as reason:
-                return Frame({"error": str(reason)})
-            except Exception as error:  # what a server sends must not end the process
-                print(f"fedpriv: a frame could not be answered: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                return Frame({"error": f"the client cannot answer ({type(error).__name__})"})
-            if answer.error is not None or frame.head.get("run") == HANDSHAKE:  # may be another next time
-                asked = b""
-            self._asked, self._answer = asked, answer
-        return self._answer
+def _answer(site: Site, head: bytes, parts: list[bytes]) -> Frame:
+    """What the site answers to a frame."""
+    try:
+        return site.answer(Frame.of(head, parts))
+    except Refused as reason:
+        return Frame({"error": str(reason)})
+    except Exception as error:  # what a server sends must not end the process
+        print(f"fedpriv: a frame could not be answered: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return Frame({"error": f"the client cannot answer ({type(error).__name__})"})
 
 
 def _closed(one: socket.socket) -> bool:

@@ -24,7 +24,7 @@ from fedpriv.data.federated import ClientData
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
-from fedpriv.deploy.handshake import Apart, Facts, code_version, differing, told_by_server
+from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, code_version, differing, told_by_server
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fedpriv.client.masking import Masking
 
 _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
+MOST_AT_ONCE = 8
+"""Runs whose last answer and upload a client holds in memory."""
 UNKNOWN_RUN = "unknown run"
 """How a client begins its answer where it has not the terms of the run; the server then sends them again."""
 
@@ -59,21 +61,24 @@ class Site:
         self.check_downloads = check_downloads
         self._open: _Run | None = None
         self._loaded: tuple[str, Loaded] | None = None
-        self._answered: tuple[bytes, Frame] | None = None
-        """Digest of the last frame, and its answer."""
+        self._answered: dict[str, tuple[bytes, Frame]] = {}
+        """Run -> digest of its last frame, and the answer."""
+        self._held: dict[str, Masking] = {}
+        """Run -> its upload that waits for a secure sum, while turns of another run are taken."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def answer(self, frame: Frame) -> Frame:
         """What it answers; an error becomes one line, without paths.
 
-        A frame that comes again, as its answer was lost, gets the same answer: a step of a secure sum is taken once.
+        A frame that comes again, as its answer was lost, gets the same answer: a step of a secure sum is taken once. Errors and
+        handshakes may be others the next time.
         """
-        digest = frame.digest
-        if self._answered is not None and self._answered[0] == digest:
-            return self._answered[1]
+        digest, run = frame.digest, str(frame.head.get("run"))
+        if run in self._answered and self._answered[run][0] == digest:
+            return self._answered[run][1]
         answer = self._answer(frame)
-        if answer.error is None:
-            self._answered = digest, answer
+        if answer.error is None and run != HANDSHAKE:
+            _keep_latest(self._answered, run, (digest, answer))
         return answer
 
     def _answer(self, frame: Frame) -> Frame:
@@ -100,6 +105,11 @@ class Site:
         dataset, data = loaded.dataset, loaded.data
         if dataset.vectors is not None and self.source.share == "own":
             raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
+        if loaded.config.privacy.level == "sample" and any(len(held) > 1 for held in data.partition.holders()):
+            raise UsageError(
+                f"privacy.level sample: partition {loaded.config.data.partition.name} deals samples to several clients, and the "
+                "server, which has no data, would count each client's spending alone; use a partition that does not, such as iid"
+            )
         facts = Facts(
             self.number,
             code_version(),
@@ -215,6 +225,9 @@ class Site:
             )
             if (kept := self._folder(run) / "broadcast.safetensors").exists():
                 opened.take_broadcast(unseal(kept.read_bytes()))
+            if opened.masking is not None:
+                opened.masking = self._held.get(run, opened.masking)
+                _keep_latest(self._held, run, opened.masking)
             self._open = opened
         return self._open
 
@@ -316,6 +329,14 @@ def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Maski
     from fedpriv.client.masking import Masking
 
     return Masking(number, agreement, run, folder / "summed.json")
+
+
+def _keep_latest(held: dict[str, Any], run: str, what: object) -> None:
+    """Keep it as the latest of at most :data:`MOST_AT_ONCE` runs."""
+    held.pop(run, None)
+    held[run] = what
+    if len(held) > MOST_AT_ONCE:
+        del held[next(iter(held))]
 
 
 def digest_of(row: torch.Tensor) -> str:

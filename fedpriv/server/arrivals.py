@@ -14,7 +14,7 @@ from fedpriv.privacy.steps import charge
 from fedpriv.server.reported import check_names
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
-from fedpriv.wire.report import Answer, Report
+from fedpriv.wire.report import Answer, Charge, Report
 
 if TYPE_CHECKING:
     from fedpriv.secure.protocol import PublicKeys
@@ -27,8 +27,7 @@ class Arrivals:
     Attributes:
         asked: the clients that the server asked, in the order in which their uploads are merged.
         sent: what they had been sent, by name.
-        samples: client -> the number of training samples that it declared, where the server knows it from elsewhere than the
-            answers; under sample-level DP its steps depend on it.
+        samples: client -> the number of training samples that it declared; under sample-level DP its steps depend on it.
         reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
         keys: in place of the uploads, where these are summed behind masks.
         refused: client -> why its answer, or its second one, was left out.
@@ -64,6 +63,20 @@ class Arrivals:
         whole = [self.reports[client] for client in self.asked if client in self.reports]
         return [(report, self.uploads.get(report.client)) for report in whole if not report.diverged]
 
+    def charges(self, client: int) -> Sequence[Charge]:
+        """The steps of DP-SGD that the ledger books for a client that was asked: those that it reports; or, where no answer of it
+        fits or came, those of the whole turn, since somebody may have seen its upload."""
+        if client in self.reports:
+            return self.reports[client].spent
+        if self.agreement.config.privacy.level != "sample":
+            return ()
+        return self._due(self.samples[client])
+
+    def _due(self, samples: int) -> list[Charge]:
+        """The steps of a turn on so many samples."""
+        size = self.agreement.config.train.batch_size
+        return [charge(phase, samples, size) for phase in self.agreement.method.phases(self.round)]
+
     def _report(self, answer: Answer) -> Report:
         if answer.client not in self.asked:
             raise Refused("it was not asked in this round")
@@ -87,7 +100,7 @@ class Arrivals:
             return
         if number != (known := self.samples.get(report.client, number)):
             raise Refused(f"it reports {number} samples and declared {known}")
-        due = [charge(phase, number, config.train.batch_size) for phase in self.agreement.method.phases(self.round)]
+        due = self._due(number)
         if spent != (due[: len(spent)] if report.diverged else due):  # one that diverges ends there
             raise Refused(f"it reports other steps of DP-SGD than a turn on {number} samples takes")
 

@@ -48,7 +48,7 @@ class Server:
         holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
-        samples: client -> the number of training samples that it declared, where clients are not trusted to stay with it.
+        samples: client -> the number of training samples that it declared; needed at sample level, where its steps depend on it.
 
     Attributes:
         server: its state.
@@ -255,12 +255,12 @@ class Server:
                 if answer.client not in arrivals.reports:  # such a turn does not count
                     self.clients.forget([(answer.client, round)])
                 continue
-            for rate, steps in report.spent:
-                self.ledger.spend(str(report.client), rate, steps)
             if report.diverged:
                 on_divergence(self.config, self.warn, report.client, round)
             accepted[answer.client] = messages
         for client in chosen:  # not as they came, or the kept ones would depend on who is quickest
+            for rate, steps in arrivals.charges(client):
+                self.ledger.spend(str(client), rate, steps)
             for direction, sealed in accepted.get(client, ()):
                 if direction == "report" or not self._secure:
                     self._keep(direction, sealed)

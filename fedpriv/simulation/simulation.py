@@ -37,7 +37,8 @@ class Simulation(Server):
             from fedpriv.simulation.masked_clients import MaskedClients
 
             clients = MaskedClients(self.executor, folder.path.name, lambda upload: self._keep("hidden", upload), warn)
-        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile)
+        sizes = federation.data.sizes
+        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes)
         self.scorer: AllClientsScorer = scorer
 
     def restore(self) -> None:

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.resident import serve
+from fedpriv.deploy.site import Site
+from fedpriv.deploy.source import Source
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
 
@@ -62,7 +65,7 @@ def waited(site: Slow, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_an_answer_that_was_lost_is_there_when_it_is_asked_for_again(
+def test_an_answer_that_was_lost_may_be_asked_for_again(
     serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     site, address = serving
@@ -72,22 +75,40 @@ def test_an_answer_that_was_lost_is_there_when_it_is_asked_for_again(
             write(outgoing, frame(1), [b"part"])
         waited(site, 1)
     site.may.set()
-    first = ask(address, frame(1), [b"part"], 60)
-    assert site.asked == [1], "no second turn"
+    assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"said": [2]}
+    assert site.asked == [1, 1], "the site knows that it has answered this frame before"
     assert "fedpriv: an answer came too late" in capfd.readouterr().err
-    assert ask(address, frame(1), [b"part"], 60) == first
-    ask(address, frame(1), [b"another"], 60)
-    ask(address, frame(1), [b"part"], 60)
-    assert site.asked == [1, 1, 1], "another frame came between"
 
 
-@pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, "handshake")], ids=["an error", "a handshake"])
-def test_what_may_change_is_asked_again(serving: tuple[Slow, Path], n: object, run: str) -> None:
-    site, address = serving
-    site.may.set()
+class Counted(Site):
+    """A site that answers with the number of the answer."""
+
+    count = 0
+
+    def _answer(self, frame: Frame) -> Frame:
+        self.count += 1
+        return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"said": [self.count]})
+
+
+def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(tmp_path: Path) -> None:
+    site = Counted(0, Source("digits", None, "own"), tmp_path)
+
+    def said(n: object, run: str = "run", part: bytes = b"part") -> list[int]:
+        return site.answer(Frame({"run": run, "n": n}, (part,))).said
+
+    assert [said(1), said(1), said(1, "another"), said(1)] == [[1], [1], [2], [1]]
+    assert [said(1, part=b"another"), said(1)] == [[3], [4]], "another frame of the run came between"
+    for run in range(20):
+        said(1, f"run {run}")
+    assert said(1) == [25], "the last runs are remembered, not all of them"
+
+
+@pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, HANDSHAKE)], ids=["an error", "a handshake"])
+def test_what_may_change_is_asked_again(tmp_path: Path, n: object, run: str) -> None:
+    site = Counted(0, Source("digits", None, "own"), tmp_path)
     for _ in range(2):
-        ask(address, frame(n, run), [], 60)
-    assert site.asked == [n, n]
+        site.answer(Frame({"run": run, "n": n}))
+    assert site.count == 2
 
 
 def test_who_is_gone_gets_no_turn(serving: tuple[Slow, Path]) -> None:
