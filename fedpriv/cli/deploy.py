@@ -164,6 +164,8 @@ def run(
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
     run_dir = (config.run_dir or home.runs / default_name(config)).absolute()
     RunFolder(run_dir).check_new()  # before its clients are asked
+    if run_dir.resolve().parent != home.runs.resolve():
+        raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {home.runs}, for `deploy resume`")
     request = Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within)
     return _conduct(home, request, detach)
 
@@ -208,22 +210,27 @@ def status(folder: Path) -> dict[str, Any]:
 
     require_flower()
     from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.requests import Request
     from fedpriv.server.run_folder import RunFolder
 
     home, out = Home.open(folder), console()
     nodes = [{"name": node.name, "status": node.status} for node in _link(home).nodes()]
-    runs = []
+    runs: dict[str, dict[str, Any]] = {}
     for path in sorted(home.runs.iterdir()):
         if (path / "config.yaml").exists():
             kept = RunFolder.open(path)
             records = kept.records()
             done = records[-1]["round"] if records else 0
-            runs.append({"run": path.name, "status": kept.facts.get("status"), "rounds": done, "of": kept.config().train.rounds})
+            runs[path.name] = {"status": kept.facts.get("status"), "rounds": done, "of": kept.config().train.rounds}
+    for name, request in Request.latest(home.requests).items():
+        if (error := (request.ended or {}).get("error")) is not None:
+            runs.setdefault(name, {"status": "failed", "rounds": 0, "of": None})["error"] = error
     for node in nodes:
         out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
-    for one in runs:
-        out.print(f"{one['run']}  {one['status']}, round {one['rounds']} of {one['of']}", soft_wrap=True)
-    return {"clients": nodes, "runs": runs}
+    for name, one in runs.items():
+        done = "not begun" if one["of"] is None else f"round {one['rounds']} of {one['of']}"
+        out.print(f"{name}  {one['status']}, {done}" + (f": {one['error']}" if "error" in one else ""), soft_wrap=True)
+    return {"clients": nodes, "runs": [{"run": name, **one} for name, one in runs.items()]}
 
 
 @command(deploy, "stop")
@@ -250,6 +257,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     import os
     import time
 
+    from fedpriv.errors import FedprivError
     from fedpriv.server.run_folder import RunFolder
 
     link, run_dir = _link(home), request.run_dir
@@ -266,7 +274,12 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
         console().print(f"started: {shown}", soft_wrap=True)
         return {"run_dir": str(run_dir)}
     _say_who_is_awaited(link, home)
-    finished = request.follow(alive, _show_round)
+    try:
+        finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True))
+    except FedprivError as error:
+        if request.ended is None and (run_dir / "checkpoints").exists():  # its app was ended, and can say no more
+            error.args = (f"{error}; `fedpriv deploy resume {shown}` goes on with the run",)
+        raise
     if not finished:
         console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)
@@ -295,13 +308,14 @@ def _say_who_is_awaited(link: Any, home: Any) -> None:
 
 def _link(home: Any) -> Any:
     from fedpriv.deploy.flower.control import SuperLink
+    from fedpriv.deploy.flower.machines import reachable
     from fedpriv.errors import FedprivError
 
     settings = home.settings()
-    listen = "127.0.0.1" if settings.listen in ("0.0.0.0", "::") else settings.listen
-    link = SuperLink(f"{listen}:{settings.port}", home.authority)
+    address = reachable(settings.listen, settings.port)
+    link = SuperLink(address, home.authority)
     if not link.answers():
-        raise FedprivError(f"no server answers on {listen}:{settings.port}; `fedpriv deploy server {home.path}` starts it")
+        raise FedprivError(f"no server answers on {address}; `fedpriv deploy server {home.path}` starts it")
     return link
 
 
@@ -309,6 +323,6 @@ def _show_round(record: dict[str, Any]) -> None:
     metrics = record["metrics"]
     parts = [f"round {record['round']}"]
     parts += [f"{name} {metrics[key]:.3f}" for name, key in (("accuracy", "accuracy"), ("loss", "train_loss")) if key in metrics]
-    parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped") if metrics.get(key)]
+    parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
     parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
     say("  ".join(parts), err=True)

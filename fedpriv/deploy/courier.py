@@ -15,6 +15,8 @@ LOOK = 1.0
 """Seconds between looks at who is connected."""
 JOIN, JOIN_AGAIN = 120.0, 5.0
 """Seconds in which a client that is not connected may come back before it is given up; if it was away in an exchange before."""
+NOT_SENT = "its node is not connected"
+"""Why there is no answer of a client that was sent nothing."""
 TRIES = 3
 """A frame is sent again, in case it was lost without a word, each time this part of the exchange's time has passed."""
 
@@ -51,12 +53,19 @@ class _Asked:
         since: when it was sent its frame, or from when on it could not be.
         connection: by which it was sent; ``None``: it is to be sent.
         lost: why its last frame was.
+        sent: whether one went off.
     """
 
     since: float
     connection: str | None = None
     lost: str | None = None
+    sent: bool = False
     tickets: set[str] = field(default_factory=set)
+
+    @property
+    def away(self) -> str:
+        """Why there is no answer, where its node is not connected."""
+        return NOT_SENT + (" any more" if self.sent else "")
 
     def again(self, why: str | None = None) -> None:
         """It is to be sent once more."""
@@ -92,15 +101,14 @@ class Courier:
             )
             for client in [client for client, one in asked.items() if one.connection is None]:
                 if now > asked[client].since + (JOIN_AGAIN if client in self._away else JOIN):
-                    del asked[client]
                     self._away.add(client)
-                    yield client, "its node is not connected"
+                    yield client, asked.pop(client).away
             yield from self._received(asked)
             if asked:
                 time.sleep(POLL)
         for client, one in asked.items():
             if client not in here:
-                yield client, "its node is not connected"
+                yield client, one.away
             elif one.lost is not None:
                 yield client, f"{one.lost}, and it has not answered since"
 
@@ -113,7 +121,7 @@ class Courier:
         ready = {client: frame for client, frame in sorted(frames.items()) if asked[client].connection is None}
         for ticket, client in (self._post.send(ready, seconds, round) if ready else {}).items():
             one = asked[client]
-            one.since, one.connection = time.monotonic(), here[client]
+            one.since, one.connection, one.sent = time.monotonic(), here[client], True
             one.tickets.add(ticket)
             self._away.discard(client)
 

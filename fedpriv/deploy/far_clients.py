@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedpriv.agreement import Agreement
+from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.site import UNKNOWN_RUN
@@ -68,6 +69,7 @@ class FarClients(Clients):
         self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
         self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
         self._missing = dict[int, str]()
+        self._not_sent = set[int]()
         self._session = secrets.token_hex(8)
         """Tells a frame that is sent again from the same one of a server that was started again, whose secure sum is another."""
 
@@ -110,6 +112,9 @@ class FarClients(Clients):
     def missing(self) -> Mapping[int, str]:
         return self._missing
 
+    def not_sent(self) -> Collection[int]:
+        return self._not_sent
+
     def close(self) -> None:
         self.grid.close()
 
@@ -126,7 +131,7 @@ class FarClients(Clients):
         for client in instruction.clients:
             facts = {"do": what, "round": instruction.round, "last": instruction.last.get(client)}
             letters[client] = [*self._waiting[client], _Task(facts, instruction.message)]
-        self._missing = {}
+        self._missing, self._not_sent = {}, set()
         for client, frame in self._exchange(letters, instruction.round):
             try:
                 answer = _answer(client, frame)
@@ -151,6 +156,8 @@ class FarClients(Clients):
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
                 self._misses(client, round, why)
+                if frame == NOT_SENT:
+                    self._not_sent.add(client)
                 if self._missing[client].startswith(UNKNOWN_RUN):
                     self._waiting[client] = [self._terms, *self._welcome]
                 continue
@@ -177,6 +184,7 @@ class FarScorer:
     clients: FarClients
     facts: Sequence[Facts]
     meter: ByteMeter = field(default_factory=ByteMeter)
+    untested: dict[int, str] = field(default_factory=dict)
 
     def score(
         self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
@@ -188,18 +196,20 @@ class FarScorer:
             return {}, None
         names = method.shared_names
         message = seal(Payload(self.agreement.space.unpack(server.row, names), round)) if names else None
-        accuracies: list[float | None] = [None] * len(self.facts)
+        accuracies, refused = list[float | None]([None] * len(self.facts)), dict[int, str]()
         tested = [one.client for one in self.facts if one.test]
-        if message is not None:
-            for _ in tested:
-                self.meter("down", message)
         states = {client: last[client] for client in tested if client in last}
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
                 accuracies[answer.client] = _accuracy(answer, round)
             except Refused as reason:
-                self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {line_of(reason)}")
+                refused[answer.client] = line_of(reason)
+                self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
+        self.untested = {**self.clients.missing(), **refused}
+        if message is not None:
+            for _ in set(tested) - set(self.clients.not_sent()):
+                self.meter("down", message)
         up, down = self.meter.read()
         metrics = {"bytes_up_tests": float(up), "bytes_down_tests": float(down)}
         if all(accuracy is None for accuracy in accuracies):

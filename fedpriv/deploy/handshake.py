@@ -184,4 +184,7 @@ def _form(form: SampleForm) -> str:
 
 def _listed(classes: Sequence[str], first: Sequence[str], other: Sequence[str]) -> str:
     only = [name for name in classes if name not in first or name not in other]
-    return f"{len(classes)}, with {only[0]!r}" if only else f"{len(classes)} in another order"
+    lacks = [name for name in (*first, *other) if name not in classes]
+    if only or lacks:
+        return f"{len(classes)}, " + (f"with {only[0]!r}" if only else f"without {lacks[0]!r}")
+    return f"{len(classes)} in another order"

@@ -34,16 +34,20 @@ from fedpriv.tracking import check_tracking
 OnStart = Callable[[Agreement, RunFolder], None]
 DECLARED = "declared.json"
 """In a run's folder: what each client declared before the first round."""
+OWN_DATA = "the clients' own"
+"""The data set of a run whose clients hold data of their own, in place of the config's, which they do not use."""
 
 
 def with_usual(config: RunConfig) -> RunConfig:
-    """The config with what it leaves open, by its method or by there being a network: no client ends a run by what it reports.
+    """The config with what it leaves open, by its method or by there being a network: no client ends a run by what it reports,
+    each trains alone, as a simulation does with the same executor, and a schedule is what its file says now.
 
     Raises:
         UsageError: an option of the method is wrong.
     """
     load_plugins(config.plugins, of="the config")
-    return filled(with_options(config), {"train.on_nan": "drop"})
+    alone = config.executor.model_copy(update={"name": "sequential"})
+    return with_schedule(filled(with_options(config).model_copy(update={"executor": alone}), {"train.on_nan": "drop"}))
 
 
 def start(
@@ -58,7 +62,7 @@ def start(
         UsageError: before anything is written, where config and clients do not fit.
         FedprivError: clients do not answer, or the run failed.
     """
-    config = with_schedule(with_usual(config))
+    config = with_usual(config)
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
@@ -70,10 +74,10 @@ def start(
         with folder.writing("the beginning of the run"):
             save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})
             held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
-            deployed = {"own_data": facts[0].dealt is None, "code": code_version()}
-            note_beginning(
-                folder, agreement.config, {"partition_hash": held}, deployed=deployed, executor="each client on its own machine"
-            )
+            own = facts[0].dealt is None
+            about = {"deployed": {"own_data": own, "code": code_version()}, **({"dataset": OWN_DATA} if own else {})}
+            where = "each client on its own machine"
+            note_beginning(folder, agreement.config, {"partition_hash": held}, executor=where, **about)
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
 
 
@@ -133,7 +137,11 @@ def _run(
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
     clients = FarClients(grid, folder.path.name, terms, [one.client for one in facts], seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
-        _check_agreed(agreement, clients.agree(), facts)
+        try:
+            _check_agreed(agreement, clients.agree(), clients.missing(), facts)
+        except FedprivError:
+            folder.update_facts(status="failed")
+            raise
     scorer = FarScorer(agreement, clients, facts)
     samples = {one.client: one.train for one in facts}
     server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
@@ -152,13 +160,15 @@ STOP = "stop-requested"
 """A file in a run's folder that ends the run after its round."""
 
 
-def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], facts: Sequence[Facts]) -> None:
+def _check_agreed(
+    agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str], facts: Sequence[Facts]
+) -> None:
     """Every client has the same config and the same initial model as the server."""
     expected = {"config": agreement.config.fingerprint(), "initial": digest_of(agreement.initial)}
     for one in facts:
         answer = answers.get(one.client)
         if answer is None:
-            raise FedprivError(f"client {one.client} did not agree to the run")
+            raise FedprivError(f"client {one.client} did not agree to the run: {missing.get(one.client, 'it said nothing')}")
         for what, said in (("config", "config"), ("initial", "initial model")):
             if answer.get(what) != expected[what]:
                 here, there = expected[what][:12], line_of(answer.get(what))[:12]

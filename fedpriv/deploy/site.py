@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,9 +93,9 @@ class Site:
                     raise Refused("a frame that asks for what no client does")
                 act(self, run, one, frame, letter)
         except (FedprivError, Refused) as error:
-            return letter.frame(error=_pathless(str(error)))
+            return _failed(frame, str(error))
         except Exception as error:
-            return letter.frame(error=_pathless(f"{type(error).__name__}: {error}"))
+            return _failed(frame, f"{type(error).__name__}: {error}")
         return letter.frame()
 
     # --- what a server may ask -----------------------------------------------------------------------------------------
@@ -351,6 +352,13 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
+def _failed(frame: Frame, text: str) -> Frame:
+    """An error as the server may read it, without paths of this machine; with them, it is in the client's own log."""
+    print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
+    return Letter().frame(error=_pathless(text))
+
+
 def _pathless(text: str) -> str:
-    """An error as the server may read it: one line, without paths of this machine."""
-    return line_of(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", " ".join(text.split())))
+    """One line without paths of this machine, and without addresses, which may hold a password."""
+    line = re.sub(r"\w+://[^\s;,'\"]*", "an address", " ".join(text.split()))
+    return line_of(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", line))

@@ -7,7 +7,7 @@ network. The server never sees a client's data, labels or private state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -70,6 +70,10 @@ class Clients(PrivateStates, ABC):
         """Clients that gave no answer to what the round asked last, with reasons; where they are all here, there are none."""
         return {}
 
+    def not_sent(self) -> Collection[int]:
+        """Those of them that the last question was not even sent to, as they were not connected."""
+        return ()
+
     def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
         """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come.
 
@@ -88,6 +92,10 @@ class Clients(PrivateStates, ABC):
 
 class Scorer(Protocol):
     """Scores a server's state."""
+
+    @property
+    def untested(self) -> Mapping[int, str]:
+        """Clients with test data that the last pass has no accuracy of, with reasons; where they are all here, there are none."""
 
     def score(
         self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()

@@ -146,8 +146,6 @@ class Server:
             download = None if draft is None else seal(draft)
             sent = {} if download is None else download.tensors()
             if download is not None:
-                for _ in chosen:
-                    self._crossed("down", download)
                 self._keep("down", download)
         arrivals = self._arrivals(round, chosen, download, sent)
         turns = arrivals.in_order()
@@ -198,14 +196,16 @@ class Server:
         metrics |= self.clients.measured()
         if self.is_private:
             metrics["epsilon"] = self.ledger.epsilon
-        accuracies = None
+        accuracies, untested = None, dict[int, str]()
         if self._is_scored(round):
             with profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round, uploads)
                 metrics |= scores
+                if untested := dict(self.scorer.untested):
+                    metrics["untested"] = len(untested)
         facts: dict[str, Any] = {
             how: [{"client": client, "reason": reason} for client, reason in sorted(left_out.items())]
-            for how, left_out in (("refused", arrivals.refused), ("missing", missing))
+            for how, left_out in (("refused", arrivals.refused), ("missing", missing), ("untested", untested))
             if left_out
         }
         if summed is not None:
@@ -258,6 +258,9 @@ class Server:
             if report.diverged:
                 on_divergence(self.config, self.warn, report.client, round)
             accepted[answer.client] = messages
+        if download is not None:
+            for _ in set(chosen) - set(self.clients.not_sent()):
+                self._crossed("down", download)
         for client in chosen:  # not as they came, or the kept ones would depend on who is quickest
             for rate, steps in arrivals.charges(client):
                 self.ledger.spend(str(client), rate, steps)

@@ -166,11 +166,11 @@ def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, st
 
     Args:
         hashes: of its data, by the name of the fact.
-        facts: more of them.
+        facts: more of them, or others in their place.
     """
     tracking = config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
-    folder.update_facts(**first_facts(config, folder, hashes, uri), **facts)
+    folder.update_facts(**first_facts(config, folder, hashes, uri) | facts)
 
 
 def _save_partition(federation: Federation, folder: RunFolder) -> None:

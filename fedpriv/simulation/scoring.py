@@ -50,6 +50,7 @@ class AllClientsScorer:
         self._lacking = {self.data.lacking(client) for client in clients}
         self._stack: Stack | None = None
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
+        self.untested: Mapping[int, str] = {}
 
     def score(
         self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
@@ -388,6 +389,7 @@ DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "clock": ({"time": 0.0}, r"the clock of client 2 is -\d+ s from the server's"),
     "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
+    "fewer classes": ({"classes": list("012345678")}, r"client 2 has the classes 9, without '9', client 0 10"),
     "number": ({"client": 1}, r"client 1 answers in place of client 2"),
     "samples": ({"train": -3}, r"client 2 declares -3 samples"),
     "more samples than a float holds": ({"train": 10**400}, r"client 2 declares 10+ \.\.\. 0+ samples, not 0 to 2147483647"),
@@ -424,6 +426,21 @@ def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None
     with pytest.raises(FedprivError, match="cannot take part") as found:
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
     assert str(found.value).isprintable() and len(str(found.value)) < 400
+
+
+def test_what_was_not_sent_is_not_counted_and_who_was_not_tested_is_named(tmp_path: Path) -> None:
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        away = {("train", 2): NOT_SENT, ("test", 3): NOT_SENT, ("train", 3): f"{NOT_SENT} any more"}
+        return [away.get((asked, client), answer)]
+
+    settings = {**FOUR, "train.rounds": 1}
+    folder = play_apart(tmp_path / "run", "fedavg", grid=Faulty(tmp_path / "c", spoil, settings, "fedavg"), **settings)
+    record = RunFolder.open(folder).records()[1]
+    whole = play(tmp_path / "whole", "fedavg", **settings).folder.records()[1]
+    assert record["metrics"]["bytes_down"] == whole["metrics"]["bytes_down"] // 4 * 3
+    assert record["metrics"]["bytes_down_tests"] == record["metrics"]["bytes_down"]
+    assert record["untested"] == [{"client": 3, "reason": NOT_SENT}] and record["metrics"]["untested"] == 1
+    assert [one["client"] for one in record["missing"]] == [2, 3]
 
 
 def test_a_client_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -56,6 +56,31 @@ def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callabl
     assert "location /v1/fleet/" in proxy and "return 403" in proxy and "listen 8443" in proxy and "127.0.0.1:8400" in proxy
 
 
+def test_an_address_of_version_6_is_in_brackets(tmp_path: Path) -> None:
+    home = make(tmp_path / "d", 1, "2001:db8::1", listen="::1")
+    assert read_client(home.client_file(0)).server == "[2001:db8::1]:8443"
+    assert machines.reachable(home.settings().listen, 8477) == "[::1]:8477"
+    certificates.check_server_certificate(home.certificate, "2001:db8::1")
+
+
+@needs_flower
+def test_a_public_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.control import SuperLink
+
+    link = SuperLink("127.0.0.1:1", tmp_path / "ca.crt")
+    with pytest.raises(UsageError, match=r"key\.pub does not exist; the server needs the public key of each client"):
+        link.admit({"client-0": tmp_path / "key.pub"})
+    (tmp_path / "key.pub").write_text("nonsense")
+    with pytest.raises(UsageError, match=r"key\.pub holds no public key"):
+        link.admit({"client-0": tmp_path / "key.pub"})
+
+
+@needs_flower
+def test_a_run_outside_of_the_deployment_is_refused(made: Home, tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    ended = fedpriv("deploy", "run", made.path, "--run-dir", tmp_path / "elsewhere")
+    assert ended.exit_code == 2 and f"must be in {made.runs}" in " ".join(ended.stderr.split())
+
+
 def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> None:
     ended = fedpriv("deploy", "init", made.path, "--clients", 1, "--host", "other.example.org")
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
@@ -181,6 +206,13 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         answering(made.certificate, made.key, time.time() - 3600) as port,
         pytest.raises(UsageError, match=r"the clocks differ: .* is -3[56]\d\d s from this machine"),
     ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with (  # Flower takes no signature from the future
+        answering(made.certificate, made.key, time.time() - 8) as port,
+        pytest.raises(UsageError, match=r"the clocks differ: .* is -[89] s from this machine"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with answering(made.certificate, made.key, time.time() + 200) as port:
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     foreign = make(tmp_path / "foreign", 1, "server.example.org")
     with answering(foreign.certificate, foreign.key, time.time()) as port, pytest.raises(UsageError, match="does not hold"):

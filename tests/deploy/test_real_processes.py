@@ -71,6 +71,23 @@ def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, de
     same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
 
 
+def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployment: Deployment, tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.certificates import make_client_key
+
+    def numbers() -> dict[str, int]:
+        return {node.name: node.number for node in deployment.link.nodes()}
+
+    before, keys = numbers(), {f"client-{number}": deployment.home.public_key(number) for number in range(3)}
+    for name in ("first", "second"):
+        make_client_key(tmp_path / name)
+    deployment.link.admit({**keys, "client-3": tmp_path / "first.pub"})
+    first = numbers()["client-3"]
+    deployment.link.admit({**keys, "client-3": tmp_path / "second.pub"})
+    assert numbers()["client-3"] != first and numbers().keys() == {*before, "client-3"}
+    deployment.link.admit(keys)
+    assert numbers() == before
+
+
 def test_a_node_that_is_killed_comes_back_and_is_asked_again(deployment: Deployment) -> None:
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:

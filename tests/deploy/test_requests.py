@@ -70,6 +70,32 @@ def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None
     request.play(lambda clients: pytest.fail("it is played once"))
 
 
+def test_who_follows_a_run_is_shown_its_warnings(tmp_path: Path) -> None:
+    """What the server's app prints would be in the SuperLink's database alone."""
+    chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
+    (tmp_path / "requests").mkdir()
+    request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
+    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    said: list[str] = []
+    assert request.follow(lambda: None, lambda record: None, said.append)
+    assert [text for text in said if "what client 2 sent is refused" in text], said
+
+
+def test_the_last_request_of_each_run(tmp_path: Path) -> None:
+    chosen = config("fedavg", **SETTINGS)
+    first, second, other = (Request.write(tmp_path, tmp_path / name, chosen, 3, 60) for name in ("a-1", "a-1", "b"))
+    assert Request.latest(tmp_path) == {"a-1": second, "b": other} and first != second
+
+
+def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's app runs in another folder."""
+    (tmp_path / "schedule.txt").write_text("0 1\n1 2\n0 2\n")
+    monkeypatch.chdir(tmp_path)
+    chosen = config("fedavg", **{**SETTINGS, "train.selection": "schedule", "train.schedule": "schedule.txt"})
+    request = Request.write(tmp_path, tmp_path / "run", chosen, 3, 60)
+    assert load_json(request.path)["config"]["train"]["schedule"] == [[0, 1], [1, 2], [0, 2]]
+
+
 def test_a_new_request_takes_no_run_that_is_there(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     grid = Loopback(sites(tmp_path / "run-clients", chosen))

@@ -65,9 +65,7 @@ def waited(site: Slow, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_an_answer_that_was_lost_may_be_asked_for_again(
-    serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
     site, address = serving
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(str(address))

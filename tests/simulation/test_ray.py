@@ -21,6 +21,7 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.simulation import executor_choice
+from fedpriv.simulation.executors.ray import check_answers
 from fedpriv.simulation.setup import build
 from tests.marks import slow_but
 from tests.simulation.small import config
@@ -115,6 +116,13 @@ def test_without_ray_the_line_that_installs_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [*words, "--run-dir", str(tmp_path / "run")])
     assert done.exit_code == 2 and "pip install 'fedpriv[cluster]'" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "nowhere.invalid:6379", "127.0.0.1:99999"])
+def test_an_address_at_which_nothing_answers(address: str) -> None:
+    """Ray itself would try for minutes."""
+    with pytest.raises(UsageError, match="no Ray cluster answers at "):
+        check_answers(address)
 
 
 def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

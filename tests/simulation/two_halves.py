@@ -118,6 +118,8 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
             raise AssertionError("only a resumed run asks for it")
 
     class ByMessages:
+        untested: Mapping[int, str] = {}
+
         def score(
             self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Any] = ()
         ) -> tuple[Mapping[str, float], list[float | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,20 @@ from typing import Any
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 _PYPROJECT = b"""[build-system]
 requires = ["hatchling"]
@@ -82,15 +89,23 @@ class SuperLink:
             return False
         return True
 
-    def register(self, public_key: Path, name: str) -> None:
-        """Admit the holder of a key as a node of that name, unless one has it already."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    def admit(self, public_keys: Mapping[str, Path]) -> None:
+        """Admit the holders of these keys, by the names of their nodes, and nobody else: nodes with other keys are removed.
 
-        if name in {node.name for node in self.nodes()}:
-            return
-        key: Any = load_ssh_public_key(public_key.read_bytes())
+        Raises:
+            UsageError: a file holds no public key.
+        """
+        keys = {name: _read_key(file) for name, file in public_keys.items()}
         with self._client() as client:
-            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
+            for node in client.ListNodes(ListNodesRequest()).nodes_info:
+                if node.status == "unregistered":
+                    continue
+                if keys.get(node.name) == node.public_key:
+                    del keys[node.name]
+                else:
+                    client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            for name, key in keys.items():
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def nodes(self) -> list[Node]:
         """Those that are registered."""
@@ -118,7 +133,7 @@ class SuperLink:
         except (OSError, httpx.HTTPError):
             return  # the SuperLink may be back in a moment
         if status.status == "finished" and status.sub_status != "completed":
-            raise FedprivError(f"the server's app was ended ({status.sub_status}); `fedpriv deploy resume` goes on with the run")
+            raise FedprivError(f"the server's app was ended ({status.sub_status})")
 
     def stop(self, run: int) -> None:
         """Stop a run at once."""
@@ -137,3 +152,16 @@ class SuperLink:
             yield client
         finally:
             client.close()
+
+
+def _read_key(file: Path) -> bytes:
+    """A public key as the SuperLink stores it."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key: Any = load_ssh_public_key(file.read_bytes())
+        return public_key_to_bytes(key)
+    except FileNotFoundError:
+        raise UsageError(f"{file} does not exist; the server needs the public key of each client of server.yaml") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{file} holds no public key of an elliptic curve: {error}") from None

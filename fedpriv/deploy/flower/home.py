@@ -92,6 +92,11 @@ class Home:
         return self.path / f"client-{number}" / "key.pub"
 
 
+def host_port(host: str, port: int) -> str:
+    """As in an address, where an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def read_client(path: Path) -> ClientFile:
     """A client's file, its paths absolute; :class:`UsageError` where it is not one."""
     found = parse(ClientFile, read_yaml(path), str(path))
@@ -174,7 +179,7 @@ def _client_yaml(number: int, host: str, port: int) -> str:
     return f"""# Client {number} of a deployment: fedpriv deploy client THIS-FILE
 # Copy this file and the folder client-{number} to the client's machine, and nothing else; then remove them here, but for key.pub.
 client: {number}
-server: {host}:{port}
+server: {f"'{host_port(host, port)}'" if ":" in host else host_port(host, port)}
 # Paths are relative to this file.
 certificate: client-{number}/ca.crt
 key: client-{number}/key

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedpriv.deploy.flower.home import ClientFile, Home, read_client
+from fedpriv.deploy.flower.home import ClientFile, Home, host_port, read_client
 from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
 from fedpriv.errors import FedprivError, UsageError
 
-CLOCKS = 300.0
-"""Seconds by which the clocks of a client and its server may differ."""
+BEHIND, AHEAD = 300.0, 5.0
+"""Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
 START = 120.0
 """Seconds in which a server must answer."""
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
@@ -42,7 +42,7 @@ def server(home: Home) -> Iterator[Keeper]:
     settings = home.settings()
     check_server_certificate(home.certificate, settings.host)
     _check_free(settings.listen, settings.port, home.server_file)
-    address = f"{_reachable(settings.listen)}:{settings.port}"
+    address = reachable(settings.listen, settings.port)
     with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
         keeper.start(
             "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
@@ -57,8 +57,7 @@ def server(home: Home) -> Iterator[Keeper]:
             keeper.look()
             if time.monotonic() > until:
                 raise FedprivError(f"the server does not answer within {START:g} s; {home.log} says why")
-        for number in range(settings.clients):
-            link.register(home.public_key(number), f"client-{number}")
+        link.admit({f"client-{number}": home.public_key(number) for number in range(settings.clients)})
         keeper.start(
             "the SuperExec", "from flwr.supercore.cli import flower_superexec; flower_superexec()",
             "--root-certificates", home.authority, "--runtime-api-address", address,
@@ -150,7 +149,7 @@ def check_server(settings: ClientFile) -> None:
     finally:
         connection.close()
     there = email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
-    if abs(behind := there - time.time()) > CLOCKS:
+    if not -AHEAD <= (behind := there - time.time()) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
 
 
@@ -172,6 +171,6 @@ def _check_free(host: str, port: int, where: Path) -> None:
             ) from None
 
 
-def _reachable(listen: str) -> str:
-    """The address by which this machine reaches itself."""
-    return "127.0.0.1" if listen in ("0.0.0.0", "::") else f"[{listen}]" if ":" in listen else listen
+def reachable(listen: str, port: int) -> str:
+    """``host:port`` by which this machine reaches its server."""
+    return host_port("127.0.0.1" if listen in ("0.0.0.0", "::") else listen, port)

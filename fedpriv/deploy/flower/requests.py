@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +46,12 @@ class Request:
         save_json(path, {"run_dir": str(run_dir), "config": said, "clients": clients, "seconds": seconds})
         return cls(path)
 
+    @classmethod
+    def latest(cls, folder: Path) -> dict[str, Request]:
+        """The last request for each run, by the run's name."""
+        found = sorted(folder.glob("*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+        return {path.stem.rpartition("-")[0]: cls(path) for path in found}
+
     @property
     def run_dir(self) -> Path:
         """The folder of its run."""
@@ -78,7 +83,7 @@ class Request:
     def _play(self, grid_of: Callable[[int], Grid]) -> None:
         said, begun = load_json(self.path), self.path.with_suffix(".begun")
         grid, run_dir, seconds = grid_of(said["clients"]), Path(said["run_dir"]), said["seconds"]
-        log: tuple[Any, ...] = (lambda *of: None, lambda record: None, lambda text: print(f"fedpriv: {text}", file=sys.stderr))
+        log: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
         try:
             if said["config"] is None or (begun.exists() and (run_dir / DECLARED).exists()):
                 summary = resume(run_dir, grid, seconds, *log)
@@ -94,8 +99,23 @@ class Request:
             raise
         save_json(self._note, {"finished": summary is not None})
 
-    def follow(self, alive: Callable[[], None], on_round: Callable[[dict[str, Any]], None]) -> bool:
-        """Wait for the run's end, with the record of every round on the way; ``False``: it was stopped.
+    def _warn(self, text: str) -> None:
+        """Show a warning to who follows: what the server's app prints goes into the SuperLink's database alone."""
+        with self.warnings.open("a") as file:
+            file.write(" ".join(text.split()) + "\n")
+
+    @property
+    def warnings(self) -> Path:
+        """A file of the run's warnings, a line each; it may not exist."""
+        return self.path.with_suffix(".warnings")
+
+    def follow(
+        self,
+        alive: Callable[[], None],
+        on_round: Callable[[dict[str, Any]], None],
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> bool:
+        """Wait for the run's end, with the record of every round and its warnings on the way; ``False``: it was stopped.
 
         Args:
             alive: called now and then; raises where the run cannot go on.
@@ -103,9 +123,13 @@ class Request:
         Raises:
             FedprivError: the run failed; the reason.
         """
-        run_dir, shown, seen = self.run_dir, -1, 0
+        run_dir, shown, seen, warned = self.run_dir, -1, 0, 0
         while True:
             ended = self.ended
+            warnings = self.warnings.read_text().splitlines() if self.warnings.exists() else []
+            for text in warnings[warned:]:
+                on_warning(text)
+            warned = len(warnings)
             records, seen = read_lines(run_dir, seen)
             for record in records:
                 if record["round"] > shown:

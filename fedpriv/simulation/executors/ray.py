@@ -237,9 +237,23 @@ def connected(address: str | None) -> Any:
 
     if ray.is_initialized():
         return ray
+    if address is not None:
+        check_answers(address)
     local: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise UsageError(f"the Ray cluster {address}: {' '.join(str(error).split())[:300]}") from None
+        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it was started where a Ray token is, set RAY_AUTH_MODE=token"
+        raise UsageError(f"the Ray cluster {address}: {' '.join(str(error).split())[:200]}{hint}") from None
     return ray
+
+
+def check_answers(address: str) -> None:
+    """Raise :class:`UsageError` where nothing listens at ``HOST:PORT``: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "://" in host:
+        return  # Ray knows other forms
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}") from None
