@@ -29,6 +29,7 @@ from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
+from fedpriv.models.net import Net
 from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
@@ -305,15 +306,21 @@ class Evidence:
     def _victim(self, sent: frozenset[str]) -> Victim:
         """The net, cut after the last layer that was sent. Cached: hundreds of messages send the same layers."""
         if sent not in self._victims:
-            self._victims[sent] = cut(self.federation.resident.net, sent)
+            self._victims[sent] = cut(self._net, sent)
         return self._victims[sent]
+
+    @cached_property
+    def _net(self) -> Net:
+        """The net where messages are read, on the processor."""
+        net = self.federation.resident.net
+        return net if self.federation.resident.device.type == "cpu" else copy.deepcopy(net).cpu()
 
     @cached_property
     def _otherwise(self) -> bool:
         """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
         if len(self.modalities) > 1:
             return False
-        net, encoder = copy.deepcopy(self.federation.resident.net).cpu().float().train(), self.federation.prepared.encoder
+        net, encoder = copy.deepcopy(self._net).float().train(), self.federation.prepared.encoder
         on_words = encoder is not None and text_facts(net, encoder) is not None
         return trains_otherwise(net, self.texts(self.messages()[0][1])[:2] if on_words else made_up(net.input_shape))
 
@@ -344,15 +351,15 @@ class Evidence:
             first_turn: of a client that :class:`fedpriv.audit.evidence.shadow_turns.ShadowTurns` simulated.
         """
         victim, space = self.victim(message), self.federation.resident.space
-        initial = space.unpack(initial_row(self.federation, self.store.broadcast())) if first_turn else {}
+        initial = space.unpack(initial_row(self.federation, self.store.broadcast()).cpu()) if first_turn else {}
         known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
         return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None
 
     def _public(self) -> dict[str, Tensor]:
         """Constants that are never trained are public and not sent, so they are not part of the net's state."""
-        net, space = self.federation.resident.net, self.federation.resident.space
-        return {name: tensor for name, tensor in net.state_dict().items() if name not in space and tensor.is_floating_point()}
+        space, held = self.federation.resident.space, self._net.state_dict()
+        return {name: tensor for name, tensor in held.items() if name not in space and tensor.is_floating_point()}
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
         broadcast, public = self.store.broadcast(), self._public()
