@@ -79,12 +79,15 @@ class Masking:
             letters = member.share({client: messages.read_public(row) for client, row in rows.items()})
             return messages.table("letters", round, number, letters)
         if message.kind == "letters":
-            words = member.masked(self.row, messages.rows_of(message, "letters", round, number), self.rounding())
+            rows = messages.rows_of(message, "letters", round, number)
+            words = member.masked(self.row, rows, self.rounding())
+            upload = hashlib.sha256(self.row.tobytes()).hexdigest()
+            self._remember(clients=member.clients, masked=sorted({*rows, number}), upload=upload)
             return messages.masked(round, number, words)
         if message.kind == "members":
             active, dropped = messages.members_of(message, round, number)
             shares = member.reveal(active, dropped)
-            self._remember(active)
+            self._remember(active=active)
             return messages.table("shares", round, number, shares)
         raise Refused(f"a message of kind {message.kind} in a secure sum")
 
@@ -93,16 +96,22 @@ class Masking:
         deployed run has a simulation's bits."""
         return derive_key(self.agreement.config.seed, self._round, self.number, "rounding")
 
-    def _remember(self, active: list[int]) -> None:
-        """Refuse a second sum of a round over other clients, or of another upload.
+    def _remember(self, **about: Any) -> None:
+        """Refuse a second sum of a round over other clients, or of another upload, before its masked upload leaves.
+
+        At the end it would be too late: a server may have each sum revealed by other clients. Among the same clients it cannot,
+        since more than half of them are needed, and two such halves have a client in common.
 
         Raises:
             Refused: this would be one.
         """
-        if self.memory is None or self.row is None:
+        if self.memory is None:
             return
         known: dict[str, Any] = load_json(self.memory) if self.memory.exists() else {}
-        about = {"active": active, "upload": hashlib.sha256(self.row.tobytes()).hexdigest()}
-        if known.setdefault(str(self._round), about) != about:
-            raise Refused(f"round {self._round} was summed before, over other clients or another upload of client {self.number}")
+        before = known.setdefault(str(self._round), {})
+        for what, said in about.items():
+            if before.setdefault(what, said) != said:
+                raise Refused(
+                    f"round {self._round} was summed before, over other clients or another upload of client {self.number}"
+                )
         save_json(self.memory, known)

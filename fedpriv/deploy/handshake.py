@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
@@ -15,6 +16,8 @@ from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.frames import line_of
 from fedpriv.errors import UsageError
+from fedpriv.models.encoders import BUILT_IN
+from fedpriv.models.own import is_own
 from fedpriv.outside.names import shortened
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
@@ -23,6 +26,12 @@ HANDSHAKE = "handshake"
 """The run of frames before there is one."""
 CLOCKS = 300.0
 """Seconds by which clocks may differ; certificates, keys and the time a message has depend on them."""
+_SUGGESTED = re.compile(
+    r"data\.(partition\.\w+|image_size|max_tokens|augment)|train\.(lr|participation|batch_size|local_epochs|optimizer)"
+    r"|model\.(encoder|backbone|pretrained|projection|projector|predictor|tune)",
+    re.ASCII,
+)
+"""Keys of the config that data sets suggest."""
 MOST_SAMPLES = 2**31 - 1
 """That a client may declare to have. The server can check none of them, and counts uploads by them."""
 
@@ -92,6 +101,7 @@ def check(facts: Sequence[Facts], now: float) -> None:
             )
         if abs(one.time - now) > CLOCKS:
             raise UsageError(f"the clock of client {one.client} is {one.time - now:+.0f} s from the server's; set both by NTP")
+        _check_suggested(one)
         for number in (one.train, one.test):
             if not 0 <= number <= MOST_SAMPLES:
                 raise UsageError(f"client {one.client} declares {shortened(str(number), 30, 5)} samples, not 0 to {MOST_SAMPLES}")
@@ -171,6 +181,15 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
         raise UsageError(
             f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {shown(mine)}; they must be the same"
         )
+
+
+def _check_suggested(one: Facts) -> None:
+    """A data set suggests how it is dealt and trained on, and a net: nothing that a server would open, import or connect to."""
+    if is_own(one.usual_model):
+        raise UsageError(f"client {one.client} suggests the net {line_of(one.usual_model)}, which would have to be imported")
+    for key, value in one.suggests.items():
+        if not _SUGGESTED.fullmatch(key) or (key == "model.encoder" and value not in BUILT_IN):
+            raise UsageError(f"client {one.client} suggests {line_of(key)} = {line_of(value)}, which is the operator's to say")
 
 
 def _form(form: SampleForm) -> str:

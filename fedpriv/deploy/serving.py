@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedpriv.agreement import Agreement
-from fedpriv.config import RunConfig, filled
+from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Letter, line_of
@@ -125,6 +125,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """What the clients will build too, from the config and what they declared."""
     first = facts[0]
     config = resolve(config, first.usual_model, first.suggests)
+    config = parse(RunConfig, config.model_dump(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
     sizes = {one.client: one.train for one in facts if one.train}
     return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Pooling = Literal["mean", "cls", "pooler"]
+BUILT_IN = ("tiny", "minilm")
+"""Encoders that come from no hub and no folder."""
 USUAL = "google-bert/bert-base-uncased"
 UNLIMITED = 100_000
 """Maximum number of tokens for an encoder without positions that states none."""
@@ -101,7 +103,7 @@ class Encoder:
 
 def is_local(name: str | None) -> bool:
     """Whether it is the path of a folder, and no name of the hub."""
-    return name not in (None, "tiny", "minilm") and (Path(name).is_dir() or not _HUB_NAME.fullmatch(name))
+    return name not in (None, *BUILT_IN) and (Path(name).is_dir() or not _HUB_NAME.fullmatch(name))
 
 
 def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None = None) -> Encoder:

@@ -59,6 +59,11 @@ class Participant:
     _said: tuple[frozenset[int], frozenset[int]] | None = field(default=None, repr=False)
     _sent: bool = field(default=False, repr=False)
 
+    @property
+    def clients(self) -> list[int]:
+        """Those whose keys it knows, ascending; it is one of them."""
+        return sorted(self._keys)
+
     def advertise(self) -> PublicKeys:
         """Its public keys."""
         return PublicKeys(public_of(self._letters), public_of(self._masks))

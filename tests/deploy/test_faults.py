@@ -390,6 +390,14 @@ DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),
     "fewer classes": ({"classes": list("012345678")}, r"client 2 has the classes 9, without '9', client 0 10"),
+    "a tracker": (
+        {"suggests": {"tracking.uri": "http://x"}},
+        "client 2 suggests tracking.uri = http://x, which is the operator's",
+    ),
+    "a bound": ({"suggests": {"train.max_update_norm": 1e-9}}, "client 2 suggests train.max_update_norm = 1e-09, which is"),
+    "a hub": ({"suggests": {"model.encoder": "who/ever"}}, "client 2 suggests model.encoder = who/ever, which is the operator's"),
+    "a section": ({"suggests": {"data": 1}}, "client 2 suggests data = 1, which is the operator's"),
+    "a module": ({"usual_model": "this:Net"}, "client 2 suggests the net this:Net, which would have to be imported"),
     "number": ({"client": 1}, r"client 1 answers in place of client 2"),
     "samples": ({"train": -3}, r"client 2 declares -3 samples"),
     "more samples than a float holds": ({"train": 10**400}, r"client 2 declares 10+ \.\.\. 0+ samples, not 0 to 2147483647"),
@@ -404,6 +412,17 @@ def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp
     with pytest.raises(UsageError, match=told):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_all_clients_suggest_is_checked_as_a_config(tmp_path: Path) -> None:
+    class All(Loopback):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            for client, answer in super().exchange(frames, seconds, round):
+                assert isinstance(answer, Frame)
+                yield client, Frame({"said": [{**answer.head["said"][0], "suggests": {"data.max_tokens": "many"}}]})
+
+    with pytest.raises(UsageError, match=r"the clients' data suggest: data\.max_tokens = 'many'"):
+        play_apart(tmp_path / "run", "fedavg", grid=All(sites(tmp_path / "c", config("fedavg", **SETTINGS))), **SETTINGS)
 
 
 @pytest.mark.parametrize(("weights", "named"), [("samples", True), ("uniform", False)])

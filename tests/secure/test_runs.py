@@ -239,6 +239,31 @@ def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_no_masked_upload_leaves_for_a_second_sum_over_other_clients(tmp_path: Path) -> None:
+    """Not even where no sum was revealed to this client: others may have revealed both, whose difference is an upload."""
+
+    def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if "masked" in kinds and round == 2 and client == 4:
+            raise Killed
+        return [answer]
+
+    options = {"train.participation": 1.0}
+    grid = Losing(tmp_path / "run-clients", die, **options)
+    with pytest.raises(Killed):
+        play_apart(tmp_path / "run", "mpfedcon", grid=grid, **{**ON, **options})
+    sent: list[int] = []
+
+    def without_client_3(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if "masked" in kinds and round == 2:
+            sent.append(client)
+        return [] if "keys" in kinds and client == 3 and round == 2 else [answer]
+
+    grid.spoil = without_client_3
+    go_on(tmp_path / "run", grid)
+    assert not sent and "summed" not in metrics(tmp_path / "run")[2]
+
+
+@pytest.mark.slow
 def test_a_killed_round_that_is_the_same_again_is_summed(tmp_path: Path) -> None:
     def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         if "shares" in kinds and round == 2 and client != 0:
