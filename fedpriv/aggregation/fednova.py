@@ -22,8 +22,9 @@ from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT, STEPS = statistic("step_weight"), statistic("steps")
 _VELOCITY = "fednova.velocity"
-_SHORTEST = 1e-3
-"""Of a step weight; a pull of less than one leaves it at 1 or more, and the server divides by it."""
+_SHORTEST = 1 - 1e-6
+"""Of a step weight, that of one step; a pull of at most one leaves those of more at 1 or above. The server divides by it, so a
+smaller one would carry a change over any bound on its norm."""
 
 
 def step_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:

@@ -306,20 +306,19 @@ class _Run:
         return receive(self.agreement, round, message, self.initial)
 
     def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
-        """Refuse a second turn in a round under sample-level DP: it would spend, and the ledger counts rounds.
+        """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
+        books, and the mean of many has less noise.
 
         Raises:
             FedprivError: the round was played with another message, or from another state.
         """
-        if self.agreement.config.privacy.level != "sample":
+        if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
             return
         path = self.store.folder.parent / "asked.json"
         asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
         if asked.setdefault(str(round), these) != these:
-            raise FedprivError(
-                f"client {self._number} has played round {round} with another message or from another state: it spends once a "
-                "round"
-            )
+            here = f"client {self._number} has played round {round}"
+            raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
         save_json(path, asked)
 
 

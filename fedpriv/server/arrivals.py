@@ -27,7 +27,8 @@ class Arrivals:
     Attributes:
         asked: the clients that the server asked, in the order in which their uploads are merged.
         sent: what they had been sent, by name.
-        samples: client -> the number of training samples that it declared; under sample-level DP its steps depend on it.
+        samples: client -> the number of training samples that it declared, by which uploads are weighted; under sample-level DP
+            its steps depend on it.
         reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
         keys: in place of the uploads, where these are summed behind masks.
         refused: client -> why its answer, or its second one, was left out.
@@ -87,6 +88,8 @@ class Arrivals:
             raise Refused(f"its report is of client {report.client} in round {report.round}")
         if not 1 <= report.num_examples <= most:
             raise Refused(f"it reports {report.num_examples} samples, not 1 to {most}")
+        if report.num_examples != (known := self.samples.get(answer.client, report.num_examples)):
+            raise Refused(f"it reports {report.num_examples} samples and declared {known}")
         check_names(report.numbers)
         self._check_spent(report)
         return report
@@ -98,8 +101,6 @@ class Arrivals:
             if spent:
                 raise Refused("it reports steps of DP-SGD in a run without")
             return
-        if number != (known := self.samples.get(report.client, number)):
-            raise Refused(f"it reports {number} samples and declared {known}")
         due = self._due(number)
         if spent != (due[: len(spent)] if report.diverged else due):  # one that diverges ends there
             raise Refused(f"it reports other steps of DP-SGD than a turn on {number} samples takes")

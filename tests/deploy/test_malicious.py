@@ -100,6 +100,16 @@ def test_a_second_turn_from_another_state_is_refused(tmp_path: Path) -> None:
     assert "from another state" in str(grid.train(last=None).error)
 
 
+@pytest.mark.slow
+def test_the_noise_of_a_defence_is_not_averaged_by_asking_often(tmp_path: Path) -> None:
+    noisy = {**SETTINGS, "wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
+    grid = played(tmp_path, "fedavg", **noisy)
+    message = unseal(grid.asked.parts[0])
+    other = {name: tensor + 1e-6 for name, tensor in message.tensors().items()}
+    grid.asked = replace(grid.asked, parts=(seal(Payload(other, message.round)).data,))
+    assert "with another message" in str(grid.train().error)
+
+
 def test_another_initial_model_is_refused(tmp_path: Path) -> None:
     grid = played(tmp_path, "fedper", **PRIVATE)
     kept = tmp_path / "clients" / "client-0" / "runs" / "run" / "broadcast.safetensors"
@@ -124,10 +134,13 @@ def test_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) -> None:
-    """Where no epsilon is booked, a second turn is taken, with noise of its own."""
+    """So that even a client that has forgotten what it was asked has no turn twice with the same noise."""
     loud = {"name": "gaussian", "variance": 1e6}  # beside which the turns do not differ
     grid = played(tmp_path, "fedper", **{**SETTINGS, "wire.transforms": [loud]})
-    one, other = (unseal(grid.train(last=last).parts[0]).tensors() for last in (1, None))
+    one = unseal(grid.train(last=1).parts[0]).tensors()
+    assert "from another state" in str(grid.train(last=None).error)
+    (tmp_path / "clients" / "client-0" / "runs" / "run" / "asked.json").unlink()
+    other = unseal(grid.train(last=None).parts[0]).tensors()
     assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
 
 

@@ -94,10 +94,10 @@ class SecondRound:
         return self.of([changed(answer, tensors) if answer.client == client else answer for answer in self.answers])
 
 
-def changed(answer: Answer, tensors: dict[str, Tensor]) -> Answer:
+def changed(answer: Answer, tensors: dict[str, Tensor], num_examples: int | None = None) -> Answer:
     old = answer.upload
     assert old is not None
-    facts = (old.round, old.client, old.kind, old.num_examples, old.transforms)
+    facts = (old.round, old.client, old.kind, num_examples or old.num_examples, old.transforms)
     return replace(answer, upload=seal(Payload({**old.tensors(), **tensors}, *facts)))
 
 
@@ -228,7 +228,8 @@ ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
     ("another's", lambda answer: reported(answer, client=3), "its report is of client 3 in round 2"),
     ("no samples", lambda answer: reported(answer, num_examples=0), "it reports 0 samples, not 1 to"),
     ("absurd samples", lambda answer: reported(answer, num_examples=10**12), "it reports 1000000000000 samples, not 1 to"),
-    ("two numbers", lambda answer: reported(answer, num_examples=1), "samples and reports 1"),
+    ("another number", lambda answer: reported(answer, num_examples=1), "it reports 1 samples and declared"),
+    ("two numbers", lambda answer: changed(answer, {}, num_examples=1), "it uploads 1 samples and reports"),
     ("steps of DP-SGD", lambda answer: reported(answer, spent=[(0.5, 3)]), "it reports steps of DP-SGD in a run without"),
     ("a number of the server", lambda answer: reported(answer, numbers={"global_accuracy": 1.0}), "it reports global_accuracy"),
     ("a huge number", lambda answer: reported(answer, numbers={"x": -1e300}), "number/x of its report is -1e+300"),
@@ -266,9 +267,11 @@ FEDREP_DP = {"data.limit": 240, "privacy.level": "sample", "privacy.noise": 3.0,
     ],
     ids=["nothing", "a huge number of steps", "one of two phases", "in another order", "one more", "fewer steps"],
 )
-def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_not_booked(simulate: Simulate, spent: Any) -> None:
+def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_these_are_booked(simulate: Simulate, spent: Any) -> None:
     second = SecondRound(simulate, "fedrep", **FEDREP_DP)
-    booked = copy.deepcopy(second._progress.privacy["2"])
+    second.of(second.answers)
+    booked = copy.deepcopy(second.simulation.progress.privacy["2"])
+    assert booked != second._progress.privacy["2"]
     due = list(Report.of(second.answers[2].report).spent)
     size = second.simulation.federation.data.size(2)
     assert due == [(20 / size, 2 * math.ceil(size / 20)), (20 / size, math.ceil(size / 20))]
