@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -72,8 +73,8 @@ def audit_update(
     The attacks, their controls and the page are those of :func:`fedpriv.audit`. What needs a run is listed as not tried:
     membership inference, label inference by simulated clients, clients with single samples, several rounds, the cost.
 
-    The failure of an attack that simulates the client's steps counts as evidence only if they give the update: the audit takes
-    them with ``data``, and compares.
+    The failure of an attack counts as evidence only if the client's steps give the update: the audit takes them with ``data``,
+    and compares.
 
     Args:
         model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
@@ -101,15 +102,21 @@ def audit_update(
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     images, labels = data[0].detach().cpu().float(), data[1].detach().cpu()
-    n = len(labels)
-    if images.ndim != 4 or len(images) != n or not n or bool((images < 0).any() | (images > 1).any()):
-        raise UsageError("data: images (n, C, H, W) in [0, 1] and labels (n,), at least one")
+    n = len(labels) if labels.ndim else 0
+    integers = labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
+    if images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
+        raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
+    _check_numbers(lr, steps, batch_size, momentum, weight_decay, mean, std)
     shape = tuple(images.shape[1:])
     try:
         net = cut(model, shape, head)
         sent, changed = _sent(model, update, lr)
     except ValueError as error:
         raise UsageError(f"the update cannot be audited: {error}") from None
+    if not 0 <= int(labels.min()) <= int(labels.max()) < net.classes:
+        raise UsageError(f"data: labels from {int(labels.min())} to {int(labels.max())}, of {net.classes} classes from 0")
+    if spoiled := next((one for one, tensor in sent.items() if not tensor.isfinite().all()), None):
+        raise UsageError(f"the update cannot be audited: {spoiled} is not finite")
     if changed and lr is None:
         raise UsageError("the update is a change of the weights, or the new ones; give the client's lr (and steps)")
     schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
@@ -144,7 +151,7 @@ def audit_update(
         f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
         reference=reference[0], reference_labels=reference[1],
         statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
-        doubt=doubt,
+        doubt=doubt, doubts_all=True,
     )  # fmt: skip
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)
@@ -176,6 +183,29 @@ def audit_update(
         "runs": [run],
     }
     return Report(Audited(findings, pictures))
+
+
+def _check_numbers(
+    lr: float | None,
+    steps: int,
+    batch_size: int | None,
+    momentum: float,
+    weight_decay: float,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> None:
+    """Raise :class:`UsageError` where the client's SGD or the normalisation cannot be so."""
+    for name, value, right in (
+        ("lr", lr, lr is None or 0 < lr < math.inf),
+        ("steps", steps, steps >= 1),
+        ("batch_size", batch_size, batch_size is None or batch_size >= 1),
+        ("momentum", momentum, 0 <= momentum < 1),
+        ("weight_decay", weight_decay, 0 <= weight_decay < math.inf),
+        ("mean", mean, all(map(math.isfinite, mean))),
+        ("std", std, all(0 < one < math.inf for one in std)),
+    ):
+        if not right:
+            raise UsageError(f"{name} = {value}: that cannot be; lr, batch_size, steps and std are above 0, momentum is below 1")
 
 
 def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str, Tensor], bool]:

@@ -109,10 +109,12 @@ class Participant:
             raise Refused("a letter of a client that is not in this round")
         if len(letters) + 1 < self._fewest():
             raise Refused(f"{len(letters) + 1} clients are left; {self._fewest()} are needed")
-        try:
-            read = {who: opened(self._letter_key(who), text, _about(who, self.number)) for who, text in letters.items()}
-        except ValueError as reason:
-            raise Refused(str(reason)) from None
+        read = {}
+        for who, text in letters.items():
+            try:
+                read[who] = opened(self._letter_key(who), text, _about(who, self.number))
+            except ValueError as reason:
+                raise Refused(f"the letter of client {who}: {reason}") from None
         self._kept |= read
         self._sent = True
         total = encoded(values, rounding) + mask(self._own, len(values))

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.errors import FedprivError
+from fedpriv.config import parse
+from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
 from fedpriv.server.clients import PrivateStates
 
@@ -99,8 +100,10 @@ class Checkpoints:
         stored = load_json(path)
         try:
             config, progress = stored["config"], stored["progress"]
-        except KeyError:
-            raise Damaged(f"{path} is damaged: not a checkpoint") from None
+            parse(Progress, progress, str(path))
+            Progress(**progress)  # which, unlike the line above, takes no other names
+        except (KeyError, TypeError, UsageError) as error:
+            raise Damaged(f"{path} is damaged: not a checkpoint ({first_line(error)})") from None
         if config != self.fingerprint:
             raise ConfigChanged(
                 f"the config of this run was changed since its checkpoint of round {progress['round']}; "

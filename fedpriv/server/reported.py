@@ -11,7 +11,18 @@ from fedpriv.wire.report import Report
 
 _OWN = frozenset(
     {
-        *("round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite", "summed", "sum_error"),
+        *(
+            "round",
+            "participants",
+            "dropped",
+            "refused",
+            "missing",
+            "untested",
+            "too_few_uploads",
+            "not_finite",
+            "summed",
+            "sum_error",
+        ),
         *("padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up", "bytes_down", "bytes_up_tests"),
         *("bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy", "accuracy_weighted", "accuracy_worst_tenth"),
         *("accuracy_best", "accuracy_std", "accuracy_fresh_head", "accuracy_before_merge"),
@@ -19,6 +30,8 @@ _OWN = frozenset(
         *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "privacy_epsilon", "privacy_clipped"),
     }
 )
+MOST = 1000
+"""Numbers that a report may have: some of each layer, where noise is added."""
 _BEGINNINGS = ("global_", "probe/", "probe_as_is/", "probe_logistic/", "final/", "audit/", "system/")
 """What records, and their copies in MLflow, say themselves. No round has all of it, so that to merge it last would not do."""
 
@@ -27,10 +40,14 @@ def check_names(names: Iterable[str]) -> None:
     """Check that numbers of these names may stand in a record beside the server's own.
 
     Raises:
-        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them.
+        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them; or there are
+            more of them than :data:`MOST`.
     """
+    names = list(names)
+    if len(names) > MOST:
+        raise Refused(f"it reports {len(names)} numbers of its own, more than {MOST}")
     for name in names:
-        plain = re.sub(r"[^\w/]", "_", name)
+        plain = re.sub(r"[^\w/]", "_", name.lower())
         if plain.replace("/", "_") in _OWN or plain.startswith(_BEGINNINGS):
             raise Refused(f"it reports {name}, which is a number of the server's own")
         if any(not part or part.startswith(".") for part in name.split("/")):

@@ -72,7 +72,7 @@ def read_schedule(path: Path, clients: int, rounds: int) -> tuple[tuple[int, ...
     found = []
     for number, line in enumerate(lines, 1):
         names = line.replace(",", " ").split()
-        chosen = [int(name) for name in names if name.isdecimal() and int(name) < clients]
+        chosen = [int(name) for name in names if name.isdecimal() and len(name) < 10 and int(name) < clients]
         if len(chosen) < len(names) or len(set(chosen)) < len(chosen):
             raise UsageError(f"{path}:{number}: {line.strip()!r}: expected client numbers from 0 to {clients - 1}, each once")
         found.append(tuple(chosen))

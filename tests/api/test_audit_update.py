@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -80,8 +81,8 @@ def test_noise_gives_nothing_away(net: nn.Module) -> None:
 def test_behind_dropout_a_failure_is_no_evidence(training: bool) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10)).train(training)
-    noise = {name: torch.randn_like(parameter) for name, parameter in net.named_parameters()}
-    found = by(audited(net, noise), "analytic")
+    noisy = {name: tensor + torch.randn_like(tensor) for name, tensor in gradient_of(net).items()}
+    found = by(audited(net, noisy, transforms=[{"name": "gaussian", "variance": 1.0}]), "analytic")
     assert found["is_evidence"] == (not training) and net.training == training
     assert training == ("dropout of 0.5" in (found["no_evidence"] or ""))
 
@@ -113,6 +114,19 @@ def test_a_hidden_head(net: nn.Module) -> None:
         ({"update": {"4.weight": torch.ones(1)}}, "the update cannot be audited: the net has no parameter '4.weight'"),
         ({"data": (IMAGES[:1] * 2, LABELS[:1])}, r"images \(n, C, H, W\) in \[0, 1\]"),
         ({"data": (IMAGES[:2], LABELS[:1])}, "at least one"),
+        ({"data": (IMAGES[:1] * math.nan, LABELS[:1])}, r"images \(n, C, H, W\) in \[0, 1\]"),
+        ({"data": (IMAGES[:1], LABELS[:1].float())}, "integer labels"),
+        ({"data": (IMAGES[:1], LABELS[:1, None])}, "integer labels"),
+        ({"data": (IMAGES[:1], LABELS[:1] + 99)}, "of 10 classes from 0"),
+        ({"data": (IMAGES[:1], LABELS[:1] * 0 - 1)}, "of 10 classes from 0"),
+        ({"update": {"3.bias": torch.full((10,), math.inf)}}, r"3\.bias is not finite"),
+        ({"lr": 0.0}, r"lr = 0\.0: that cannot be"),
+        ({"lr": -1.0}, r"lr = -1\.0: that cannot be"),
+        ({"lr": 0.1, "steps": 0}, "steps = 0: that cannot be"),
+        ({"lr": 0.1, "batch_size": -1}, "batch_size = -1: that cannot be"),
+        ({"lr": 0.1, "momentum": 2.0}, r"momentum = 2\.0: that cannot be"),
+        ({"std": (0.0,)}, "std = .*: that cannot be"),
+        ({"std": (math.nan,)}, "std = .*: that cannot be"),
         ({"update": fedpriv.Payload({"3.bias": torch.zeros(10)}, round=1, kind="delta")}, "give the client's lr"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.Softmax(1))}, "something comes after it"),
     ],
@@ -155,6 +169,15 @@ def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monke
     audited(net, gradient)
     doubt, none = (one.doubt() for one in targets)
     assert none is None and "do not give the message (cosine 0." in (doubt or "")
+
+
+def test_a_message_of_other_images_is_no_evidence_even_of_attacks_that_simulate_nothing(net: nn.Module) -> None:
+    loss = F.cross_entropy(net(IMAGES[1:2]), LABELS[1:2])
+    others = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    report = audited(net, others)
+    found = by(report, "analytic")
+    assert found["success"]["0.01"]["successes"] == 0 and not found["is_evidence"]
+    assert report.answer == "Leakage not known" and report.met("recovered>0.05") is not None, "not known"
 
 
 def test_statistics_of_a_payload_are_read_and_attacked(net: nn.Module) -> None:

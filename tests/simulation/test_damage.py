@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -42,6 +43,18 @@ def test_the_checkpoint_before_a_damaged_one_is_used(halfway: Path, whole: Path,
     if (what, how) != ("round", "removed"):  # a round file that is not there is a round that was not committed
         assert broken.name in result.stderr
         assert "damaged" in result.stderr and "round 2" in result.stderr
+    assert computed(halfway) == computed(whole)
+
+
+@pytest.mark.parametrize("progress", [[], {"round": "3"}, {"total_bytes_up": "much"}, {"another": 1}, {"privacy": {"0": 1}}])
+def test_a_checkpoint_of_something_else_is_not_used(halfway: Path, whole: Path, fedpriv: Fedpriv, progress: Any) -> None:
+    """Without a checksum, as an earlier version wrote it, or as somebody changed it."""
+    path = newest(halfway, "round")
+    said = json.loads(path.read_text())
+    changed = {**said["progress"], **progress} if progress else progress
+    path.write_text(json.dumps({"config": said["config"], "progress": changed}))
+    result = fedpriv("resume", halfway)
+    assert result.exit_code == 0 and f"{path.name} is damaged: not a checkpoint" in " ".join(result.stderr.split()), result.output
     assert computed(halfway) == computed(whole)
 
 

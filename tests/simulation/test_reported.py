@@ -69,6 +69,18 @@ def test_a_name_that_a_tracker_spells_as_the_servers_is_refused(name: str) -> No
         check_names([name])
 
 
+@pytest.mark.parametrize("name", ["Accuracy", "ACCURACY", "Train_Loss", "Probe/x"])
+def test_a_name_that_looks_like_the_servers_is_refused(name: str) -> None:
+    with pytest.raises(Refused, match="a number of the server's own"):
+        check_names([name])
+
+
+def test_more_numbers_than_a_net_has_layers_are_refused() -> None:
+    check_names(f"snr_db/layer{number}" for number in range(1000))
+    with pytest.raises(Refused, match="it reports 1001 numbers of its own, more than 1000"):
+        check_names(f"x/{number}" for number in range(1001))
+
+
 @pytest.mark.parametrize("name", ["", "a/../b", "/a", "a/", "a//b", "./a", "..", ".hidden/x"])
 def test_a_name_that_is_no_plain_path_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="between slashes"):

@@ -44,6 +44,8 @@ class Target:
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
         doubt: why attacks that simulate the clients' steps say nothing on these messages; ``None``: they explain them.
+        doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
+            explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
     """
 
@@ -58,10 +60,12 @@ class Target:
     note: str | None = None
     views: Tensor | None = None
     doubt: Callable[[], str | None] = lambda: None
+    doubts_all: bool = False
 
     def held_against(self, made: Attempt) -> Attempt:
         """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients'."""
-        if made.found is None or not declared(made.attacker.attack).simulates or (doubt := self.doubt()) is None:
+        concerned = self.doubts_all or declared(made.attacker.attack).simulates
+        if made.found is None or not concerned or (doubt := self.doubt()) is None:
             return made
         return replace(made, unlike=(*made.unlike, doubt))
 
