@@ -11,19 +11,8 @@ from fedpriv.wire.report import Report
 
 _OWN = frozenset(
     {
-        *(
-            "round",
-            "participants",
-            "dropped",
-            "refused",
-            "missing",
-            "untested",
-            "too_few_uploads",
-            "not_finite",
-            "summed",
-            "sum_error",
-        ),
-        *("padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up", "bytes_down", "bytes_up_tests"),
+        *("round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite", "summed", "sum_error"),
+        *("untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up", "bytes_down", "bytes_up_tests"),
         *("bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy", "accuracy_weighted", "accuracy_worst_tenth"),
         *("accuracy_best", "accuracy_std", "accuracy_fresh_head", "accuracy_before_merge"),
         # MLflow's names of some, beside those that differ in a slash.
@@ -40,8 +29,8 @@ def check_names(names: Iterable[str]) -> None:
     """Check that numbers of these names may stand in a record beside the server's own.
 
     Raises:
-        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them; or there are
-            more of them than :data:`MOST`.
+        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them; or
+            there are more of them than :data:`MOST`.
     """
     names = list(names)
     if len(names) > MOST:

@@ -32,7 +32,7 @@ def changed(sealed: Sealed, how: str) -> Sealed:
 
 
 def lying(answer: Callable[[Site, Frame], Frame]) -> Callable[[Site, Frame], Frame]:
-    """``Site.answer``, but for what the file says of a round."""
+    """``Site._answer``, but for what the file says of a round."""
 
     def answers(site: Site, frame: Frame) -> Frame:
         asked, file = frame.said[-1], site.folder / LIE
@@ -59,7 +59,7 @@ def stay() -> None:
     """In place of :func:`fedpriv.deploy.flower.machines.stay`."""
     from fedpriv.deploy.flower import machines
 
-    Site.answer = lying(Site.answer)  # type: ignore[method-assign]
+    Site._answer = lying(Site._answer)  # type: ignore[method-assign]  # what it answers anew, not what it has answered before
     machines.stay()
 
 

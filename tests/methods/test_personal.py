@@ -335,6 +335,7 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
     simulation = simulate(name, play=False, **one, **own, **{"train.weight_decay": 0.0})
     x, y = simulation.federation.data.train(0)
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:1], y[:1]))
+    simulation.samples = {0: 1, 1: 1}
     smooth(simulation)
     assert not torch.equal(simulation.server.row, simulation.federation.initial)
     if name != "perfedavg":

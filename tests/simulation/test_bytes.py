@@ -80,7 +80,8 @@ def test_local_sends_nothing_but_reports(tmp_path: Path) -> None:
 def test_what_is_masked_is_not_paid_for(tmp_path: Path) -> None:
     mask = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
     (plain, plainly), (masked, maskedly) = (play_tapped(tmp_path / name, "fedavg", **o) for name, o in (("a", {}), ("b", mask)))
-    head = sum(t.nbytes for n, t in plainly[1][1][1].tensors().items() if n.startswith("head."))
+    upload = next(sealed for way, sealed in plainly[1] if way == "up")
+    head = sum(t.nbytes for n, t in upload.tensors().items() if n.startswith("head."))
     assert head > 0
     for before, after in zip(plain[1:], masked[1:], strict=True):
         assert after["metrics"]["bytes_up"] <= before["metrics"]["bytes_up"] - 3 * head
