@@ -37,7 +37,7 @@ APART = 60.0
 """Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
 ANSWER = 300.0
 """Seconds that an answer of a client may take."""
-RESUMABLE = ("deploy resume", "is running the run")
+RESUMABLE = ("app was ended", "is running the run")
 """In the errors of a run that goes on when it is resumed, perhaps once its app that was given up has noticed."""
 MOST_RESUMED = 5
 """Times that a run may have to be resumed without a kill of its app."""
