@@ -12,10 +12,10 @@ import torch
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
+from fedpriv.deploy.agreed_run import digest_of
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
-from fedpriv.deploy.site import digest_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import load_json, save_json
@@ -125,7 +125,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """What the clients will build too, from the config and what they declared."""
     first = facts[0]
     config = resolve(config, first.usual_model, first.suggests)
-    config = parse(RunConfig, config.model_dump(), "the config with what the clients' data suggest")
+    config = parse(RunConfig, config.model_dump(warnings=False), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
     sizes = {one.client: one.train for one in facts if one.train}
     return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]

@@ -12,27 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from fedpriv.agreement import Agreement, Declared
-from fedpriv.client.client import Client, Received, receive
-from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
-from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.federated import ClientData
 from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.deploy.agreed_run import AgreedRun
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
-from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, code_version, differing, told_by_server
+from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, differing, told_by_server
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, dealt, load
-from fedpriv.simulation.terms import settle
-from fedpriv.wire import Sealed, unseal
+from fedpriv.wire import unseal
 from fedpriv.wire.message import Refused
 
 if TYPE_CHECKING:
@@ -60,7 +54,7 @@ class Site:
     ) -> None:
         self.number, self.source, self.folder, self.device = number, source, folder, device
         self.check_downloads = check_downloads
-        self._open: _Run | None = None
+        self._open: AgreedRun | None = None
         self._loaded: tuple[str, Loaded] | None = None
         self._answered: dict[str, tuple[bytes, Frame]] = {}
         """Run -> digest of its last frame, and the answer."""
@@ -199,7 +193,7 @@ class Site:
 
     # ---------------------------------------------------------------------------------------------------------------------
 
-    def _of(self, run: str) -> _Run:
+    def _of(self, run: str) -> AgreedRun:
         """The run, from the disk where this process does not know it yet."""
         if self._open is not None and self._open.name == run:
             return self._open
@@ -208,7 +202,7 @@ class Site:
             raise Refused(f"{UNKNOWN_RUN} {run}")
         return self._opened(run, load_json(folder / "terms.json"))
 
-    def _opened(self, run: str, terms: Mapping[str, Any]) -> _Run:
+    def _opened(self, run: str, terms: Mapping[str, Any]) -> AgreedRun:
         if self._open is None or self._open.name != run:
             if terms.get("code") != code_version():
                 raise UsageError(
@@ -221,7 +215,7 @@ class Site:
             here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
-            opened = _Run(
+            opened = AgreedRun(
                 run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
             )
             if (kept := self._folder(run) / "broadcast.safetensors").exists():
@@ -272,76 +266,12 @@ class Site:
         return hashlib.blake2b(run.encode(), digest_size=32, key=secret).digest()
 
 
-class _Run:
-    """A run at one of its clients."""
-
-    def __init__(
-        self, name: str, number: int, config: RunConfig, declared: Declared, loaded: Loaded, store: ClientStore, secret: bytes
-    ) -> None:
-        self.name, self.store, self._number = name, store, number
-        sizes = {number: size} if (size := loaded.data.size(number)) else {}
-        agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
-        augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
-        self.agreement, self.initial = agreement, agreement.initial
-        self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
-        self.model = Resident(net, agreement.space, loaded.device)
-        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
-        self._broadcast: str | None = None
-        self.masking = _masking(number, agreement, name, store.folder.parent)
-        torch.set_num_threads(config.threads)
-
-    def take_broadcast(self, message: Sealed) -> None:
-        """Start from the model that every client is sent.
-
-        Raises:
-            FedprivError: it is none, or another than the one before.
-        """
-        if self._broadcast not in (None, message.digest):
-            raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
-        self.initial = receive(self.agreement, 0, message, self.agreement.initial).start
-        self._broadcast = message.digest
-
-    def received(self, round: int, message: Sealed | None) -> Received:
-        """A download as the client reads it."""
-        return receive(self.agreement, round, message, self.initial)
-
-    def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
-        """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
-        books, and the mean of many has less noise.
-
-        Raises:
-            FedprivError: the round was played with another message, or from another state.
-        """
-        if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
-            return
-        path = self.store.folder.parent / "asked.json"
-        asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
-        if asked.setdefault(str(round), these) != these:
-            here = f"client {self._number} has played round {round}"
-            raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
-        save_json(path, asked)
-
-
-def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:
-    """A client's part in secure sums; ``None``: the run has none."""
-    if not agreement.config.wire.secure_aggregation:
-        return None
-    from fedpriv.client.masking import Masking
-
-    return Masking(number, agreement, run, folder / "summed.json")
-
-
 def _keep_latest(held: dict[str, Any], run: str, what: object) -> None:
     """Keep it as the latest of at most :data:`MOST_AT_ONCE` runs."""
     held.pop(run, None)
     held[run] = what
     if len(held) > MOST_AT_ONCE:
         del held[next(iter(held))]
-
-
-def digest_of(row: torch.Tensor) -> str:
-    """SHA-256 (hex) of a row of numbers ``(p,)``."""
-    return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()
 
 
 def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:

@@ -66,7 +66,7 @@ class Arrivals:
 
     def charges(self, client: int) -> Sequence[Charge]:
         """The steps of DP-SGD that the ledger books for a client that was asked: those that it reports; or, where no answer of it
-        fits or came, those of the whole turn, since somebody may have seen its upload."""
+        fits or came, those of the whole turn, since its upload may have been seen."""
         if client in self.reports:
             return self.reports[client].spent
         if self.agreement.config.privacy.level != "sample":

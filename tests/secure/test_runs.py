@@ -214,12 +214,11 @@ class Killed(Exception):
     """Ends the server."""
 
 
-@pytest.mark.slow
-def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Path) -> None:
-    """The difference of two sums would be an upload."""
+def killed_in_a_sum(tmp_path: Path, step: str) -> Losing:
+    """A run of five clients whose server was killed when client 4 answered that step of round 2's sum."""
 
     def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
-        if "shares" in kinds and round == 2 and client == 4:
+        if step in kinds and round == 2 and client == 4:
             raise Killed
         return [answer]
 
@@ -227,6 +226,13 @@ def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Pa
     grid = Losing(tmp_path / "run-clients", die, **options)
     with pytest.raises(Killed):
         play_apart(tmp_path / "run", "mpfedcon", grid=grid, **{**ON, **options})
+    return grid
+
+
+@pytest.mark.slow
+def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Path) -> None:
+    """The difference of two sums would be an upload."""
+    grid = killed_in_a_sum(tmp_path, "shares")
 
     def without_client_3(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         return [] if "masked" in kinds and client == 3 and round == 2 else [answer]
@@ -241,17 +247,7 @@ def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Pa
 @pytest.mark.slow
 def test_no_masked_upload_leaves_for_a_second_sum_over_other_clients(tmp_path: Path) -> None:
     """Not even where no sum was revealed to this client: others may have revealed both, whose difference is an upload."""
-
-    def die(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
-        if "masked" in kinds and round == 2 and client == 4:
-            raise Killed
-        return [answer]
-
-    options = {"train.participation": 1.0}
-    grid = Losing(tmp_path / "run-clients", die, **options)
-    with pytest.raises(Killed):
-        play_apart(tmp_path / "run", "mpfedcon", grid=grid, **{**ON, **options})
-    sent: list[int] = []
+    grid, sent = killed_in_a_sum(tmp_path, "masked"), list[int]()
 
     def without_client_3(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         if "masked" in kinds and round == 2:

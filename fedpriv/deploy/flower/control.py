@@ -90,7 +90,7 @@ class SuperLink:
         return True
 
     def admit(self, public_keys: Mapping[str, Path]) -> None:
-        """Admit the holders of these keys, by the names of their nodes, and nobody else: nodes with other keys are removed.
+        """Admit the holders of these keys, by the names of their nodes; nodes with other keys are removed.
 
         Raises:
             UsageError: a file holds no public key.

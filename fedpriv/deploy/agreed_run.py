@@ -1,0 +1,96 @@
+"""A run to whose terms a client has agreed, as it is played there: net, data, private states and part in secure sums."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedpriv.agreement import Agreement, Declared
+from fedpriv.client.client import Client, Received, receive
+from fedpriv.client.resident import Resident
+from fedpriv.client.store import ClientStore
+from fedpriv.config import RunConfig
+from fedpriv.data.augmentation.augment import augmentation
+from fedpriv.data.federated import ClientData
+from fedpriv.deploy.handshake import Apart
+from fedpriv.errors import FedprivError
+from fedpriv.files import load_json, save_json
+from fedpriv.simulation.setup import Loaded
+from fedpriv.simulation.terms import settle
+from fedpriv.wire import Sealed
+
+if TYPE_CHECKING:
+    from fedpriv.client.masking import Masking
+
+
+class AgreedRun:
+    """A run at one of its clients.
+
+    Args:
+        declared: what the server says of all clients' data.
+        loaded: this client's data.
+        secret: of the run, at this client.
+    """
+
+    def __init__(
+        self, name: str, number: int, config: RunConfig, declared: Declared, loaded: Loaded, store: ClientStore, secret: bytes
+    ) -> None:
+        self.name, self.store, self._number = name, store, number
+        sizes = {number: size} if (size := loaded.data.size(number)) else {}
+        agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
+        augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
+        self.agreement, self.initial = agreement, agreement.initial
+        self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
+        self.model = Resident(net, agreement.space, loaded.device)
+        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        self._broadcast: str | None = None
+        self.masking = _masking(number, agreement, name, store.folder.parent)
+        torch.set_num_threads(config.threads)
+
+    def take_broadcast(self, message: Sealed) -> None:
+        """Start from the model that every client is sent.
+
+        Raises:
+            FedprivError: it is none, or another than the one before.
+        """
+        if self._broadcast not in (None, message.digest):
+            raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
+        self.initial = receive(self.agreement, 0, message, self.agreement.initial).start
+        self._broadcast = message.digest
+
+    def received(self, round: int, message: Sealed | None) -> Received:
+        """A download as the client reads it."""
+        return receive(self.agreement, round, message, self.initial)
+
+    def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
+        """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
+        books, and the mean of many has less noise.
+
+        Raises:
+            FedprivError: the round was played with another message, or from another state.
+        """
+        if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
+            return
+        path = self.store.folder.parent / "asked.json"
+        asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
+        if asked.setdefault(str(round), these) != these:
+            here = f"client {self._number} has played round {round}"
+            raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
+        save_json(path, asked)
+
+
+def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:
+    """A client's part in secure sums; ``None``: the run has none."""
+    if not agreement.config.wire.secure_aggregation:
+        return None
+    from fedpriv.client.masking import Masking
+
+    return Masking(number, agreement, run, folder / "summed.json")
+
+
+def digest_of(row: torch.Tensor) -> str:
+    """SHA-256 (hex) of a row of numbers ``(p,)``."""
+    return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()
