@@ -278,7 +278,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
         finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True))
     except FedprivError as error:
         if request.ended is None and (run_dir / "checkpoints").exists():  # its app was ended, and can say no more
-            error.args = (f"{error}; `fedpriv deploy resume {shown}` goes on with the run",)
+            raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` goes on with the run") from None
         raise
     if not finished:
         console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)

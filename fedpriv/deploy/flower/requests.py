@@ -15,6 +15,7 @@ from fedpriv.deploy.far_clients import Grid
 from fedpriv.deploy.serving import DECLARED, resume, start, with_usual
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
+from fedpriv.server.records import lines_of
 from fedpriv.tracking.folder import read_lines
 
 
@@ -101,7 +102,7 @@ class Request:
 
     def _warn(self, text: str) -> None:
         """Show a warning to who follows: what the server's app prints goes into the SuperLink's database alone."""
-        with self.warnings.open("a") as file:
+        with self.warnings.open("a", encoding="utf-8") as file:
             file.write(" ".join(text.split()) + "\n")
 
     @property
@@ -126,9 +127,9 @@ class Request:
         run_dir, shown, seen, warned = self.run_dir, -1, 0, 0
         while True:
             ended = self.ended
-            warnings = self.warnings.read_text().splitlines() if self.warnings.exists() else []
-            for text in warnings[warned:]:
-                on_warning(text)
+            warnings = lines_of(self.warnings)
+            for line in warnings[warned:]:
+                on_warning(line.decode())
             warned = len(warnings)
             records, seen = read_lines(run_dir, seen)
             for record in records:
