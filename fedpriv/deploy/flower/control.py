@@ -160,7 +160,8 @@ def _read_key(file: Path) -> bytes:
 
     try:
         key: Any = load_ssh_public_key(file.read_bytes())
-        return public_key_to_bytes(key)
+        stored: bytes = public_key_to_bytes(key)  # of any type where Flower is not installed
+        return stored
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist; the server needs the public key of each client of server.yaml") from None
     except (OSError, ValueError, AttributeError) as error:
