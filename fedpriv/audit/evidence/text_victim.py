@@ -14,7 +14,7 @@ from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.text import TextEncoder, Tune, text_encoder
-from fedpriv.seeding import generator
+from fedpriv.seeding import generator, kept_rng
 from fedpriv.wire import Payload, Transform, TransformContext
 
 TRAINED = 0.02
@@ -108,7 +108,7 @@ def text_victim(
     Raises:
         UsageError: embeddings to be masked are not sent anyway, or a mask leaves nothing.
     """
-    with torch.random.fork_rng(devices=[]):
+    with kept_rng():
         torch.manual_seed(seed)
         body: nn.Module = nn.Identity() if tune == "head" else text_encoder(encoder, tune)
         for name, parameter in body.named_parameters():

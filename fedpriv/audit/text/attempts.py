@@ -21,6 +21,7 @@ from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, sco
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
+from fedpriv.seeding import kept_rng
 
 SEEKS = ("tag", "span")
 """Attacks that search for whole sentences, all of a message at once."""
@@ -149,7 +150,7 @@ def _not_tried(name: str, target: TextTarget) -> str | None:
 
 def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:
     try:
-        with torch.random.fork_rng(devices=[]):
+        with kept_rng():
             return attack.run([observation], seed)
     except Inapplicable as error:
         return str(error)
