@@ -15,6 +15,7 @@ from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
 
+SHORT = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
 FOUND: dict[str, Any] = {
     "answer": "Members were identified",
     "messages": [
@@ -69,7 +70,7 @@ def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("report", ['{"runs": [', '{"runs": {"attacks": 1}}', '{"runs": [{"run_id": "run", "attacks": []}]}'])
 def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str, tmp_path: Path) -> None:
-    experiment = read(write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1]))
+    experiment = read(write_yaml(tmp_path / "paper", base=SHORT, runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1]))
     for seed in (0, 1):
         play(experiment, tmp_path / "runs", "fedavg", seed)
     folder = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
@@ -122,8 +123,10 @@ def stored(experiment: Experiment) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> None:
-    base = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
-    path, runs_dir = write_yaml(tmp_path / "paper", base=base, runs={"fedavg": {"method": {"name": "fedavg"}}}), tmp_path / "runs"
+    path, runs_dir = (
+        write_yaml(tmp_path / "paper", base=SHORT, runs={"fedavg": {"method": {"name": "fedavg"}}}),
+        tmp_path / "runs",
+    )
     experiment = read(path)
     play(experiment, runs_dir, "fedavg")
     assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
