@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,20 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.dataset import Opened, Texts, Values
+from fedpriv.data.labels import read_labels
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from fedpriv.data.tables.decoding import Mode
     from fedpriv.data.tables.files import Table
-
-FEW = 20
-"""As many labels may be classes, however few samples there are."""
-NEARLY_ALL = 0.9
-"""Share of the samples: with more distinct labels than that, they are names of samples."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ def assemble(
     from fedpriv.data.own.owners import Owners, column_values
 
     choice = choice or SampleChoice()
-    labels, classes = _labels(tables, columns.label)
+    labels, classes = read_labels(tables, columns.label)
     notes = list(columns.notes)
     numbered = not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
     if numbered and (lowest := min(int(ids.min()) for ids in labels)):
@@ -75,6 +69,9 @@ def assemble(
         kept = [np.flatnonzero(values >= 0) for values in labels]
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
+    if len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
+        names = ", ".join(classes[number] for number in alone[:5])
+        notes.append(f"classes of test samples that no training sample has, so that no client can learn them: {names}")
     joined = [table for table in tables if isinstance(table, Joined)]
     owners = [table.owners() for table in joined]
     if len(tables) == 1:
@@ -157,67 +154,3 @@ def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:
             f"{table.origin}: row {rows[values.index('')]} of column {column!r} is empty; remove it or write what it says"
         )
     return tuple(values)
-
-
-def _labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Class ids per table, and the classes' names: those of the file, else the sorted values of the training split."""
-    import datasets
-
-    raw = [table.column(column) for table in tables]
-    for table, values in zip(tables, raw, strict=True):
-        if values.null_count:
-            raise FedprivError(f"{table.origin} has {values.null_count} rows without a label in column {column!r}")
-    values = [array.to_numpy() for array in raw]
-    for table, array in zip(tables, values, strict=True):
-        if not len(array):
-            raise UsageError(f"{table.origin} has no rows")
-        if np.issubdtype(array.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(array))).size:
-            raise FedprivError(f"{table.origin}: the label in row {rows[0]} of column {column!r} is {array[rows[0]]}")
-        if array.dtype == object and isinstance(array[0], np.ndarray | dict | bytes):
-            raise UsageError(f"{table.origin}: column {column!r} holds no labels but a {type(array[0]).__name__} in each row")
-    for table, array in zip(tables, values, strict=True):
-        blank = [row for row, value in enumerate(array) if not str(value).strip()] if array.dtype == object else []
-        if blank:
-            raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {column!r} is empty")
-    feature = tables[0].features[column]
-    if isinstance(feature, datasets.ClassLabel):
-        classes = tuple(feature.names)
-    elif (found := _no_classes(raw[0], values[0])) is not None:
-        raise UsageError(
-            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share: "
-            "--set data.label=NAME names another column"
-        )
-    elif all(np.issubdtype(array.dtype, np.integer) for array in values):
-        for table, array in zip(tables, values, strict=True):
-            if (rows := np.flatnonzero(array < 0)).size:
-                raise UsageError(
-                    f"{table.origin}: label {array[rows[0]]} in row {rows[0]} of column {column!r} is negative; number the "
-                    "classes from 0, or name them, and leave out samples without a label"
-                )
-        highest = max(int(array.max()) for array in values)
-        if highest >= sum(map(len, values)):
-            raise UsageError(
-                f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them"
-            )
-        classes, values = tuple(map(str, range(highest + 1))), [array.astype(np.int64) for array in values]
-    else:
-        classes = tuple(sorted({str(value) for value in values[0]}))
-        known = {cls: i for i, cls in enumerate(classes)}
-        values = [np.array([known.get(str(value), -1) for value in array]) for array in values]
-    for table, ids in zip(tables, values, strict=True):
-        outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
-        if len(outside):
-            shown = raw[tables.index(table)][int(outside[0])].as_py()
-            raise FedprivError(
-                f"{table.origin}: label {shown!r} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
-            )
-    return [ids.astype(np.int64) for ids in values], classes
-
-
-def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
-    """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
-    distinct = len(column.unique())
-    quantity = np.issubdtype(values.dtype, np.floating) and bool((values % 1).any())
-    if distinct <= FEW or not (quantity or distinct > NEARLY_ALL * len(values)):
-        return None
-    return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"

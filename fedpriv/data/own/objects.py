@@ -121,7 +121,7 @@ def _rows(data: Any) -> datasets.Dataset:
     import torch
 
     if isinstance(data, datasets.Dataset):
-        return data
+        return _whole(data)
     names = getattr(data, "classes", None)
     if isinstance(data, tuple) and len(data) == 2:
         x, y = data
@@ -144,6 +144,16 @@ def _rows(data: Any) -> datasets.Dataset:
     elif names is not None:
         kind = datasets.ClassLabel(names=[str(name) for name in names])
     return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
+
+
+def _whole(data: datasets.Dataset) -> datasets.Dataset:
+    """A data set whose images are in it, not in files that it names, which may change or go."""
+    import datasets
+    from datasets.table import embed_table_storage
+
+    if not any(isinstance(kind, datasets.Image) for kind in data.features.values()):
+        return data
+    return data.with_format("arrow").map(embed_table_storage, batched=True, keep_in_memory=True).with_format(None)
 
 
 def _label(number: int, label: Any) -> Any:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 MOST_LEVELS = 20
+MANY = 50
+"""Of so many rows, a measurement does not have a distinct whole number in each."""
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 PUBLIC = (
     "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
@@ -39,7 +42,8 @@ Rows = tuple["Table", NDArray[np.int64]]
 def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of a table that are features, and a line on those that are left out.
 
-    Left out are row numbers, texts (over half of the values are distinct), and what is neither number nor category.
+    Left out are row numbers (in any order, as after shuffling), texts (over half of the values are distinct), and what is neither
+    number nor category.
 
     Args:
         besides: columns that have another role.
@@ -49,7 +53,7 @@ def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[
         if name in besides:
             continue
         values = table.column(name)
-        reason = _no_feature(values)
+        reason = _no_feature(name, values)
         if reason is None:
             chosen.append(name)
             if (odd := _no_number(values)) is not None:
@@ -119,21 +123,35 @@ def _coded(train: Sequence[object], test: Sequence[object]) -> tuple[NDArray[np.
     return tuple(one_hot[[place.get(level, len(levels)) for level in values]] for values in (seen, unseen))  # type: ignore[return-value]
 
 
-def _no_feature(values: pa.ChunkedArray) -> str | None:
+def _no_feature(name: str, values: pa.ChunkedArray) -> str | None:
     """Why a column is no feature."""
-    import pyarrow.types as kinds
-
     if values.null_count == len(values):
         return "empty"
-    if kinds.is_integer(values.type) and not values.null_count:
-        numbers = values.to_numpy()
-        if len(numbers) > 1 and numbers[0] in (0, 1) and (np.diff(numbers) == 1).all():
-            return "row numbers"
+    if _are_row_numbers(name, values):
+        return "row numbers"
     if _is_number(values):
         return None
     if _is_category(values):
         return "text: over half of its values are distinct" if is_text(values) else None
     return str(values.type)
+
+
+def _are_row_numbers(name: str, values: pa.ChunkedArray) -> bool:
+    """Whether a column numbers the rows, in any order: of sorted samples, a row's number gives its label away.
+
+    So they are by the names that pandas gives to an index; or where they begin at 0 or 1, or are many, and are distinct whole
+    numbers of a range of which they are at least half, as after a split.
+    """
+    import pyarrow.types as kinds
+
+    if _INDEX.fullmatch(name):
+        return True
+    if not kinds.is_integer(values.type) or values.null_count or len(values) < 2:
+        return False
+    numbers = np.sort(values.to_numpy())
+    distinct, span = bool((np.diff(numbers) > 0).all()), int(numbers[-1]) - int(numbers[0]) + 1
+    whole = numbers[0] in (0, 1) and span == len(numbers)
+    return distinct and (whole or (len(numbers) >= MANY and 2 * len(numbers) >= span))
 
 
 def _is_number(values: pa.ChunkedArray) -> bool:

@@ -33,11 +33,14 @@ _DEEP = ("I", "F")  # 16 and 32 bits a pixel: an 8-bit copy would have to guess 
 def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side: int | None = None) -> Tensor:
     """Decode the images of ``rows`` to uint8 ``(n, C, H, W)``, C = 1 for mode ``L`` and 3 for ``RGB``.
 
+    What is transparent becomes white, and an image that says how it was held (EXIF) is turned upright.
+
     Args:
         side: pixels a side to which they are resized, whatever their shape; ``None``: unchanged.
 
     Raises:
         FedprivError: an image cannot be decoded; the error names it.
+        UsageError: an image has more than 8 bits a channel.
         MixedSizes: the images differ in size.
     """
     values = table.column(column).take(rows)
@@ -45,7 +48,8 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
     for place, value in enumerate(values):
         with _open(value.as_py(), table, int(rows[place])) as image:
             try:
-                pixels = np.asarray(image.convert(mode) if side is None else image.convert(mode).resize((side, side), _SMOOTH))
+                flat = _flat(image).convert(mode)
+                pixels = np.asarray(flat if side is None else flat.resize((side, side), _SMOOTH))
             except Exception as error:  # Pillow's plugins raise any exception on a broken file
                 raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
         if images is None:
@@ -86,12 +90,7 @@ def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) 
     for table, rows in tables:
         for place, value in enumerate(table.column(column).take(rows)):
             with _open(value.as_py(), table, int(rows[place])) as image:
-                mode = image.mode
-            if mode.startswith(_DEEP):
-                raise UsageError(
-                    f"{_where(table, value.as_py(), int(rows[place]))} has more than 8 bits a channel; convert it to 8 bits first"
-                )
-            grey = grey and mode in _GREY
+                grey = grey and image.mode in _GREY
     return "L" if grey else "RGB"
 
 
@@ -101,9 +100,24 @@ def _open(value: object, table: Table, row: int) -> Image:
     try:
         if isinstance(value, dict):
             value = value["bytes"] if value.get("bytes") is not None else value["path"]
-        return PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
+        image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
         raise _undecodable(table, value, row, error) from None
+    if image.mode.startswith(_DEEP):
+        raise UsageError(f"{_where(table, value, row)} has more than 8 bits a channel; convert it to 8 bits first")
+    return image
+
+
+def _flat(image: Image) -> Image:
+    """An image upright and on white: without that, what is transparent would have the colour that happens to be stored there."""
+    import PIL.Image
+    import PIL.ImageOps
+
+    upright = PIL.ImageOps.exif_transpose(image)
+    if not upright.has_transparency_data:
+        return upright
+    seen = upright.convert("RGBA")
+    return PIL.Image.alpha_composite(PIL.Image.new("RGBA", seen.size, "white"), seen)
 
 
 def _undecodable(table: Table, value: object, row: int, error: Exception) -> FedprivError:
@@ -118,7 +132,7 @@ def _where(table: Table, value: object, row: int) -> str:
 
 def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None, side: int | None = None) -> str:
     """A hash of what the decoded tensors depend on: each file's path, size and modification time, rows, column, mode, side."""
-    digest = hashlib.sha256(repr(("1", column, mode, *([side] if side else []))).encode())
+    digest = hashlib.sha256(repr(("2", column, mode, *([side] if side else []))).encode())
     for table, rows in tables:
         for file in table.files:
             status = file.stat()

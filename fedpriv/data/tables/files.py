@@ -76,6 +76,8 @@ class ParquetTable:
                 table = pq.ParquetFile(file).read(columns=[name])
             if name not in table.column_names:
                 raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
+            if file != self.files[0] and _classes(ParquetTable((file,)), name) != _classes(self, name):
+                raise UsageError(f"{file} and {self.files[0]} have other classes in column {name!r}")
             parts.append(table.column(name))
         try:
             return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
@@ -129,6 +131,12 @@ class CsvTable:
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self._rows.column(name)
+
+
+def _classes(table: Table, column: str) -> list[str] | None:
+    """The names of the classes of a column that has such; ``None``: it has none."""
+    names: list[str] | None = getattr(table.features[column], "names", None)
+    return names
 
 
 @contextmanager

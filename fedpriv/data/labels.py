@@ -1,0 +1,122 @@
+"""The labels of tables as class ids, whatever they are in the file: classes by name, numbers, or texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.errors import FedprivError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedpriv.data.tables.files import Table
+
+FEW = 20
+"""As many labels may be classes, however few samples there are."""
+NEARLY_ALL = 0.9
+"""Share of the samples: with more distinct labels than that, they are names of samples."""
+
+
+def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Class ids ``(N,)`` per table, and the classes' names: those of the first table's type, else its sorted values.
+
+    Tables that number the same classes in another way are read by the classes' names. Spaces around a name do not count. Numbers
+    without names are ids.
+
+    Raises:
+        UsageError: a table has no rows, or the column holds no classes.
+        FedprivError: a row has no label, or one that is none of the classes.
+    """
+    raw = [table.column(column) for table in tables]
+    given = _names(tables[0], column)
+    values = [_values(table, array, column, given) for table, array in zip(tables, raw, strict=True)]
+    numbered = given is None and all(np.issubdtype(array.dtype, np.integer) for array in values)
+    if given is not None:
+        classes = given
+    elif (found := _no_classes(raw[0], values[0])) is not None:
+        raise UsageError(
+            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share: "
+            "--set data.label=NAME names another column"
+        )
+    elif numbered:
+        classes = _numbered(tables, values, column)
+    else:
+        classes = tuple(sorted({str(value).strip() for value in values[0]}))
+    return [
+        _ids(table, array, column, classes, numbered or given is not None) for table, array in zip(tables, values, strict=True)
+    ], classes
+
+
+def _names(table: Table, column: str) -> tuple[str, ...] | None:
+    """The names that a table's type gives its classes."""
+    import datasets
+
+    kind = table.features.get(column)
+    return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
+
+
+def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
+    """The values of a column of labels ``(N,)``; as names, where the table names its classes otherwise than ``given``."""
+    if column.null_count:
+        raise FedprivError(f"{table.origin} has {column.null_count} rows without a label in column {name!r}")
+    values = column.to_numpy()
+    if not len(values):
+        raise UsageError(f"{table.origin} has no rows")
+    if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
+        raise FedprivError(f"{table.origin}: the label in row {rows[0]} of column {name!r} is {values[rows[0]]}")
+    if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
+        raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
+    blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
+    if blank:
+        raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {name!r} is empty")
+    names = _names(table, name)
+    if names is None or names == given:
+        return values
+    return np.array([names[value] if 0 <= value < len(names) else str(value) for value in values], dtype=object)
+
+
+def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> tuple[str, ...]:
+    """The names of classes that are numbers."""
+    for table, array in zip(tables, values, strict=True):
+        if (rows := np.flatnonzero(array < 0)).size:
+            raise UsageError(
+                f"{table.origin}: label {array[rows[0]]} in row {rows[0]} of column {column!r} is negative; number the "
+                "classes from 0, or name them, and leave out samples without a label"
+            )
+    highest = max(int(array.max()) for array in values)
+    if highest >= sum(map(len, values)):
+        raise UsageError(
+            f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them"
+        )
+    return tuple(map(str, range(highest + 1)))
+
+
+def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ...], numbers: bool) -> NDArray[np.int64]:
+    """
+    Args:
+        numbers: whether numbers are ids; else they are names.
+    """
+    if numbers and np.issubdtype(values.dtype, np.number):
+        ids = np.where(values % 1 == 0, values, -1).astype(np.int64)
+    else:
+        known = {cls: i for i, cls in enumerate(classes)}
+        ids = np.array([known.get(str(value).strip(), -1) for value in values], dtype=np.int64)
+    outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
+    if len(outside):
+        shown = values[outside[0]]
+        raise FedprivError(
+            f"{table.origin}: label {shown!s} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
+        )
+    return ids
+
+
+def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
+    """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
+    distinct = len(column.unique())
+    quantity = np.issubdtype(values.dtype, np.floating) and bool((values % 1).any())
+    if distinct <= FEW or not (quantity or distinct > NEARLY_ALL * len(values)):
+        return None
+    return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"
