@@ -62,7 +62,7 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
     """The values of a column of labels ``(N,)``; as names, where the table names its classes otherwise than ``given``."""
     if column.null_count:
         raise FedprivError(f"{table.origin} has {column.null_count} rows without a label in column {name!r}")
-    values = column.to_numpy()
+    values: NDArray[Any] = column.to_numpy()
     if not len(values):
         raise UsageError(f"{table.origin} has no rows")
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
@@ -106,9 +106,9 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
         ids = np.array([known.get(str(value).strip(), -1) for value in values], dtype=np.int64)
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
-        shown = values[outside[0]]
+        shown = values[outside].tolist()[0]
         raise FedprivError(
-            f"{table.origin}: label {shown!s} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
+            f"{table.origin}: label {shown!r} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
         )
     return ids
 

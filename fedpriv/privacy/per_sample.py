@@ -4,6 +4,9 @@ They are computed by ``torch.func``, not by Opacus' ``GradSampleModule``, whose 
 this library may also use the parameters (a proximal term) or frozen teachers. Here a sample's gradient is by construction that of
 the loss of this sample alone; on plain losses the two agree (tested). Nets in which samples interact (BatchNorm) are rejected at
 set-up, since they would not be the same net for single samples.
+
+A sample whose gradient is not finite counts as a blank. Otherwise it alone would end the turn without an upload, which no noise
+hides, and a server can send weights that are too large for one kind of sample.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
 from fedpriv.samples import Inputs, of_tensors, take, tensors
 
-_ENTRIES = 2**24
+ENTRIES = 2**24
 """Largest number of entries of per-sample gradients in memory (64 MB)."""
 
 Fields = dict[str, Tensor]
@@ -102,19 +105,26 @@ class PerSampleGradients(ClippedSums):
     def __call__(
         self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``."""
+        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``.
+
+        A gradient that is not finite counts as zero.
+        """
         trained = {name: self._constant[name] for name in self._trained}
         total = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
         fields = {name: fields_of(out) for name, out in teachers.items()}
         losses, lengths = [], []
-        chunk = max(1, _ENTRIES // max(1, sum(tensor.numel() for tensor in trained.values())))
+        chunk = max(1, ENTRIES // max(1, sum(tensor.numel() for tensor in trained.values())))
         for part in torch.split(torch.arange(len(labels), device=labels.device), chunk):
             if not len(part):
                 continue
             of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}
             gradients, values = self._gradients(trained, tensors(take(samples, part)), labels[part], of_part)
             norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
-            factors = (self._clip / norms).clamp(max=1.0)
+            factors, whole = (self._clip / norms).clamp(max=1.0), norms.isfinite()
+            if not whole.all():
+                factors = factors.where(whole, 0.0)
+                # Zero times infinity is no number, so the gradients themselves become zero.
+                gradients = {name: g.where(whole.view(-1, *[1] * (g.ndim - 1)), 0.0) for name, g in gradients.items()}
             for name, gradient in gradients.items():
                 total[name] += torch.tensordot(factors, gradient, dims=1)
             losses.append(values.detach())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -14,10 +15,11 @@ from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.models.fusion import Fusion
-from fedpriv.models.net import Net
+from fedpriv.models.net import Net, copy_of
 from fedpriv.models.text import TextEncoder
 from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
 from fedpriv.privacy.ghost import check_layers
+from fedpriv.seeding import global_rng
 from fedpriv.wire import STATISTIC, Sealed, Transform
 
 
@@ -100,21 +102,38 @@ def check(
 
 
 def _check_apart(config: RunConfig, net: Net) -> None:
-    """Check that per-sample gradients can be computed with the chosen clipping."""
+    """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
     encoder, modules = config.model.encoder, list(net.modules())
+    known = any(isinstance(module, TextEncoder | Fusion) for module in modules)  # these take other samples than tensors
+    if not known and (changed := _changed_by_data(net)) is not None:
+        raise UsageError(
+            f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
+            "without running statistics"
+        )
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
             raise UsageError(
                 f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
                 "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
             )
-        if not any(isinstance(module, TextEncoder | Fusion) for module in modules):  # known, and on other samples than tensors
+        if not known:
             check_layers(net)
     elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
             "use model.tune = head"
         )
+
+
+def _changed_by_data(net: Net) -> str | None:
+    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    if not buffers:
+        return None
+    tried = copy_of(net)
+    with global_rng(0, "dropout"), torch.no_grad():
+        tried(torch.rand((2, *net.input_shape)).to(next(net.parameters())))
+    return next((name for name, buffer in tried.named_buffers() if not torch.equal(buffer, buffers[name])), None)
 
 
 def check_upload(upload: Sealed) -> None:
