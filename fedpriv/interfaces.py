@@ -206,8 +206,6 @@ class ClientTurn(Protocol):
     private: Private
     """The client's private state from its last turn (:meth:`Part.first_kept` at its first)."""
     first_time: bool
-    labels: Tensor
-    """``(n_i,)`` labels of the training data, in order."""
     unused: frozenset[str]
     """Tensors of the net on which its data have no effect: for a client without images, the image branch."""
     start: Tensor
@@ -222,6 +220,14 @@ class ClientTurn(Protocol):
     """Its phases so far."""
     mean_loss: float
     """Mean loss of the last local epoch, in nats; NaN before the first."""
+
+    @property
+    def labels(self) -> Tensor:
+        """``(n_i,)`` labels of the training data, in order.
+
+        As the outputs, the accuracy and the gradient on all of them, they are refused under sample-level DP until training is
+        over (:class:`UsageError`): epsilon covers clipped gradients of single samples alone.
+        """
 
     @property
     def learner(self) -> Learner:

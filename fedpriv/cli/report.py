@@ -109,7 +109,7 @@ class Reporter:
         if "train_loss" in metrics:
             parts.append(f"loss {metrics['train_loss']:.3f}")
         if "epsilon" in metrics:
-            parts.append(f"epsilon {metrics['epsilon']:.2f}")
+            parts.append(f"epsilon {bound(metrics['epsilon'])}")
         parts.append(f"up {decimal(metrics['total_bytes_up'])}, down {decimal(metrics['total_bytes_down'])}")
         text = "  ".join(parts)
         self._bar.update(self._task, completed=record["round"], description=text)

@@ -181,10 +181,13 @@ class Client:
         if keeps and self.store is not None:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
+        turn.over = True
         with profile("serialisation", client=self.number):
             upload = self._sealed(method.upload(turn), received, turn.noise_seed, turn.reported, profile)
             loss = turn.mean_loss if can_say(turn.mean_loss) else None
             numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
+            if self.secret is not None and turn.spend is not None:  # a server that is not trusted learns nothing without noise
+                loss, numbers = None, {}
             report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
         return Answer(self.number, upload, report)
 

@@ -58,9 +58,9 @@ class Turn:
         unused: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.config, self.unused = model, config, unused
-        self.inputs, self.labels = data.inputs, data.labels
+        self.inputs, self._labels = data.inputs, data.labels
         self.round, self.client, self.received, self.private, self.first_time = round, client, received, private, first_time
-        self.num_examples = len(self.labels)
+        self.num_examples = len(self._labels)
         self.mean_loss = float("nan")
         self.steps = 0
         self.trained: list[Trained] = []
@@ -74,6 +74,8 @@ class Turn:
         """Set: sample-level DP with canaries among the client's samples."""
         self.noise_seed = config.seed
         """What DP's noise and its choice of samples are drawn from."""
+        self.over = False
+        """Whether the client's training is over: what is computed from now on reaches neither its model nor its state."""
         self._purpose = purpose
         self._phases = 0
         self._phase: Phase | None = None
@@ -92,6 +94,11 @@ class Turn:
         if self._learner is None:
             raise RuntimeError("a client's model learns only within a phase")
         return self._learner
+
+    @property
+    def labels(self) -> Tensor:
+        self._check_bounded("its labels")
+        return self._labels
 
     def report(self, name: str, value: float) -> None:
         self.reported[name] = value
@@ -112,16 +119,19 @@ class Turn:
         return self._companion
 
     def embed(self) -> Outputs:
+        self._check_bounded("the outputs on all its samples")
         return self.model.from_features(self._present_features())
 
     def accuracy(self) -> float:
+        self._check_bounded("its accuracy on them")
         # Not by way of the cache: the model may have moved within a phase.
-        chunks = zip(split(self.inputs, CHUNK), torch.split(self.labels, CHUNK), strict=True)
+        chunks = zip(split(self.inputs, CHUNK), torch.split(self._labels, CHUNK), strict=True)
         logits = ((self.model.from_features(self.model.features(inputs)).logits, labels) for inputs, labels in chunks)
         return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
 
     def gradient(self, reduction: str = "mean") -> Tensor:
-        total = self.model.gradient(self.inputs, self.labels)
+        self._check_bounded("the gradient on all its samples")
+        total = self.model.gradient(self.inputs, self._labels)
         return total / self.num_examples if reduction == "mean" else total.clone()
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
@@ -169,7 +179,7 @@ class Turn:
             model.set_trained(phase.trains)
             order = torch.randperm(self.num_examples, generator=shuffle).to(model.device)
             shuffled = take(inputs, order)
-            columns = (order, shuffled if cached else model.shaped(shuffled), self.labels.index_select(0, order))
+            columns = (order, shuffled if cached else model.shaped(shuffled), self._labels.index_select(0, order))
             for index, views, targets in self._batches(columns, size, augment, rule.views):
                 if len(index) < smallest or taken == phase.steps:
                     break
@@ -255,7 +265,7 @@ class Turn:
             if len(index):
                 batch = self._augmented(batch if cached else resident.shaped(batch), augment)
             teachers = {name: self._teachers.outputs(name, index, batch) for name in self._teachers} if len(index) else {}
-            total, values, _ = gradients(batch, self.labels.index_select(0, index), teachers)
+            total, values, _ = gradients(batch, self._labels.index_select(0, index), teachers)
             extra = {} if self.canaries is None else self.canaries.drawn(rate, planted)
             for name, part in total.items():
                 if name in extra:
@@ -270,6 +280,14 @@ class Turn:
             self.mean_loss = float(seen.mean())
         self.steps += steps
         self._check_finite(spoiled=False)
+
+    def _check_bounded(self, what: str) -> None:
+        """Refuse what depends on the samples otherwise than by clipped gradients, where epsilon covers these alone."""
+        if self.spend is not None and not self.over:
+            raise UsageError(
+                f"privacy.level sample: a turn asks for {what}, which no clipping bounds; its method, objective or aggregation "
+                "cannot be used with sample-level DP, and says so by `no_dp`"
+            )
 
     def _check_finite(self, spoiled: bool) -> None:
         # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.

@@ -77,7 +77,7 @@ def _converted(rdp: NDArray[np.float64], orders: Sequence[float], delta: float) 
     a = np.asarray(orders, dtype=np.float64)
     epsilons = rdp + np.log((a - 1) / a) - (np.log(delta) + np.log(a)) / (a - 1)
     best: NDArray[np.float64] = np.where(np.isnan(epsilons), np.inf, epsilons).min(-1)
-    return best
+    return np.maximum(best, 0.0)  # at a large delta the formula falls below
 
 
 def epsilons_rdp(histories: Sequence[Sequence[Spending]], delta: float) -> NDArray[np.float64]:

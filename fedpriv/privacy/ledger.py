@@ -36,6 +36,10 @@ _ADJACENCY = {
     "sample": "two federations are neighbours if one training sample of the first is a blank in the second, with every client "
     "that holds it: counted in n and drawn, but its gradient counts as zero",
 }
+_ADJACENCY_APART = (
+    "two federations are neighbours if one training sample of one client of the first is a blank in the second: counted in n and "
+    "drawn, but its gradient counts as zero"
+)
 _NEEDS = {
     "client": "the server draws each client with probability {rate:g} a round, independently, keeps who was drawn to itself, "
     "and is trusted: it sees the clipped changes without noise; epsilon holds against observers of the models it sends",
@@ -56,13 +60,19 @@ _UNCOVERED = {
         "people with several samples: k samples have k times the epsilon, at a larger delta",
     ),
 }
+_METRICS = {
+    "seed": "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
+    "secrets": "the test accuracies that clients report, which are computed on the raw data",
+}
 _NEVER_COVERED = (
-    "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
+    "other runs on the same data, and a choice between runs: their epsilons add up",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
     "the mean and deviation that images are normalised by, where they are measured on the training images; and those, and the "
-    "levels, by which the columns of a table are scaled and coded",
+    "levels, by which the columns of a table are scaled and coded; the names of the classes, and the words of the encoder `tiny`",
     "floating-point noise (Mironov 2012)",
 )
+
+_SEVERAL = "a record that several clients hold: the epsilons of its holders add up, and who they are is not known here"
 
 Randomness = Literal["seed", "secrets"]
 """What noise is drawn from: the run's seed, or secrets of the clients."""
@@ -139,8 +149,15 @@ class Ledger:
                 most[client] = max(most[client], spent)
         return [float(one) for one in most]
 
-    def statement(self, clients: int, participation: float, randomness: Randomness = "seed") -> dict[str, Any]:
-        """The run's privacy statement: the guarantee, against which observers, its conditions, and what it does not cover."""
+    def statement(
+        self, clients: int, participation: float, randomness: Randomness = "seed", apart: bool = False
+    ) -> dict[str, Any]:
+        """The run's privacy statement: the guarantee, against which observers, its conditions, and what it does not cover.
+
+        Args:
+            apart: which samples several clients hold is not known, as where each has data of its own; each holder is then
+                charged by itself.
+        """
         privacy, histories = self.privacy, self.histories()
         by_prv, history = dearest(histories, privacy.delta, "prv")
         return {
@@ -154,9 +171,9 @@ class Ledger:
             "clip": privacy.clip,
             "accountant": privacy.accountant,
             "target_epsilon": privacy.target_epsilon,
-            "adjacency": _ADJACENCY[privacy.level],
+            "adjacency": _ADJACENCY_APART if apart else _ADJACENCY[privacy.level],
             "holds_if": _NEEDS[privacy.level].format(rate=participation),
             "randomness": _RANDOMNESS[randomness],
-            "not_covered": [*_UNCOVERED[privacy.level], *_NEVER_COVERED],
+            "not_covered": [*_UNCOVERED[privacy.level], *([_SEVERAL] if apart else []), _METRICS[randomness], *_NEVER_COVERED],
             "epsilon_per_client": self.per_client(clients),
         }

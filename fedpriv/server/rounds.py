@@ -45,7 +45,7 @@ class Server:
         clients: how it reaches its clients; all that it knows of them are the messages that come back.
         scorer: evaluates the server's state.
         warn: called with warnings of one line.
-        holders: at sample level, the sets of clients that hold a sample in common; by default no two do.
+        holders: at sample level, the sets of clients that hold a sample in common; ``None``: it is not known of any.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
         samples: client -> the number of training samples that it declared; needed at sample level, where its steps depend on it.
@@ -81,6 +81,7 @@ class Server:
             self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
         self.progress = Progress()
         self.is_private = self.config.privacy.level != "none"
+        self._apart = holders is None and self.config.privacy.level == "sample"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
         self._noisy_mean = _noisy_mean(agreement)
         self.canaries = _canaries(agreement)
@@ -227,7 +228,8 @@ class Server:
 
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
-        return self.ledger.statement(self.config.data.clients, self.config.train.participation or 0.0, self.randomness)
+        rate = self.config.train.participation or 0.0
+        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._apart)
 
     def _broadcast(self, server: ServerState) -> Sealed | None:
         """Round 0, as every client gets it."""

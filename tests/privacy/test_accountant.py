@@ -168,4 +168,20 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
         assert "blank" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
         assert any("number n of samples" in one for one in said["not_covered"]) == (level == "sample")
         assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 13
+        assert any("training loss" in one for one in said["not_covered"]) and any(
+            "other runs" in one for one in said["not_covered"]
+        )
         json.dumps(said)
+
+
+def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() -> None:
+    book = ledger()
+    book.spend("0", 0.3, 2)
+    known, apart = book.statement(13, 0.3), book.statement(13, 0.3, "secrets", apart=True)
+    assert "every client that holds it" in known["adjacency"] and "sample of one client" in apart["adjacency"]
+    assert any("the epsilons of its holders add up" in one for one in apart["not_covered"])
+    assert not any("training loss" in one for one in apart["not_covered"])  # clients with secrets do not say theirs
+
+
+def test_at_a_large_delta_epsilon_is_not_negative() -> None:
+    assert epsilon_rdp([(50.0, 0.1, 1)], 0.4) == 0.0
