@@ -81,7 +81,7 @@ def test_which_folders_are_of_clients(tmp_path: Path) -> None:
     other = clients.rename(tmp_path / "sites")
     assert not client_folders(other) and len(client_folders(other, asked=True)) == 2
     opened = open_data(data(other))
-    assert opened.classes == ("north", "south") and "add --partition given" in opened.notes[0]
+    assert opened.classes == ("north", "south") and "add --partition given" in opened.notes[-1]
     asked = open_data(data(other, partition={"name": "given"}))
     assert asked.owners is not None and asked.owners.names == ("north", "south")
     patients(tmp_path / "splits" / "train" / "a.csv")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.tables.files import Table
-from fedpriv.data.tables.folders import open_folder, table_files, visible
+from fedpriv.data.tables.folders import by_split, open_folder, table_files, visible
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import UsageError
 
@@ -80,7 +80,7 @@ def client_folders(folder: Path, asked: bool = False) -> list[Path]:
     found = _folders(folder)
     if [one.name for one in found] == [NAME]:
         return client_folders(found[0], asked)
-    if not found or table_files(folder) or {one.name for one in found} <= {"train", *SPLITS}:
+    if not found or table_files(folder) or {one.name.lower() for one in found} <= {"train", *SPLITS}:
         return []
     named = (asked or folder.name == NAME) and not any(map(_holds_images, found))
     return found if named or all(map(table_files, found)) else []
@@ -89,7 +89,7 @@ def client_folders(folder: Path, asked: bool = False) -> list[Path]:
 def looks_like_clients(folder: Path) -> str | None:
     """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
     found = _folders(folder)
-    if len(found) < 2 or (folder / "train").is_dir() or any(map(_holds_images, found)):
+    if len(found) < 2 or _train(folder) != folder or any(map(_holds_images, found)):
         return None
     inner = [{one.name for one in _folders(sub)} for sub in found]
     if len(common := set.intersection(*inner)) < 2:
@@ -120,7 +120,7 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
 
 
 def _train(folder: Path) -> Path:
-    return folder / "train" if (folder / "train").is_dir() else folder
+    return by_split(_folders(folder)).get("train", [folder])[0]
 
 
 def _folders(folder: Path) -> list[Path]:

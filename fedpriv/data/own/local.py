@@ -15,7 +15,7 @@ from fedpriv.data.own.objects import FOLDER
 from fedpriv.data.own.owners import GIVEN
 from fedpriv.data.tables.columns import find_columns
 from fedpriv.data.tables.files import open_file
-from fedpriv.data.tables.folders import open_folder
+from fedpriv.data.tables.folders import not_read, open_folder
 from fedpriv.data.tables.hub import open_hub
 from fedpriv.errors import UsageError
 
@@ -48,6 +48,8 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
     else:
         train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
     opened = _assembled(path.name, [train] if test is None else [train, test], data)
+    if not folders and path.is_dir() and (unread := not_read(path)):
+        opened.notes.append(f"not read in {path}: {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
     if not folders and path.is_dir() and (hint := looks_like_clients(path)) is not None:
         opened.notes.append(hint)
     return opened
@@ -73,4 +75,8 @@ def hub_source(name: str, data: DataConfig) -> Source:
 
 
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
-    return assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))
+    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))
+    if len(tables) == 1:
+        whose = "samples" if opened.owners is None else "each client's samples"
+        opened.notes.append(f"there is no test split: a fixed fifth of the {whose} is held out")
+    return opened

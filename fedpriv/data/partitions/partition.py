@@ -186,9 +186,10 @@ def _made(
     else:
         test = share_by_counts(np.asarray(test_labels), counts, test_rng)
     carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in dealt.train]
+    trained = _flat([train for train, _ in carved])  # a sample that was dealt to several clients may be
     return Partition(
         train=[np.sort(train) for train, _ in carved],
-        validation=[np.sort(held) for _, held in carved],
+        validation=[np.sort(held[~np.isin(held, trained)]) if len(held) else held for _, held in carved],
         test=test if weights is not None else [np.sort(indices) for indices in test],
         test_weights=weights,
         test_split=test_split,

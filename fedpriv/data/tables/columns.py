@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedpriv.data.tables.files import Table
 
 IMAGE_COLUMNS = ("image", "img", "images", "picture")
@@ -54,14 +56,21 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
-    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
+    asked, label = (
+        label,
+        label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None),
+    )
     strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
     text = next((name for name in TEXT_COLUMNS if name in strings), None)
+    if text is not None and image is None and set(features) > {text, label} and _are_levels(table.column(text)):
+        text = None  # such as a question with the answers yes and no, beside other columns
     if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
         text = strings[0] if set(features) <= {strings[0], label} or is_text(table.column(strings[0])) else None
     vector, notes = choose_features(table, (label, client)) if image is None and text is None else ((), ())
-    if text is not None and text not in TEXT_COLUMNS and (unused := sorted(set(features) - {text, label})):
+    if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
         notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
+    if vector and label is not None:
+        notes = (*_on_label(table, label, guessed=asked is None, others=vector), *notes)
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"
@@ -72,6 +81,31 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
         hint = "; --set data.label=NAME says which it is" if missing == "label" else ""
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
     return Columns(label, image, text, vector, notes)
+
+
+def _are_levels(values: pa.ChunkedArray) -> bool:
+    """Whether a column has so few distinct values that it is a category."""
+    from fedpriv.data.own.vectors import MOST_LEVELS
+
+    return len(values.unique()) <= MOST_LEVELS
+
+
+def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) -> Iterator[str]:
+    """Lines on the column of the labels: which it is, where it was found by its name, and which others may say the same."""
+    if guessed:
+        also = [name for name in LABEL_COLUMNS if name in others]
+        more = f"; {', '.join(also)} {'is a feature' if len(also) == 1 else 'are features'}" if also else ""
+        yield f"the labels are column {label!r}{more} (--set data.label=NAME names another)"
+    classes = table.column(label).to_pylist()
+    for name in others:
+        values = table.column(name)
+        levels = len(values.unique())
+        if (
+            1 < levels < len(classes) / 2
+            and _are_levels(values)
+            and levels == len(set(zip(values.to_pylist(), classes, strict=True)))
+        ):
+            yield f"column {name!r} determines the label: remove it if it is the label in other words"
 
 
 def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:

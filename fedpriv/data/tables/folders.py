@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fedpriv.data.tables.files import CsvTable, ParquetTable, Table, open_file
+from fedpriv.data.tables.files import ParquetTable, Table, open_file
 from fedpriv.data.tables.hub import SPLITS, HubTable, open_saved
 from fedpriv.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
+_SPLIT = re.compile(r"(train|" + "|".join(SPLITS) + r")([-_.]?\d+(-of-\d+)?(-[0-9a-f]+)?)?", re.IGNORECASE)
+"""Names of the files of a split, which may be several, as in the hub's repositories: ``train-00000-of-00002``."""
 
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
@@ -21,39 +21,76 @@ def visible(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """The tables in a folder: its parquet files or, if there are none, its CSV files."""
-    return visible(folder, "*.parquet") or visible(folder, "*.csv")
+    """The tables in a folder: its parquet and its CSV files."""
+    return [path for path in visible(folder) if path.suffix in (".parquet", ".csv")]
+
+
+def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Tables or folders by the split that their names say, in small letters; the others by their own names.
+
+    A table that is there as parquet and as CSV is read as parquet.
+    """
+    found: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: path.suffix == ".csv"):
+        table = path.suffix in (".parquet", ".csv")
+        named = _SPLIT.fullmatch(path.stem if table else path.name)
+        name = named[1].lower() if named and (table or not named[2]) else path.name
+        if not any(other.suffix == ".parquet" and path.suffix == ".csv" for other in found.get(name, [])):
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def not_read(folder: Path) -> list[str]:
+    """The names of the tables and folders in a folder that :func:`open_folder` leaves out."""
+    tables = table_files(folder)
+    splits = by_split(tables or [path for path in visible(folder) if path.is_dir()])
+    if "train" not in splits:
+        mixed = len({path.suffix for path in tables}) > 1
+        return [path.name for path in tables if mixed and path.suffix == ".csv"]
+    test = next((name for name in SPLITS if name in splits), None)
+    return [path.name for name, paths in splits.items() if name not in ("train", test) for path in paths]
 
 
 def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
     """The training split and, if there is one, the test split of a local folder.
 
-    Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``), or the same as CSV; any other parquet files
-    together are one split. What ``save_to_disk`` of the `datasets` library wrote. Images: ``train/<class>/*`` and
-    ``test/<class>/*``, or ``<class>/*`` as one split.
+    Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``; in parts as of the hub:
+    ``train-00000-of-00002.parquet``), or the same as CSV; any other parquet files together are one split. What ``save_to_disk`` of
+    the `datasets` library wrote. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split. Small and
+    capital letters are the same.
 
     Args:
         classes: of images, the classes that they are of; none: those that have a folder.
 
     Raises:
-        UsageError: it holds neither, or several CSV files none of which is ``train.csv``.
+        UsageError: it holds neither; or several CSV files, or a test split, and none that is called ``train``.
     """
     found = table_files(folder)
     if found:
-        by_name = {file.stem: file for file in found}
-        if "train" not in by_name:
-            if found[0].suffix == ".csv" and len(found) > 1:
-                raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no train.csv; name one of them")
-            return CsvTable(found[0]) if found[0].suffix == ".csv" else ParquetTable(tuple(found)), None
-        test = next((by_name[stem] for stem in SPLITS if stem in by_name), None)
-        return open_file(by_name["train"]), open_file(test) if test else None
+        splits = by_split(found)
+        test = next((name for name in SPLITS if name in splits), None)
+        if "train" not in splits:
+            found = [file for file in found if file.suffix == ".parquet"] or found
+            if len(found) > 1 and (test is not None or found[0].suffix == ".csv"):
+                missing = "train.csv" if found[0].suffix == ".csv" else "train split"
+                raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no {missing}; name one of them")
+            return _open_files(found), None
+        return _open_files(splits["train"]), _open_files(splits[test]) if test else None
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return open_saved(folder)
-    if not (folder / "train").is_dir():
+    folders = by_split([path for path in visible(folder) if path.is_dir()])
+    if "train" not in folders:
         return _image_folder(folder, classes), None
-    test = next((folder / name for name in SPLITS if (folder / name).is_dir()), None)
-    train = _image_folder(folder / "train", classes)
-    return train, _image_folder(test, train.features["label"].names) if test else None
+    split = next((folders[name][0] for name in SPLITS if name in folders), None)
+    train = _image_folder(folders["train"][0], classes)
+    return train, _image_folder(split, train.features["label"].names) if split else None
+
+
+def _open_files(files: Sequence[Path]) -> Table:
+    """The rows of one file, or of several parquet files."""
+    if len(files) > 1 and any(file.suffix != ".parquet" for file in files):
+        raise UsageError(f"{', '.join(map(str, files))} are the same split; several files of one are parquet")
+    return open_file(files[0]) if len(files) == 1 else ParquetTable(tuple(files))
 
 
 def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:

@@ -1,0 +1,220 @@
+"""Files as strangers have them: what would be read wrongly without a word is read rightly, or said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from fedpriv.config import DataConfig
+from fedpriv.data.own.objects import name_of
+from fedpriv.data.partitions.partition import make_partition
+from fedpriv.data.sources import load_data, load_dataset
+from fedpriv.errors import FedprivError, UsageError
+
+
+def named(names: list[str], values: list[str]) -> datasets.Dataset:
+    """A row for each value, whose feature is its place in the alphabet; the classes are numbered in the order of ``names``."""
+    kind = datasets.Features({"x": datasets.Value("float64"), "label": datasets.ClassLabel(names=names)})
+    rows = {"x": [float(ord(value[0])) for value in values], "label": [names.index(value) for value in values]}
+    return datasets.Dataset.from_dict(rows, features=kind)
+
+
+class Folder(TorchDataset[Any]):
+    """As torchvision's ImageFolder: items with numbers, and the names of the classes."""
+
+    def __init__(self, names: list[str], values: list[str]) -> None:
+        self.classes, self.values = names, values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, item: int) -> tuple[Any, int]:
+        if item >= len(self):
+            raise IndexError
+        return torch.full((1, 4, 4), ord(self.values[item][0]) / 255), self.classes.index(self.values[item])
+
+
+@pytest.mark.parametrize("made", [named, Folder])
+def test_classes_are_read_by_their_names(made: Any) -> None:
+    """A test split without one class, or with the classes in another order, numbers them otherwise."""
+    train = made(["a", "b", "c"], ["a", "b", "c"] * 4)
+    for names in (["a", "c"], ["c", "a"], ["c", "b", "a"]):
+        found = load_dataset(str(name_of({"train": train, "test": made(names, ["c", "a", "c"])})))
+        assert found.classes == ("a", "b", "c") and found.test_labels.tolist() == [2, 0, 2]
+    with pytest.raises(FedprivError, match="label 'd' in row 1 of column 'label' is none of the 3 classes"):
+        load_dataset(str(name_of({"train": train, "test": made(["a", "d"], ["a", "d"])})))
+
+
+def test_names_and_texts_are_the_same_classes(tmp_path: Path) -> None:
+    named(["b", "a"], ["a", "b"] * 6).to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "test.csv").write_text("x,label\n97,a\n98, b\n")
+    found = load_dataset(str(tmp_path))
+    assert found.classes == ("b", "a") and found.test_labels.tolist() == [1, 0]
+    (tmp_path / "train.parquet").unlink()
+    (tmp_path / "test.csv").unlink()
+    (tmp_path / "train.csv").write_text("x,label\n" + "97,a\n98,b \n" * 6)
+    named(["b", "a"], ["a", "a", "b"]).to_parquet(tmp_path / "test.parquet")
+    found = load_dataset(str(tmp_path))
+    assert found.classes == ("a", "b") and found.test_labels.tolist() == [0, 0, 1]
+
+
+def test_files_of_one_split_with_other_classes_are_refused(tmp_path: Path) -> None:
+    named(["a", "b"], ["a", "b"] * 6).to_parquet(tmp_path / "one.parquet")
+    named(["b", "a"], ["a", "b"] * 6).to_parquet(tmp_path / "two.parquet")
+    with pytest.raises(UsageError, match=r"two\.parquet and .*one\.parquet have other classes in column 'label'"):
+        load_dataset(str(tmp_path))
+
+
+def test_a_class_that_only_the_test_has_is_said(tmp_path: Path) -> None:
+    for split, labels in (("train", "01"), ("test", "012")):
+        (tmp_path / f"{split}.csv").write_text("x,label\n" + "".join(f"{i}.5,{label}\n" for i, label in enumerate(labels * 6)))
+    found = load_dataset(str(tmp_path))
+    assert any("no training sample has" in line and line.endswith(": 2") for line in found.said)
+
+
+@pytest.mark.parametrize("name", ["__index_level_0__", "Unnamed: 0", "", "number"])
+def test_shuffled_row_numbers_are_no_feature(name: str, tmp_path: Path) -> None:
+    """Of samples that were sorted by class, they give the label away."""
+    order = np.random.default_rng(0).permutation(150)
+    rows = {split: "".join(f"{i},{i % 7}.5,{'abc'[i // 50]}\n" for i in part) for split, part in
+            (("train", order[:100]), ("test", order[100:]))}  # fmt: skip
+    for split, text in rows.items():
+        (tmp_path / f"{split}.csv").write_text(f"{name},x,label\n{text}")
+    found = load_dataset(str(tmp_path))
+    assert found.vectors is not None and found.vectors[0].shape == (100, 1)
+    assert any(f"{name} (row numbers)" in line for line in found.said)
+
+
+def test_whole_numbers_that_measure_something_are_features(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    text = "".join(f"{draw.integers(18, 90)},{draw.integers(10**6)},{i % 2}\n" for i in range(200))
+    (tmp_path / "a.csv").write_text("age,income,label\n" + text)
+    found = load_dataset(str(tmp_path / "a.csv"))
+    assert found.vectors is not None and found.vectors[0].shape[1] == 2
+
+
+def picture(path: Path, pixels: Any, mode: str, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(pixels, mode).save(path, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*mode.*:DeprecationWarning")
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    for number in range(6):
+        for value, cls in ((0, "black"), (128, "half")):
+            pixels = np.zeros((8, 8, 4), dtype=np.uint8)
+            pixels[2:4, :, 3] = 255 - value
+            picture(tmp_path / cls / f"{number}.png", pixels, "RGBA")
+    images = load_dataset(str(tmp_path)).train_images
+    assert images.min() == 0 and images.max() == 255 and (images == 255).float().mean() == 0.75
+
+
+def test_images_are_upright(tmp_path: Path) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # held on its side: the first row is the right column
+    for number in range(6):
+        pixels = np.zeros((8, 8), dtype=np.uint8)
+        pixels[0] = 255
+        for cls, said in (("held", {"exif": exif}), ("plain", {})):
+            path = tmp_path / cls / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            PIL.Image.fromarray(pixels).save(path, **said)  # type: ignore[arg-type]
+    found = load_dataset(str(tmp_path))
+    held, plain = (found.train_images[found.train_labels == cls][0, 0] for cls in (0, 1))
+    assert (held[:, -1] == 255).all() and not held[:, :-1].any() and (plain[0] == 255).all()
+
+
+def test_a_data_set_that_names_its_images_is_kept_with_them(tmp_path: Path) -> None:
+    def made(value: int) -> datasets.Dataset:
+        for number in range(10):
+            PIL.Image.fromarray(np.full((4, 4), value + number, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        rows = {"image": [str(tmp_path / f"{number}.png") for number in range(10)], "label": [0, 1] * 5}
+        return datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+
+    first = name_of(made(0))
+    second = name_of(made(100))
+    assert first != second
+    assert load_dataset(str(first)).train_images.max() < 10 and load_dataset(str(second)).train_images.min() >= 100
+
+
+def rows(path: Path, count: int, first: int = 0) -> None:
+    """Whose features begin at ``first``, so that it shows which file a row is of."""
+    named(["a", "b"], ["a", "b"] * (count // 2)).map(lambda row, i: {"x": float(first + i)}, with_indices=True).to_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "test", "unread", "held_out"),
+    [
+        (["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-00000-of-00001.parquet"], 20, 10, None, False),
+        (["train.parquet", "Test.parquet"], 10, 10, None, False),
+        (["train.parquet", "holdout.parquet"], 8, 2, "holdout.parquet", True),
+        (["train.parquet", "validation.parquet", "test.parquet"], 10, 10, "validation.parquet", False),
+        (["one.parquet", "two.parquet"], 16, 4, None, True),
+    ],
+)
+def test_tables_of_a_folder(files: list[str], train: int, test: int, unread: str | None, held_out: bool, tmp_path: Path) -> None:
+    for number, name in enumerate(files):
+        rows(tmp_path / name, 10, 10 * number)
+    found = load_dataset(str(tmp_path))
+    assert (len(found.train_labels), len(found.test_labels)) == (train, test)
+    said = " ".join(found.said)
+    assert (f"not read in {tmp_path}: {unread}" in said) if unread else "not read" not in said
+    assert ("there is no test split" in said) == held_out
+
+
+def test_a_test_split_alone_is_refused(tmp_path: Path) -> None:
+    rows(tmp_path / "data.parquet", 10)
+    rows(tmp_path / "test.parquet", 10)
+    with pytest.raises(UsageError, match=r"holds data\.parquet, test\.parquet and no train split; name one of them"):
+        load_dataset(str(tmp_path))
+
+
+def test_folders_of_splits_in_capital_letters(tmp_path: Path) -> None:
+    for split in ("Train", "Test", "extra"):
+        for cls in "ab":
+            for number in range(4):
+                path = tmp_path / split / cls / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                PIL.Image.fromarray(np.full((4, 4), number, dtype=np.uint8)).save(path)
+    found = load_dataset(str(tmp_path))
+    assert found.classes == ("a", "b") and (len(found.train_labels), len(found.test_labels)) == (8, 8)
+    assert f"not read in {tmp_path}: extra" in found.said
+
+
+def test_which_column_is_the_label_is_said(tmp_path: Path) -> None:
+    lines = "".join(f"{i % 2},{'xyz'[i % 3]},{i * 7 % 60}.5,{'abc'[i % 3]}\n" for i in range(60))
+    (tmp_path / "a.csv").write_text("target,species,width,class\n" + lines)
+    said = load_data(DataConfig(name=str(tmp_path / "a.csv"))).said
+    assert "the labels are column 'class'; target is a feature (--set data.label=NAME names another)" in said
+    assert "column 'species' determines the label: remove it if it is the label in other words" in said
+    said = load_data(DataConfig(name=str(tmp_path / "a.csv"), label="class")).said
+    assert not any("the labels are" in line for line in said)
+
+
+def test_a_column_with_few_answers_is_no_text_beside_others(tmp_path: Path) -> None:
+    lines = "".join(f"{i % 50},{i % 9},{'yes' if i % 3 else 'no'},{i % 2}\n" for i in range(60))
+    (tmp_path / "a.csv").write_text("age,income,question,label\n" + lines)
+    found = load_dataset(str(tmp_path / "a.csv"))
+    assert found.texts is None and found.vectors is not None
+    lines = "".join(f"{i % 50},what is {i}?,{i % 2}\n" for i in range(60))
+    (tmp_path / "b.csv").write_text("age,question,label\n" + lines)
+    found = load_dataset(str(tmp_path / "b.csv"))
+    assert found.texts is not None and "the samples are the texts of column question; not used: age" in found.said
+
+
+def test_no_client_trains_on_what_another_validates(tmp_path: Path) -> None:
+    """Where a partition deals a sample to several."""
+    labels = np.arange(600) % 10
+    made = DataConfig.model_validate(
+        {"name": "digits", "clients": 20, "validation_fraction": 0.2, "partition": {"name": "class_dir_min1", "alpha": 0.1}}
+    )
+    found = make_partition(labels, labels[:200], 10, made, 0)
+    validated, trained = (set(np.concatenate(lists).tolist()) for lists in (found.validation, found.train))
+    assert validated and not validated & trained
