@@ -67,7 +67,7 @@ def figures(folder: Path) -> dict[str, Any]:
         **{key: reached["protocols"].get(key) for key in ("global_test", "global_test_f1")},
         "split": RunFolder(folder).config_as_data().eval.split,
         **{key: reached[key] for key in ("bytes_up", "bytes_down", "seconds")},
-        "partition_hash": facts.get("partition_hash"),
+        **{key: facts.get(key) for key in ("partition_hash", "data_hash")},
         "defence": defence(read_yaml(folder / "config.yaml")),
         "epsilon": (reached.get("privacy") or {}).get("epsilon"),
         **leakage(folder),

@@ -6,7 +6,7 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,19 +198,10 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if average is not None and spread is not None:
             left_out = f"; {len(members) - len(done)} not finished, and left out" if len(done) < len(members) else ""
             out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds{left_out}", soft_wrap=True)
-    if len({row["split"] for row in rows}) > 1:
-        say("warning: accuracies on validation and on test data are not comparable", err=True)
-    if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        say(f"warning: accuracies on different data sets ({', '.join(datasets)}) are not comparable", err=True)
-    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
-        say(f"warning: runs of different lengths ({', '.join(map(str, lengths))} rounds)", err=True)
-    partitions = {(row["dataset"], row["seed"]): set[str | None]() for row in rows}
-    for row in rows:
-        partitions[row["dataset"], row["seed"]].add(row["partition_hash"])
-    for (dataset, seed), hashes in partitions.items():
-        if len(hashes) > 1:
-            say(f"warning: {Path(dataset).name}, seed {seed}: the clients of the runs hold different samples", err=True)
-    curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in groups.items()}
+    for why in _not_comparable(rows):
+        say(f"warning: {why}", err=True)
+    drawn = {label: _one_a_seed(members, rows) for label, members in groups.items()}
+    curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in drawn.items()}
     try:
         leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
         compare_curves(curves, output, leaks)
@@ -218,6 +209,30 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
+
+
+def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines on why accuracies of the runs cannot be compared."""
+    if len({row["split"] for row in rows}) > 1:
+        yield "accuracies on validation and on test data are not comparable"
+    if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
+        yield f"accuracies on different data sets ({', '.join(datasets)}) are not comparable"
+    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
+        yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
+    for dataset in datasets:
+        found = [row for row in rows if row["dataset"] == dataset]
+        if len({row["data_hash"] for row in found} - {None}) > 1:
+            reason = "they changed between the runs, or options of the data differ"
+            yield f"accuracies on other samples of {Path(dataset).name} are not comparable ({reason})"
+        for seed in dict.fromkeys(row["seed"] for row in found):
+            if len({row["partition_hash"] for row in found if row["seed"] == seed}) > 1:
+                yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples"
+
+
+def _one_a_seed(members: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Of the runs of a label the finished ones, one a seed, as in the summary; if none is finished, the others."""
+    done = [index for index in members if rows[index]["status"] == "finished"]
+    return list({rows[index]["seed"]: index for index in done or members}.values())
 
 
 def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from fake_runs import make_run
+from fake_runs import make_run, set_status
 from PIL import Image
 
 from fedpriv.cli import main
@@ -86,6 +86,29 @@ def test_compare_warns_of_other_clients_and_other_lengths(tmp_path: Path) -> Non
     result = call("compare", one, two, "--output", tmp_path / "out.png")
     assert "digits, seed 0: the clients of the runs hold different samples" in result.stderr
     assert "different lengths (10, 20 rounds)" in result.stderr
+
+
+def test_compare_warns_of_data_that_changed(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, method=name) for name in ("fedavg", "fedrep", "local")]
+    for folder, found in zip(runs, ("a", "b", None), strict=True):  # folders of earlier versions say nothing
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | ({"data_hash": found} if found else {})))
+    output = ("--output", tmp_path / "out.png")
+    assert "accuracies on other samples of digits are not comparable" in call("compare", *runs, *output).stderr
+    assert "other samples" not in call("compare", runs[0], runs[2], *output).stderr
+
+
+def test_the_plot_has_one_finished_run_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, again, other = (make_run(tmp_path, name, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1)))
+    part = make_run(tmp_path, "part", seed=2)
+    (part / "summary.json").unlink()
+    (part / "metrics.jsonl").write_text("".join((part / "metrics.jsonl").read_text().splitlines(keepends=True)[:9]))
+    set_status(part, "interrupted")
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr("fedpriv.plots.compare_curves", lambda curves, path, leaks: drawn.append(curves))
+    call("compare", one, again, other, part, "--output", tmp_path / "out.png")
+    call("compare", part, "--output", tmp_path / "out.png")
+    assert [[len(curve) for curve in curves["mpfedcon"]] for curves in drawn] == [[21, 21], [9]]
 
 
 def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:

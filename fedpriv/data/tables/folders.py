@@ -55,8 +55,8 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     """The training split and, if there is one, the test split of a local folder.
 
     Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``; in parts as of the hub:
-    ``train-00000-of-00002.parquet``), or the same as CSV; any other parquet files together are one split. What ``save_to_disk`` of
-    the `datasets` library wrote. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split. Small and
+    ``train-00000-of-00002.parquet``), or the same as CSV; any other parquet files together are one split. What ``save_to_disk``
+    of the `datasets` library wrote. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split. Small and
     capital letters are the same.
 
     Args:
