@@ -145,6 +145,9 @@ class Reporter:
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
             rows.append((f"{what} per client, {rounds}", Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
+            tested = summary["accuracy_per_client"]
+            if untested := tested.count(None):
+                rows.append(("clients without test samples, left out", f"{untested} of {len(tested)}"))
         for share, accuracy in summary.get("probe", {}).items():
             rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:

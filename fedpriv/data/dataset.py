@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +84,22 @@ class Dataset:
         for texts in self.texts or ():
             digest.update(json.dumps(texts).encode())
         return digest.hexdigest()
+
+    def repeated(self) -> int:
+        """How many test samples are the same as a training sample, whatever their labels."""
+        parts = [part for part in (self.images, self.vectors, self.texts) if part is not None]
+
+        def digests(side: int) -> Iterator[bytes]:
+            columns = [part[side] for part in parts]
+            arrays = [column.numpy() if isinstance(column, Tensor) else column for column in columns]
+            for row in zip(*arrays, strict=True):
+                digest = hashlib.blake2b(digest_size=16)
+                for part in row:
+                    digest.update(part.encode() if isinstance(part, str) else part.tobytes())
+                yield digest.digest()
+
+        known = set(digests(0))
+        return sum(digest in known for digest in digests(1))
 
     def check_classes(self) -> None:
         """Check that there is something to tell apart.

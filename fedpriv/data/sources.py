@@ -19,7 +19,7 @@ from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
 from fedpriv.data.disaster import open_disaster
-from fedpriv.data.own.owners import Owners
+from fedpriv.data.own.owners import NO_CLIENT, Owners
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.data.tables.columns import Columns
@@ -77,7 +77,7 @@ def load_data(data: DataConfig) -> Dataset:
     if images is None and data.pixels != "standardised":
         raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
     mean, std = _scaling(data, source, images[0]) if images else ((), ())
-    return Dataset(
+    found = Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
         test_labels=torch.from_numpy(opened.test_labels),
@@ -92,6 +92,11 @@ def load_data(data: DataConfig) -> Dataset:
         owners=opened.owners,
         said=tuple(opened.notes),
     )
+    if data.name not in _SOURCES and (both := found.repeated()):
+        tested = len(found.test_labels)
+        said = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
+        found = replace(found, said=(*found.said, said))
+    return found
 
 
 def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -116,7 +121,13 @@ def open_data(data: DataConfig) -> Opened:
     if (column := data.partition.column) is not None:
         if opened.column is None:
             raise UsageError(f"data.partition.column {column}: {data.name} has no columns besides samples and labels")
-        opened = replace(opened, owners=Owners.of_values(*opened.column(column)))
+        owners = Owners.of_values(*opened.column(column))
+        opened = replace(opened, owners=owners)
+        if owners.test is not None and (strange := int((owners.test == NO_CLIENT).sum())):
+            opened.notes.append(
+                f"{strange:,} of the {len(owners.test):,} test samples have a value in {column!r} that no training sample has: "
+                "they are in the server's test set, and in no client's"
+            )
     return opened
 
 

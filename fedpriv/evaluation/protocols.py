@@ -39,10 +39,10 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
     """The summary of one pass over the clients; accuracies are shares in [0, 1], ``None`` for a client without test data.
 
     Args:
-        sizes: number of test samples of each client.
+        sizes: number of test samples of each client; of training samples where test samples are several clients'.
 
     Returns:
-        ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by test samples), and for fairness
+        ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by these sizes), and for fairness
         ``accuracy_worst_tenth`` (mean of the worst tenth of the clients), ``accuracy_best``, ``accuracy_std``.
     """
     scored = [(accuracy, size) for accuracy, size in zip(accuracies, sizes, strict=True) if accuracy is not None]
@@ -116,7 +116,7 @@ def _std(accuracies: Sequence[float | None]) -> float | None:
 PROTOCOLS: dict[str, Callable[[Records, int], float | None]] = {
     # "average local accuracy of all users in the last 10 rounds" (MpFedcon 5.2, FedRep): every client counts the same
     "last_rounds_client_mean": lambda records, last: _mean(records, last, "accuracy"),
-    # the same, weighted by test samples, as the FedRep code prints it
+    # the same, weighted by the clients' sizes, as the FedRep code prints it
     "last_rounds_weighted": lambda records, last: _mean(records, last, "accuracy_weighted"),
     # the server's model on the server's test set (FedAvg and its descendants)
     "global_test": lambda records, last: _mean(records, last, "global_accuracy"),

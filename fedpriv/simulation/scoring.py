@@ -47,6 +47,9 @@ class AllClientsScorer:
         self.resident, self.data, self.method = federation.resident, federation.data, federation.method
         clients, self.split = range(federation.config.data.clients), federation.config.eval.split
         self.sizes = [len(self.data.indices(self.split, client)) for client in clients]
+        # Where clients are tested on all test samples of their classes, these are others' as well, and say nothing of their size.
+        whole = self.split == "test" and federation.data.partition.test_weights is not None
+        self._weights = [self.data.size(client) for client in clients] if whole else self.sizes
         self._lacking = {self.data.lacking(client) for client in clients}
         self._stack: Stack | None = None
         self._confusion: NDArray[np.int64] | None = None  # of the last pass
@@ -100,7 +103,7 @@ class AllClientsScorer:
             metrics["accuracy_fresh_head"] = mean(self._each(server, last, round, [fresh])) or 0.0
         if config.eval.before_merge and uploads:
             metrics |= self._before_merge(server, uploads)
-        return {**client_summary(accuracies, self.sizes), **metrics, **self._probe(server)}, accuracies
+        return {**client_summary(accuracies, self._weights), **metrics, **self._probe(server)}, accuracies
 
     def confusion(self, server: ServerState) -> NDArray[np.int64]:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.

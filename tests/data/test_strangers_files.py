@@ -218,3 +218,22 @@ def test_no_client_trains_on_what_another_validates(tmp_path: Path) -> None:
     found = make_partition(labels, labels[:200], 10, made, 0)
     validated, trained = (set(np.concatenate(lists).tolist()) for lists in (found.validation, found.train))
     assert validated and not validated & trained
+
+
+def test_test_samples_that_are_training_samples_are_counted(tmp_path: Path) -> None:
+    lines = "".join(f"{i}.5,{i * i % 11},{i % 2}\n" for i in range(10))
+    (tmp_path / "train.csv").write_text("x,y,label\n" + lines)
+    (tmp_path / "test.csv").write_text("x,y,label\n" + lines[: len(lines) // 2] + "70.5,3,1\n")
+    found = load_dataset(str(tmp_path))
+    count = found.repeated()
+    assert 0 < count < len(found.test_labels)
+    assert any(f"{count} of the {len(found.test_labels)} test samples are training samples, too" in line for line in found.said)
+    assert not load_dataset("digits").repeated()
+
+
+def test_owners_of_test_rows_alone_are_said(tmp_path: Path) -> None:
+    for split, sites in (("train", "ab"), ("test", "abz")):
+        lines = "".join(f"{i}.5,{site},{i % 2}\n" for i in range(6) for site in sites)
+        (tmp_path / f"{split}.csv").write_text("x,site,label\n" + lines)
+    found = load_data(DataConfig.model_validate({"name": str(tmp_path), "partition": {"name": "by_column", "column": "site"}}))
+    assert any("6 of the 18 test samples have a value in 'site' that no training sample has" in line for line in found.said)

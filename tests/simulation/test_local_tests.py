@@ -12,6 +12,7 @@ from torch import nn
 from fedpriv.client import client as client_half
 from fedpriv.client.client import Client, share
 from fedpriv.config import load_config
+from fedpriv.data.partitions.partition import Partition
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import local_tests
@@ -19,7 +20,7 @@ from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from tests.marks import FEW, slow_but
-from tests.simulation.small import QUICK
+from tests.simulation.small import QUICK, play
 from tests.simulation.trial import in_float64, own_nets
 
 SMALL = {
@@ -178,3 +179,17 @@ def test_a_client_whose_adaptation_diverges_is_tested_as_it_was(played: Make, mo
     hits = simulation.federation.resident.forward(split.inputs, False).logits.argmax(1) == split.labels
     weights = data.weights("test", 3)
     assert found[3] == pytest.approx(share(hits, weights))
+
+
+def test_clients_tested_on_all_of_their_classes_weigh_what_they_hold(tmp_path: Path) -> None:
+    """Their test samples are others' as well; where each has a share of its own, these are the weights."""
+    uneven = {"data.partition.name": "dirichlet", "data.partition.alpha": 0.1}
+    for mode in ("all_of_class", "disjoint"):
+        outcome = play(tmp_path / mode, "fedavg", **uneven, **{"data.partition.test": mode})
+        record = RunFolder.open(tmp_path / mode).records()[-1]
+        partition = Partition.load(tmp_path / mode / "partition.safetensors")
+        held = partition.train if mode == "all_of_class" else partition.test
+        pairs = zip(record["per_client"]["accuracy"], map(len, held), strict=True)
+        known = [(accuracy, size) for accuracy, size in pairs if accuracy is not None]
+        expected = sum(accuracy * size for accuracy, size in known) / sum(size for _, size in known)
+        assert record["metrics"]["accuracy_weighted"] == pytest.approx(expected) and outcome.summary["rounds"] == 3
