@@ -62,7 +62,7 @@ _UNCOVERED = {
 }
 _METRICS = {
     "seed": "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
-    "secrets": "the test accuracies that clients report, which are computed on the raw data, after fine-tuning where a method does so",
+    "secrets": "the test accuracies that clients report, computed on the raw data, and after fine-tuning where a method does so",
 }
 _NEVER_COVERED = (
     "other runs on the same data, and a choice between runs: their epsilons add up",
