@@ -266,6 +266,8 @@ def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> No
     folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **private)
     summary = RunFolder.open(folder).summary()
     assert summary is not None and "secret of each client" in summary["privacy"]["randomness"]
+    assert not any("train_loss" in record["metrics"] for record in RunFolder.open(folder).records()), "no noise covers it"
+    assert "sample of one client" in summary["privacy"]["adjacency"]
     first, again = (grid.sites[0].answer(seen["train"]) for _ in range(2))
     assert first.parts == again.parts, "a repeated turn gives the same bytes"
     at = seen["train"].head["said"][-1]["message"]
