@@ -96,7 +96,7 @@ class EvalConfig(Section):
     fresh_head: NonNegativeInt = Field(
         0,
         description="after the last round, test each client once more, on a copy whose projector and head were trained for so "
-        "many epochs on the present encoder: what their age costs (`accuracy_fresh_head`)",
+        "many epochs on the present encoder, instead of any fine-tuning: what their age costs (`accuracy_fresh_head`)",
     )
     before_merge: bool = Field(
         False,

@@ -95,7 +95,10 @@ def accuracy(comparison: Comparison) -> list[str]:
     if any(row.averaged_rounds < last for row in rows):
         texts.append("¹ Fine-tuned and tested after the last round only, so its accuracy is of that round alone.")
     if fresh:
-        texts.append("Fresh heads: after the last round, with each client's head trained further on the present encoder.")
+        texts.append(
+            "Fresh heads: after the last round, with each client's head trained further on the present encoder, in place of a "
+            "method's own fine-tuning."
+        )
     if before:
         texts.append(
             "Models sent: those of a round's clients, before they are merged, each on its client's own test data and on the "
