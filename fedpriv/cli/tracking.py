@@ -8,7 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.outside.names import printable
+
+if TYPE_CHECKING:
+    from fedpriv.tracking import Record
 
 _PATH = FilePath()
 _runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=True, help="Where the runs are.")
@@ -145,7 +148,6 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
     from fedpriv.api.comparing import figures, labels
     from fedpriv.plots import compare_curves
-    from fedpriv.tracking import read_records
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
@@ -201,7 +203,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     for why in _not_comparable(rows):
         say(f"warning: {why}", err=True)
     drawn = {label: _one_a_seed(members, rows) for label, members in groups.items()}
-    curves = {printable(label): [read_records(folders[index]) for index in members] for label, members in drawn.items()}
+    curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in drawn.items()}
     try:
         leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
         compare_curves(curves, output, leaks)
@@ -233,6 +235,15 @@ def _one_a_seed(members: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[
     """Of the runs of a label the finished ones, one a seed, as in the summary; if none is finished, the others."""
     done = [index for index in members if rows[index]["status"] == "finished"]
     return list({rows[index]["seed"]: index for index in done or members}.values())
+
+
+def _tested(folder: Path) -> list[Record]:
+    """The records of a run, without rounds that were tested otherwise than its result: before fine-tuning at the end."""
+    from fedpriv.api.comparing import summary
+    from fedpriv.tracking import read_records
+
+    first = summary(folder).get("tested_from", 1)
+    return [record for record in read_records(folder) if first == 1 or record["round"] >= first]
 
 
 def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -108,7 +108,10 @@ def test_the_plot_has_one_finished_run_a_seed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("fedpriv.plots.compare_curves", lambda curves, path, leaks: drawn.append(curves))
     call("compare", one, again, other, part, "--output", tmp_path / "out.png")
     call("compare", part, "--output", tmp_path / "out.png")
-    assert [[len(curve) for curve in curves["mpfedcon"]] for curves in drawn] == [[21, 21], [9]]
+    summary = json.loads((one / "summary.json").read_text())
+    (one / "summary.json").write_text(json.dumps(summary | {"tested_from": 20}))  # as of one that is fine-tuned at its end
+    call("compare", one, "--output", tmp_path / "out.png")
+    assert [[len(curve) for curve in curves["mpfedcon"]] for curves in drawn] == [[21, 21], [9], [1]]
 
 
 def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
