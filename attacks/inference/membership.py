@@ -120,6 +120,20 @@ def fedmia(observed: Sequence[Array], others: Sequence[Array]) -> Array:
     return scores
 
 
+def centred(scores: Array, groups: npt.NDArray[np.int64]) -> Array:
+    """Scores ``(n,)`` less the median of each sample's group, so that scores of several groups may be pooled.
+
+    For scores that compare samples of one group only, such as :func:`fedmia`'s, where each group has as many members as others.
+
+    Args:
+        groups: ``(n,)`` such as the classes of one client's candidates.
+    """
+    found: Array = np.array(scores, dtype=np.float64)
+    for group in np.unique(groups):
+        found[groups == group] -= np.median(found[groups == group])
+    return found
+
+
 def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple[Array, Array]:
     """Mean and standard deviation of each sample ``(n,)`` over the chosen shadows."""
     counts = chosen.sum(axis=0)

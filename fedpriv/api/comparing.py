@@ -85,9 +85,10 @@ def leakage(folder: Path) -> dict[str, Any]:
     with audit_of(folder) as run:
         if run is None:
             return dict.fromkeys(("answer", "recovered", "membership_auc"))
-        from fedpriv.audit.conditions import MEASURES
+        from fedpriv.audit.conditions import MEASURES, known_recovered
 
-        return {"answer": str(run["answer"]["words"]), **{name: MEASURES[name](run) for name in ("recovered", "membership_auc")}}
+        found = {"recovered": known_recovered(run), "membership_auc": MEASURES["membership_auc"](run)}
+        return {"answer": str(run["answer"]["words"]), **found}
 
 
 def summary(folder: Path) -> dict[str, Any]:

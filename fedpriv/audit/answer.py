@@ -22,13 +22,13 @@ The first of these rules that holds gives the words:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
-from fedpriv.audit.membership.verdict import best_attack, few_false_alarms, not_attacked, of_attacks, of_lacking, too_few
+from fedpriv.audit.membership.verdict import not_attacked, of_attacks, of_lacking, tells, too_few
 from fedpriv.audit.progress import was_cut
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, seeks_sentences, sentences_not_known
 from fedpriv.audit.verdict import (
@@ -180,8 +180,7 @@ def _words(run: Found, kind: str, level: int) -> Iterator[Finding]:
 
 
 def _members(run: Found) -> Iterator[Finding]:
-    best = best_attack(run["membership"])
-    if best is not None and (best["together"]["low"] > 0.5 or few_false_alarms(run["membership"])):
+    if tells(run["membership"]):
         yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
 
 
@@ -191,7 +190,11 @@ def _nothing(run: Found) -> Finding:
         return Finding(
             NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
         )
-    tried = "Reconstruction of samples, membership inference: none succeeded, and each had recovered its positive control."
+    messages = [one for one in run["attacks"] if one["kind"] == "message"]
+    what = "Reconstruction of samples"
+    if messages and not any(map(best_attempt, messages)):  # the single ones, which are easier, decide
+        what += " of clients with one sample each (of the messages themselves it is not known)"
+    tried = f"{what}, membership inference: none succeeded, and each that counts had recovered its positive control."
     classes = could_find_classes(run.get("label_shadow")) or of_lacking(run["labels"])
     return Finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if classes else tried)
 
@@ -209,10 +212,14 @@ def samples_not_known(run: Found) -> Iterator[str]:
     texts = [best_reading(one) for one in run.get("texts") or []]
     if "image" in modalities and (not any(images) or target_cut(run, "images")):
         yield "images can be recovered"
+    elif "image" in modalities and _none_of_singles(run["attacks"], best_attempt, "single image"):
+        yield "single images can be recovered"
     if was_cut((run.get("not_tried") or {}).get("centers")):
         yield "class centres give images away"
     if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
         yield "texts can be recovered"
+    elif "text" in modalities and _none_of_singles(run["texts"], best_reading, "single text"):
+        yield "single texts can be recovered"
     elif "text" in modalities:
         reads = run["texts"]
         if any(map(sentences_not_known, reads)) or not any(map(seeks_sentences, reads)):
@@ -221,6 +228,12 @@ def samples_not_known(run: Found) -> Iterator[str]:
         yield "rows of a table can be recovered"
     if unknown := [one["what"] for one in _listed(run) if not one.get("known", True)]:
         yield f"what was sent as {', '.join(unknown)} gives samples away"
+
+
+def _none_of_singles(targets: Sequence[Found], best: Callable[[Found], Found | None], kind: str) -> bool:
+    """Whether clients with one sample, the easiest case, were attacked, and no attempt on them is evidence."""
+    singles = [one for one in targets if one.get("kind") == kind]
+    return bool(singles) and not any(map(best, singles))
 
 
 def _not_tried(run: Found) -> list[str]:

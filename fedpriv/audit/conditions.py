@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.audit.answer import samples_not_known
-from fedpriv.audit.membership.verdict import by_rule, not_attacked, of_lacking, too_few
+from fedpriv.audit.membership.verdict import by_rule, not_attacked, of_lacking, reversed_attack, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
+    beyond_guessing,
     classes_cut,
     could_find_classes,
     counted,
-    finds_classes,
     gives_away,
     may_be_more,
     samples_cut,
@@ -54,8 +54,18 @@ def _words(run: Found) -> float | None:
     return max(named, default=0.0 if any(map(best_reading, reads)) else None)
 
 
+def _words_open(run: Found) -> str | None:
+    if samples_cut(run):
+        return "attacks on texts were cut by the audit's budget"
+    reads = [one for one in run.get("texts") or [] if best_reading(one) is None and naming_words(one) is None]
+    return f"no attack whose failure is evidence was mounted on {len(reads)} of the texts' messages" if reads else None
+
+
 def _membership(run: Found) -> float | None:
-    return max((float(one["auc"]) for one in run["membership"] if one["auc"] is not None), default=None)
+    known = [float(one["auc"]) for one in run["membership"] if one["auc"] is not None]
+    if (turned := reversed_attack(run["membership"])) is not None:
+        known.append(1 - float(turned["auc"]))
+    return max(known, default=None)
 
 
 def _epsilon(run: Found) -> float | None:
@@ -81,7 +91,7 @@ def _labels(run: Found) -> float | None:
         shares.append(sum(bool(one["exact"]) for one in telling) / len(telling) if telling else 0.0)
     shadow = run.get("label_shadow")
     if shadow is not None and could_find_classes(shadow):
-        shares.append(shadow["lacking_exact"] / shadow["lacking"] if finds_classes(shadow) else 0.0)
+        shares.append(shadow["lacking_exact"] / shadow["lacking"] if beyond_guessing(shadow) else 0.0)
     return max(shares, default=None)
 
 
@@ -96,10 +106,12 @@ MEASURES: Mapping[str, Callable[[Found], float | None]] = {
 }
 """By name, from the findings of a run: the largest share of the samples behind a message, or of single samples or class centres,
 that an attack recovered; the largest share of the tokens of texts that an attack named, far better than chance; the largest area
-of a membership attack; the accountant's epsilon, infinite without differential privacy and where canaries contradict it; the
-largest lower bound of epsilon from the run's canaries; by how much it exceeds the accountant's (above 0: they contradict); the
-largest share of messages, or of clients, whose set of classes was found exactly, of those that lack a class. ``None``: it is not
-known."""
+of a membership attack, or one less the area of an attack that surely orders members last; the accountant's epsilon, infinite
+without differential privacy and where canaries contradict it; the largest lower bound of epsilon from the run's canaries; by how
+much it exceeds the accountant's (above 0: they contradict); the largest share of messages, or of clients, whose set of classes
+was found exactly, of those that lack a class. ``None``: it is not known."""
+_SHARES = ("recovered", "words", "membership_auc", "labels")
+"""Measures from 0 to 1."""
 _FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
 
 
@@ -117,6 +129,8 @@ def _classes_open(run: Found) -> str | None:
     if classes_cut(run):
         return "inference of classes was cut by the audit's budget"
     shadow = run.get("label_shadow")
+    if not shadow and any(len(one["true"]) < one.get("of", 0) for one in run["labels"]):
+        return "no classifier was trained on messages of simulated clients, and that a rule fails is no evidence"
     return None if not shadow or could_find_classes(shadow) else "with so few clients not even perfect answers would show it"
 
 
@@ -128,7 +142,7 @@ def _members_open(run: Found) -> str | None:
 
 _UNSETTLED: Mapping[str, Callable[[Found], str | None]] = {
     "recovered": _samples_open,
-    "words": lambda run: "attacks on texts were cut by the audit's budget" if samples_cut(run) else None,
+    "words": _words_open,
     "membership_auc": _members_open,
     "labels": _classes_open,
 }
@@ -175,6 +189,12 @@ class Condition:
         return None if why_open is None else why_open(run)
 
 
+def known_recovered(run: Found) -> float | None:
+    """The measure ``recovered``; ``None`` also where nothing was recovered, but an attack that might have was not mounted."""
+    value = _recovered(run)
+    return None if value == 0 and _samples_open(run) is not None else value
+
+
 def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
     """Read conditions that are parted by commas.
 
@@ -195,6 +215,8 @@ def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
             raise UsageError(f"{option} {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
         if match[1] not in MEASURES:
             raise UsageError(f"{option} {match[1]}: unknown measure; known: {', '.join(MEASURES)}")
+        if match[1] in _SHARES and not 0 <= bound <= 1:
+            raise UsageError(f"{option} {part.strip()}: {match[1]} is a share from 0 to 1, such as 0.05 for 5 %")
         found.append(Condition(match[1], match[2], bound))
     return found
 

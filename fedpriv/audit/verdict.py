@@ -312,9 +312,12 @@ def finds_classes(shadow: Found | None) -> bool:
     Args:
         shadow: ``label_shadow`` of a run's findings. Without a comparison with guessing (earlier versions), it shows nothing.
     """
-    if shadow is None or "p" not in shadow:
-        return False
-    return bool(2 * shadow["lacking_exact"] > shadow["lacking"] and shadow["p"] < LEVEL)
+    return shadow is not None and beyond_guessing(shadow) and bool(2 * shadow["lacking_exact"] > shadow["lacking"])
+
+
+def beyond_guessing(shadow: Found) -> bool:
+    """Whether simulated clients named more sets of classes exactly than guessing would; not so by audits of earlier versions."""
+    return "p" in shadow and bool(shadow["p"] < LEVEL)
 
 
 def could_find_classes(shadow: Found | None) -> bool:

@@ -69,3 +69,5 @@ PAIRED: dict[str, Callable[[Result, Result], float | None]] = {
     "bytes_saved": bytes_saved,
 }
 """Metrics that a claim computes from both its runs, and compares with a value."""
+REACHES = ("speed_up", "bytes_saved")
+"""Those up to an accuracy, which the first run may never reach; the value is then a bound in its favour."""

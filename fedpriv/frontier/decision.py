@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.conditions import MEASURES, Condition, most_recovered
+from fedpriv.audit.conditions import MEASURES, Condition, known_recovered, most_recovered
 from fedpriv.experiments.claims import mean_interval
 
 Found = Mapping[str, Any]
@@ -19,8 +19,8 @@ class Trade:
 
     Attributes:
         accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t).
-        recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: none
-            could be mounted. ``recovered_interval``: 95 % (Wilson).
+        recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: it is
+            not known, as none was and not all could be mounted. ``recovered_interval``: 95 % (Wilson).
         leakage: every measure of :mod:`fedpriv.audit.conditions`.
         bytes: sent in both directions, in the whole run.
         unmet: the conditions of the target that do not hold of it, or of which it is not known.
@@ -54,13 +54,14 @@ def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequenc
     """
     leakage = {name: measure(run) for name, measure in MEASURES.items()}
     interval = mean_interval(accuracies) if len(accuracies) > 1 else None
+    recovered, rate = known_recovered(run), most_recovered(run)
     return Trade(
         label, method, defence, run["seed"],
         accuracy=run["cost"]["accuracy"],
         interval=interval,
         at_chance=run["cost"]["at_chance"],
-        recovered=leakage["recovered"],
-        recovered_interval=None if (rate := most_recovered(run)) is None else (rate["low"], rate["high"]),
+        recovered=recovered,
+        recovered_interval=None if rate is None or recovered is None else (rate["low"], rate["high"]),
         leakage={name: None if value is None or math.isinf(value) else value for name, value in leakage.items()},
         bytes=run["cost"]["bytes_up"] + run["cost"]["bytes_down"],
         words=run["answer"]["words"],

@@ -17,7 +17,8 @@ from fedpriv.config import RunConfig, assign, parse, parse_assignment
 from fedpriv.errors import UsageError
 
 NONE = "none"
-_RANGE = re.compile(r"([0-9.eE+-]+?)\.\.([0-9.eE+-]+)")
+_NUMBER = r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _PRIVACY = {"dp-client": "client", "dp-sample": "sample"}
 
 
@@ -63,7 +64,7 @@ class Defence:
 
     def without(self) -> Defence:
         """What is left of it without the part that has the range."""
-        return Defence("+".join(part for part in self.text.split("+") if not _RANGE.search(part)) or NONE)
+        return Defence("+".join(part for part in _parts(self.text) if not _RANGE.search(part)) or NONE)
 
     def apply(self, values: dict[str, Any]) -> None:
         """Add it to the values of a config."""

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
@@ -169,7 +171,11 @@ class _Frontier:
             try:
                 both = report.audit(some, self.plan.audit, self.plan.command, self.plan.jobs, self.say)
             except FedprivError as error:
-                self.failed |= {one.name: f"not audited: {error}" for one in some}
+                if len(some) > 1:  # of which one may be the reason
+                    for one in some:
+                        self._audit([one])
+                else:
+                    self.failed[some[0].name] = f"not audited: {error}"
                 continue
             for run_dir, run in zip(some, both.findings["runs"], strict=True):
                 shown = {name: picture for name, picture in both.pictures.items() if name.startswith(f"{run_dir.name}-")}
@@ -208,7 +214,13 @@ class _Frontier:
         if (base.label, self.plan.seed) not in self.trades:
             return None
         path = self.folder / "searches" / f"{self._point(method, defence.at(bounds[1])).label}.json"
-        about = {"bounds": list(bounds), "target": [str(one) for one in self.plan.target], "options": asdict(self.plan.audit)}
+        about = {
+            "bounds": list(bounds),
+            "target": [str(one) for one in self.plan.target],
+            "options": asdict(self.plan.audit),
+            "config": [base.config.fingerprint(), self.plan.seed],
+            "fedpriv": version("fedpriv"),
+        }
         try:
             before = json.loads(path.read_text())
             if before.pop("about") == about:
@@ -243,9 +255,10 @@ class _Frontier:
             fresh = self.plan.seed + FRESH + len(tried)
             self.say(f"{best.label} holds the target; the same with seed {fresh}")
             one = self._points[best.label]
-            self.play([replace(one, config=one.config.model_copy(update={"seed": fresh}))], fresh)
+            self.play([replace(one, config=_afresh(one.config, fresh))], fresh)
             again = self.trades.get((best.label, fresh))
-            tried.append({"label": best.label, "seed": fresh, "holds": again is not None and again.holds})
+            accuracy = None if again is None else again.accuracy
+            tried.append({"label": best.label, "seed": fresh, "holds": again is not None and again.holds, "accuracy": accuracy})
             if again is not None and again.holds:
                 return best, tried
             self._climb(self._stronger.get(best.label, ()))
@@ -255,6 +268,14 @@ class _Frontier:
         """The points of the grid that were not tried on a fresh seed."""
         failed = {one["label"] for one in tried}
         return [one for one in _of_seed(list(self.trades.values()), self.plan.seed) if one.label not in failed]
+
+
+def _afresh(config: RunConfig, seed: int) -> RunConfig:
+    """The config with another seed, also for who holds which samples; what a run found for its samples is found anew."""
+    partition = config.data.partition.model_copy(update={"seed": None})
+    privacy = config.privacy if config.privacy.target_epsilon is None else config.privacy.model_copy(update={"noise": None})
+    data = config.data.model_copy(update={"partition": partition})
+    return config.model_copy(update={"seed": seed, "data": data, "privacy": privacy})
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

@@ -103,7 +103,12 @@ def search(
     tried, held = list[tuple[float, Mapping[str, float | None]]](), list[float]()
 
     def holds(strength: float) -> bool:
-        findings = measure(strength)
+        try:
+            findings = measure(strength)
+        except FedprivError as error:  # such as a turn that diverges under it
+            tried.append((strength, {one.measure: None for one in wanted}))
+            say(f"strength {strength:.3g}: does not hold, as it is not known: {error}")
+            return False
         values = {one.measure: one.value(findings) for one in wanted}
         tried.append((strength, values))
         good = all(one.holds(findings) for one in wanted)

@@ -21,7 +21,8 @@ def answer(found: Found) -> str:
     if found["chosen"] is not None:
         one = by_label[found["chosen"]]
         what = f"accuracy {formats.percent(one['accuracy'])}, {formats.size(one['bytes'])} sent"
-        again = found["confirmed"][-1]["seed"]
+        last = found["confirmed"][-1]
+        again = f"{last['seed']}" + (f", with {formats.percent(last['accuracy'])}" if last.get("accuracy") is not None else "")
         holds = f"{named(one)} is the most accurate that meets {target} against every attack that was mounted"
         return f"{holds}: {what}. Confirmed on seed {again}."
     failed = [one["label"] for one in found["confirmed"]]

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.inference.membership import Array, Mask, confidence, fedmia, halves, lira
+from fedpriv.attacks.inference.membership import Array, Mask, centred, confidence, fedmia, halves, lira
 from fedpriv.attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4
@@ -155,3 +155,15 @@ def test_fedmia_needs_two_other_clients_and_a_round() -> None:
         fedmia([], [])
     with pytest.raises(ValueError, match="too few shadows"):
         fedmia([np.zeros(3)], [np.zeros((1, 3))])
+
+
+def test_centred_scores_of_several_groups_can_be_pooled() -> None:
+    """Groups whose scores lie elsewhere hide who is a member in each."""
+    draw = np.random.default_rng(0)
+    groups, members = np.repeat(np.arange(6), 40), np.tile([True, False], 120)
+    scores = 10.0 * draw.standard_normal(6)[groups] + 3.0 * members + draw.standard_normal(240)
+    pooled, within = (area(values, members, 0.95).value for values in (scores, centred(scores, groups)))
+    assert pooled < 0.75 and within > 0.95
+    nothing = 10.0 * draw.standard_normal(6)[groups] + draw.standard_normal(240)
+    low_to_high = area(centred(nothing, groups), members, 0.99)
+    assert low_to_high.low < 0.5 < low_to_high.high

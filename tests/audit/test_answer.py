@@ -319,7 +319,33 @@ def test_too_few_clients_for_simulated_ones_are_said() -> None:
     run = harmless()
     run["label_shadow"] |= {"lacking": 2, "lacking_exact": 2, "guess": 0.5, "p": 0.25}
     found = answer(run)
-    assert found["finding"]["sentence"].endswith("each had recovered its positive control.")
+    assert found["finding"]["sentence"].endswith("each that counts had recovered its positive control.")
     assert any(one.startswith("inference of classes by simulated clients (with so few clients") for one in found["not_tried"])
     run["label_shadow"] |= {"lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
     assert "Nor did the inference of classes, which has no control." in answer(run)["finding"]["sentence"]
+
+
+def unknown(run: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Attacks of a kind recovered none, and that is no evidence."""
+    for attack in without_images(run, kind)["attacks"]:
+        for attempt in attack["attempts"] if attack["kind"] == kind else ():
+            attempt.update(is_evidence=False, no_evidence="its control failed")
+    return run
+
+
+def test_single_samples_that_were_not_measured_are_not_known() -> None:
+    """They are the easiest case: what fails on a message of many says nothing of them. The reverse does."""
+    found = answer(unknown(harmless(), "single image"))
+    assert found["words"] == "Leakage not known" and "single images can be recovered" in found["finding"]["sentence"]
+    found = answer(unknown(harmless(), "message"))
+    assert found["words"] == "Nothing was found" and "of the messages themselves it is not known" in found["finding"]["sentence"]
+
+
+def test_members_that_are_ordered_last_are_identified() -> None:
+    run = harmless()
+    run["membership"][0] |= {"auc": 0.2, "together": {"low": 0.14, "high": 0.27, "of": 2}}
+    found = answer(run)
+    assert found["words"] == "Members were identified"
+    assert "gives members lower scores than non-members" in found["finding"]["sentence"]
+    run["membership"][0]["together"] = {"low": 0.14, "high": 0.51, "of": 2}
+    assert words(run) == "Nothing was found"

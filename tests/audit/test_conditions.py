@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedpriv.audit import report
-from fedpriv.audit.conditions import MEASURES, conditions, first_met
+from fedpriv.audit.conditions import MEASURES, conditions, first_met, known_recovered
 from fedpriv.audit.findings import best_of_texts
 from fedpriv.audit.membership.verdict import NO_RULE
 from fedpriv.audit.run_audit import Audited
@@ -46,6 +46,8 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
     assert labels.value(run(labels=[none], label_shadow=shadow)) == 1.0
     assert labels.value(run(labels=[none], label_shadow=shadow | {"p": 0.2})) == 0.0  # mounted, and as good as guessing
     assert labels.value(run(label_shadow=shadow | {"p": 0.2})) == 0.5
+    some = shadow | {"lacking": 100, "lacking_exact": 45, "guess": 0.02, "p": 1e-40}  # far beyond guessing, if not of most
+    assert labels.value(run(labels=[none], label_shadow=some)) == 0.45
     assert labels.value(run(labels_over_rounds=[inferred(exact=True)])) == 1.0
 
 
@@ -281,3 +283,37 @@ def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
     unlike = read | {"attempts": [span | {"no_evidence": "dropout"}]}
     best = best_of_texts([unlike], "message")
     assert best is not None and best["exact"] is None, "their failure is no evidence"
+
+
+def test_a_rule_that_fails_is_no_evidence_without_simulated_clients() -> None:
+    (target,), (alarm,) = conditions("labels<=0.5"), conditions("labels>0.5")
+    failed = run(labels=[inferred()] * 3)
+    assert target.value(failed) == 0.0 and not target.holds(failed)
+    assert "no classifier was trained on messages of simulated clients" in (alarm.met(failed) or "")
+    shadow = {"exact": 0.0, "lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
+    assert target.holds(failed | {"label_shadow": shadow}) and alarm.met(failed | {"label_shadow": shadow}) is None
+    whole = run(labels=[inferred(true=list(range(10)))])
+    assert target.holds(whole), "where every client holds every class there is nothing to infer"
+
+
+def test_an_area_far_below_one_half_is_one_far_above() -> None:
+    (target,) = conditions("membership_auc<=0.6")
+    one = {"auc": 0.2, "round": 3, "members": 200, "non_members": 200, "together": {"low": 0.14, "high": 0.27, "of": 1}}
+    assert target.value(run(membership=[one])) == 0.8 and not target.holds(run(membership=[one]))
+    one["together"] = {"low": 0.1, "high": 0.55, "of": 1}
+    assert target.value(run(membership=[one])) == 0.2
+
+
+@pytest.mark.parametrize("text", ["recovered<=5", "membership_auc>60", "labels>1.5", "words<-1"])
+def test_shares_are_no_percentages(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is a share from 0 to 1, such as 0\.05 for 5 %|a measure, one of"):
+        conditions(text)
+
+
+def test_nothing_recovered_is_not_known_where_an_attack_was_not_mounted() -> None:
+    found = run(modalities=["image"])
+    (attack,) = found["attacks"]
+    attack["attempts"][0]["success"]["0.01"] |= {"successes": 0, "share": 0.0}
+    assert known_recovered(found) == 0.0
+    single = {"kind": "single image", "attempts": [attack["attempts"][0] | {"is_evidence": False}]}
+    assert known_recovered(found | {"attacks": [attack, single]}) is None

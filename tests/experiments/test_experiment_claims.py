@@ -160,6 +160,20 @@ def test_ratios_are_averaged_by_their_logarithms(tmp_path: Path) -> None:
     assert judgement.interval == pytest.approx((4 / half, 4 * half)) and judgement.verdict.word == "inconclusive"
 
 
+@pytest.mark.parametrize(("claim", "word"), [({"above": 0.3}, "inconclusive"), ({"below": 0.3}, "not reproduced")])
+def test_who_never_gets_there_saves_nothing(tmp_path: Path, claim: dict[str, float], word: str) -> None:
+    """What FedRep sent in all its rounds is less than FedAvg needed, but it never reaches FedAvg's accuracy: only a bound."""
+    claims = [{"id": "C7", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": "bytes_saved", **claim}]
+    path = write_yaml(tmp_path, runs=RUNS, claims=claims, seeds=[0, 1, 2])
+    for seed in (0, 1, 2):
+        write_result(path, "fedavg", seed, {10: 0.5, 20: 0.8}, round_bytes=1000)
+        write_result(path, "fedrep", seed, {10: 0.5, 20: 0.5}, round_bytes=100)
+    experiment = read(path)
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert judgement.mean is not None and judgement.mean > 0.5 and judgement.verdict.word == word
+    assert ("on 3 the first run never gets there" in judgement.verdict.remark) == (word == "inconclusive")
+
+
 def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
     claim = {"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}
     path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1, 2])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.conditions import conditions
+from fedpriv.errors import FedprivError
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.search import search
 from tests.audit.sample_findings import findings
@@ -84,3 +85,14 @@ def test_the_search_finds_the_least_strength_that_holds() -> None:
 def test_a_search_that_finds_none_says_so(share: float | None) -> None:
     found = search(lambda strength: of(share), (1e-6, 1e-1), conditions("recovered<=0.05"), lambda text: None)
     assert not found.held and len(found.tried) == 1
+
+
+def test_a_strength_under_which_clients_diverge_does_not_hold() -> None:
+    def measure(strength: float) -> Mapping[str, Any]:
+        if strength > 1e-2:
+            raise FedprivError("the turn of client 0 in round 1 diverged under this defence")
+        return of(0.0)
+
+    said: list[str] = []
+    assert not search(measure, (1e-6, 1e-1), conditions("recovered<=0.05"), said.append).held
+    assert "does not hold, as it is not known: the turn of client 0 in round 1 diverged" in said[0]

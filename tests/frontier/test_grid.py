@@ -68,3 +68,16 @@ def test_ranges_that_cannot_be_searched(text: str, words: str) -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(UsageError, match="privacy"):
         point(BASE, "fedavg", Defence.read("dp-sample:nois=1"), "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds", "rest", "at"),
+    [
+        ("gaussian:variance=1e-7..1e-2+mask:last=1", (1e-7, 1e-2), "mask:last=1", "gaussian:variance=0.001+mask:last=1"),
+        ("gaussian:variance=1e+1..1e+3", (10.0, 1000.0), "none", "gaussian:variance=0.001"),
+        ("mask:last=1+gaussian:variance=.1..2.5", (0.1, 2.5), "mask:last=1", "mask:last=1+gaussian:variance=0.001"),
+    ],
+)
+def test_a_range_may_stand_anywhere(text: str, bounds: tuple[float, float], rest: str, at: str) -> None:
+    found = Defence.read(text)
+    assert (found.range, found.without().text, found.at(1e-3).text) == (bounds, rest, at)

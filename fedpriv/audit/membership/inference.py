@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.inference.membership import Array, Mask, Use, halves, in_every_use
+from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
@@ -260,7 +260,9 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
             rounds = compared.rounds
             for (kind, way), values in compared.scores.items():
                 name = Statistic.named(kind, "FedMIA", way)
-                kinds[name], scores[name], control[name] = (kind, "FedMIA"), values, compared.control[kind, way]
+                # Only samples of one client and class are comparable, and of each half are members.
+                classes, alone = pool.data.labels.cpu().numpy(), compared.control[kind, way]
+                kinds[name], scores[name], control[name] = (kind, "FedMIA"), centred(values, classes), centred(alone, classes)
     return _Found(scores, control, pool.members, kinds, not_tried, diverged, rounds)
 
 

@@ -50,6 +50,22 @@ def best_attack(attacks: Sequence[Found]) -> Found | None:
     return max(known, key=lambda one: (one["together"]["low"], one["auc"]), default=None)
 
 
+def reversed_attack(attacks: Sequence[Found]) -> Found | None:
+    """The membership attack that surely gives members lower scores than others, by the interval that holds for all at once.
+
+    It reveals members as well as one of the other order does, to whoever knows that. ``None``: there is none.
+    """
+    known = (one for one in attacks if one["auc"] is not None and "together" in one and one["together"]["high"] < 0.5)
+    return min(known, key=lambda one: (one["together"]["high"], one["auc"]), default=None)
+
+
+def tells(attacks: Sequence[Found]) -> bool:
+    """Whether a membership attack tells members from others, over all thresholds or at a low false-positive rate."""
+    best = best_attack(attacks)
+    either = best is not None and (best["together"]["low"] > 0.5 or reversed_attack(attacks) is not None)
+    return either or few_false_alarms(attacks) is not None
+
+
 def not_attacked(run: Found) -> list[int]:
     """The rounds in which membership was to be attacked, and no attack could be mounted."""
     return sorted({*run.get("membership_rounds", [])} - {one["round"] for one in run["membership"]})
@@ -79,6 +95,13 @@ def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
     area = f"AUC {best['auc']:.2f}, {interval}{held}; 0.5 is guessing"
     asked = f"{best['members']} members and {best['non_members']} non-members"
     few = few_false_alarms(attacks)
+    if best["together"]["low"] <= 0.5 and (turned := reversed_attack(attacks)) is not None:
+        span = f"{turned['together']['low']:.2f} to {turned['together']['high']:.2f}"
+        return (
+            f"Of {count} membership attacks, {_named(turned, attacks)} gives members lower scores than non-members, on "
+            f"{turned['members']} members and {turned['non_members']} non-members (AUC {turned['auc']:.2f}, 95 % interval {span}"
+            f"{held}): whoever turns its order round tells them apart."
+        )
     if best["together"]["low"] > 0.5:
         tells = f"The best of {count} membership attacks, {_named(best, attacks)}, separates members from non-members"
         return f"{tells}, on {asked} ({area}){f'; {few}' if few else ''}."
