@@ -186,7 +186,8 @@ class Condition:
 
     def _unsettled(self, run: Found) -> str | None:
         why_open = _UNSETTLED.get(self.measure)
-        return None if why_open is None else why_open(run)
+        settled = why_open is None or (self.measure in _SHARES and self.value(run) == 1)  # nothing is more than all
+        return None if settled or why_open is None else why_open(run)
 
 
 def known_recovered(run: Found) -> float | None:
