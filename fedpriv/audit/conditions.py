@@ -185,9 +185,10 @@ class Condition:
         return None
 
     def _unsettled(self, run: Found) -> str | None:
+        if self.measure in _SHARES and self.value(run) == 1:  # nothing is more than all
+            return None
         why_open = _UNSETTLED.get(self.measure)
-        settled = why_open is None or (self.measure in _SHARES and self.value(run) == 1)  # nothing is more than all
-        return None if settled or why_open is None else why_open(run)
+        return None if why_open is None else why_open(run)
 
 
 def known_recovered(run: Found) -> float | None:

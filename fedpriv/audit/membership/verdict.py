@@ -53,7 +53,7 @@ def best_attack(attacks: Sequence[Found]) -> Found | None:
 def reversed_attack(attacks: Sequence[Found]) -> Found | None:
     """The membership attack that surely gives members lower scores than others, by the interval that holds for all at once.
 
-    It reveals members as well as one of the other order does, to whoever knows that. ``None``: there is none.
+    Read in the opposite order, its scores reveal members. ``None``: there is none.
     """
     known = (one for one in attacks if one["auc"] is not None and "together" in one and one["together"]["high"] < 0.5)
     return min(known, key=lambda one: (one["together"]["high"], one["auc"]), default=None)
@@ -100,7 +100,7 @@ def of_attacks(attacks: Sequence[Found], besides: bool = False) -> str:
         return (
             f"Of {count} membership attacks, {_named(turned, attacks)} gives members lower scores than non-members, on "
             f"{turned['members']} members and {turned['non_members']} non-members (AUC {turned['auc']:.2f}, 95 % interval {span}"
-            f"{held}): whoever turns its order round tells them apart."
+            f"{held}): read in the opposite order, these scores tell them apart."
         )
     if best["together"]["low"] > 0.5:
         tells = f"The best of {count} membership attacks, {_named(best, attacks)}, separates members from non-members"
