@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.audit.answer import samples_not_known
-from fedpriv.audit.membership.verdict import by_rule, not_attacked, of_lacking, reversed_attack, too_few
+from fedpriv.audit.membership.verdict import by_rule, lacks_a_class, not_attacked, of_lacking, reversed_attack, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
@@ -129,7 +129,7 @@ def _classes_open(run: Found) -> str | None:
     if classes_cut(run):
         return "inference of classes was cut by the audit's budget"
     shadow = run.get("label_shadow")
-    if not shadow and any(len(one["true"]) < one.get("of", 0) for one in run["labels"]):
+    if not shadow and any(map(lacks_a_class, run["labels"])):
         return "no classifier was trained on messages of simulated clients, and that a rule fails is no evidence"
     return None if not shadow or could_find_classes(shadow) else "with so few clients not even perfect answers would show it"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.data.tables.files import class_names
 from fedpriv.errors import FedprivError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
         FedprivError: a row has no label, or one that is none of the classes.
     """
     raw = [table.column(column) for table in tables]
-    given = _names(tables[0], column)
+    given = class_names(tables[0], column)
     values = [_values(table, array, column, given) for table, array in zip(tables, raw, strict=True)]
     numbered = given is None and all(np.issubdtype(array.dtype, np.integer) for array in values)
     if given is not None:
@@ -50,14 +51,6 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     ], classes
 
 
-def _names(table: Table, column: str) -> tuple[str, ...] | None:
-    """The names that a table's type gives its classes."""
-    import datasets
-
-    kind = table.features.get(column)
-    return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
-
-
 def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
     """The values of a column of labels ``(N,)``; as names, where the table names its classes otherwise than ``given``."""
     if column.null_count:
@@ -72,7 +65,7 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
     if blank:
         raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {name!r} is empty")
-    names = _names(table, name)
+    names = class_names(table, name)
     if names is None or names == given:
         return values
     return np.array([names[value] if 0 <= value < len(names) else str(value) for value in values], dtype=object)

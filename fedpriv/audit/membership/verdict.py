@@ -22,7 +22,12 @@ def by_rule(labels: Sequence[Found]) -> list[Found]:
 
 def of_lacking(labels: Sequence[Found]) -> list[Found]:
     """Of :func:`by_rule`, those of clients that lack a class; that one holds every class says nothing of it."""
-    return [one for one in by_rule(labels) if len(one["true"]) < one.get("of", 0)]
+    return [one for one in by_rule(labels) if lacks_a_class(one)]
+
+
+def lacks_a_class(one: Found) -> bool:
+    """Whether the client of a message whose classes were to be inferred does not hold every class."""
+    return bool(len(one["true"]) < one.get("of", 0))
 
 
 def of_membership(run: Found) -> list[str]:

@@ -56,10 +56,8 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
-    asked, label = (
-        label,
-        label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None),
-    )
+    guessed = label is None
+    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
     strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
     text = next((name for name in TEXT_COLUMNS if name in strings), None)
     if text is not None and image is None and set(features) > {text, label} and _are_levels(table.column(text)):
@@ -70,7 +68,7 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
         notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
     if vector and label is not None:
-        notes = (*_on_label(table, label, guessed=asked is None, others=vector), *notes)
+        notes = (*_on_label(table, label, guessed=guessed, others=vector), *notes)
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"

@@ -76,7 +76,7 @@ class ParquetTable:
                 table = pq.ParquetFile(file).read(columns=[name])
             if name not in table.column_names:
                 raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
-            if file != self.files[0] and _classes(ParquetTable((file,)), name) != _classes(self, name):
+            if file != self.files[0] and class_names(ParquetTable((file,)), name) != class_names(self, name):
                 raise UsageError(f"{file} and {self.files[0]} have other classes in column {name!r}")
             parts.append(table.column(name))
         try:
@@ -133,10 +133,12 @@ class CsvTable:
         return self._rows.column(name)
 
 
-def _classes(table: Table, column: str) -> list[str] | None:
-    """The names of the classes of a column that has such; ``None``: it has none."""
-    names: list[str] | None = getattr(table.features[column], "names", None)
-    return names
+def class_names(table: Table, column: str) -> tuple[str, ...] | None:
+    """The names that a table's type gives the classes of a column; ``None``: it gives none."""
+    import datasets
+
+    kind = table.features[column]
+    return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
 
 
 @contextmanager

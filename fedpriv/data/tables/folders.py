@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedpriv.data.tables.files import ParquetTable, Table, open_file
@@ -40,6 +40,11 @@ def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
     return found
 
 
+def _test_split(splits: Mapping[str, list[Path]]) -> str | None:
+    """The name of the split that is the test split; ``None``: there is none."""
+    return next((name for name in SPLITS if name in splits), None)
+
+
 def not_read(folder: Path) -> list[str]:
     """The names of the tables and folders in a folder that :func:`open_folder` leaves out."""
     tables = table_files(folder)
@@ -47,7 +52,7 @@ def not_read(folder: Path) -> list[str]:
     if "train" not in splits:
         mixed = len({path.suffix for path in tables}) > 1
         return [path.name for path in tables if mixed and path.suffix == ".csv"]
-    test = next((name for name in SPLITS if name in splits), None)
+    test = _test_split(splits)
     return [path.name for name, paths in splits.items() if name not in ("train", test) for path in paths]
 
 
@@ -68,7 +73,7 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     found = table_files(folder)
     if found:
         splits = by_split(found)
-        test = next((name for name in SPLITS if name in splits), None)
+        test = _test_split(splits)
         if "train" not in splits:
             found = [file for file in found if file.suffix == ".parquet"] or found
             if len(found) > 1 and (test is not None or found[0].suffix == ".csv"):
@@ -81,9 +86,9 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     folders = by_split([path for path in visible(folder) if path.is_dir()])
     if "train" not in folders:
         return _image_folder(folder, classes), None
-    split = next((folders[name][0] for name in SPLITS if name in folders), None)
+    test = _test_split(folders)
     train = _image_folder(folders["train"][0], classes)
-    return train, _image_folder(split, train.features["label"].names) if split else None
+    return train, _image_folder(folders[test][0], train.features["label"].names) if test else None
 
 
 def _open_files(files: Sequence[Path]) -> Table:
