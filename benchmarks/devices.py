@@ -3,7 +3,7 @@
 On a machine without a GPU: ``devices.cpp`` is a device of PyTorch's own kind for additions (PrivateUse1), compiled here, whose
 tensors lie in the processor's memory. An operator that is given tensors of both is an error, as on CUDA. A run there has to give
 the processor's numbers, to within rounding. What this cannot show: speed, memory, and kernels that only CUDA has. Needs a C++
-compiler, and ninja.
+compiler, and ninja. With ``--device cuda`` the same on a GPU.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ def where(error: BaseException) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="parts of names of cases")
+    parser.add_argument("--device", default=NAME, help="cuda, or the device that is compiled here")
     parser.add_argument("--audits", nargs="*", default=["mpfedcon", "fedavg", "fedrep"], help="methods whose runs are audited")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    register()
+    if args.device == NAME:
+        register()
     results: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, config in cases().items():
@@ -111,14 +113,14 @@ def main() -> None:
                 continue
             try:
                 expected = history(config, "cpu", Path(temporary))[1]
-                differ = apart(expected, history(config, NAME, Path(temporary))[1])
+                differ = apart(expected, history(config, args.device, Path(temporary))[1])
                 results[name] = f"other numbers: {', '.join(differ)}" if differ else "the same"
             except Exception as error:
                 results[name] = where(error)
             print(f"{name}: {results[name]}", flush=True)
         for name in args.audits:
             try:
-                run = history({**DIGITS, "clients": 20, "method": name}, NAME, Path(temporary))[0]
+                run = history({**DIGITS, "clients": 20, "method": name}, args.device, Path(temporary))[0]
                 fedpriv.audit(run, messages=1, label_shadows=40, membership_shadows=4, singles=2, budget=240)
                 results[f"audit of {name}"] = "the same"
             except Exception as error:
@@ -128,7 +130,8 @@ def main() -> None:
     print(f"{len(results) - len(failed)} of {len(results)} as on the processor")
     if args.json:
         args.json.write_text(
-            json.dumps({**facts(["torch", "fedpriv"]), "cases": len(results), "failed": failed}, indent=1) + "\n"
+            json.dumps({**facts(["torch", "fedpriv"]), "device": args.device, "cases": len(results), "failed": failed}, indent=1)
+            + "\n"
         )
     sys.exit(bool(failed))
 

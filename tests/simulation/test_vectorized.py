@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from fedpriv.models.registry import Shape, register_model
 from fedpriv.models.stacked import StackedNet
 from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.server.clients import Instruction
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import setup
 from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
@@ -34,26 +34,8 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import requests, scheduler, stack
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.marks import FEW, quick_first, slow_but
-from tests.simulation.small import QUICK
-from tests.simulation.trial import in_float64, own_nets
+from tests.simulation.trial import SMALL, everything, own_nets, play
 
-SMALL = {
-    "data.name": "digits",
-    "data.limit": 200,
-    "data.clients": 8,
-    "data.partition.name": "dirichlet",  # ragged: clients differ in steps and in their last batches
-    "data.partition.alpha": 0.3,
-    "model.name": "pooled",
-    "model.projection": 8,
-    "train.participation": 0.6,  # 5 of 8: in two rounds, some train twice
-    "train.rounds": 9,
-    "train.local_epochs": 2,
-    "train.batch_size": 16,
-    "train.lr": 0.02,
-    "eval.every": 9,
-    "eval.last": 1,
-    "tracking.uri": "none",
-}
 METHODS = slow_but(FEW, sorted(methods()))
 
 
@@ -123,34 +105,13 @@ def _nets() -> Iterator[None]:
 
 @pytest.fixture
 def played(tmp_path: Path) -> Callable[..., Simulation]:
-    """Two rounds of a small run with an executor, in float64 if ``double``."""
-    made = 0
+    """:func:`play`, in float64 if ``double``, each in a folder of its own."""
+    made = count(1)
 
     def make(executor: str, double: bool = True, rounds: int = 2, **overrides: Any) -> Simulation:
-        nonlocal made
-        made += 1
-        together = {"executor.group_size": 3} if executor == "vectorized" else {}
-        quick = QUICK.get(overrides["method.name"], {})
-        federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **quick, **overrides}))
-        if double:
-            in_float64(federation)
-            train = federation.data.train
-            federation.data.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
-        simulation = Simulation(federation, RunFolder.create(federation.config, tmp_path / f"runs{made}"), lambda text: None)
-        simulation.start()
-        for _ in range(rounds):
-            simulation.run_round()
-        return simulation
+        return play(tmp_path / f"runs{next(made)}", executor, double, rounds, **overrides)
 
     return make
-
-
-def everything(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """The server's model and memory, and what each client keeps, by name."""
-    yield from simulation.federation.resident.space.unpack(simulation.server.row).items()
-    yield from simulation.server.memory.items()
-    for client in sorted(simulation.progress.clients):
-        yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation.stored(client) or {}).items()))
 
 
 def assert_same(together: Simulation, alone: Simulation, within: float) -> None:

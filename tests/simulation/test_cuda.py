@@ -1,0 +1,144 @@
+"""On a GPU: the processor's numbers, and the same bits again. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedpriv
+from fedpriv.methods import methods
+from fedpriv.models.registry import Shape, register_model
+from fedpriv.simulation.executors.vectorized import VectorizedExecutor
+from fedpriv.tracking.folder import read_records
+from tests.marks import FEW, slow_but
+from tests.simulation.trial import everything, own_nets, play
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+IMAGES = {
+    "dataset": "digits",
+    "clients": 6,
+    "rounds": 3,
+    "train.participation": 0.5,
+    "train.batch_size": 16,
+    "tracking_uri": "none",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nets() -> Iterator[None]:
+    with own_nets():
+
+        @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
+        def pooled(shape: Shape) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
+
+        yield
+
+
+def assert_as_on_the_processor(folder: Path, executor: str, within: float, **options: Any) -> None:
+    """Two rounds on the GPU in float64 end where two on the processor do."""
+    there, here = (
+        dict(everything(play(folder / device, executor, True, 2, device=device, **options))) for device in ("cuda", "cpu")
+    )
+    assert there.keys() == here.keys()
+    for name, expected in here.items():
+        scale = max(1.0, float(expected.double().abs().max())) if expected.numel() else 1.0
+        torch.testing.assert_close(
+            there[name].cpu(), expected, rtol=0, atol=within * scale, msg=lambda said, name=name: f"{name}: {said}"
+        )
+
+
+@pytest.mark.parametrize("executor", ["vectorized", "sequential"])
+@pytest.mark.parametrize("method", slow_but(FEW, sorted(methods())))
+def test_every_method_has_the_processors_numbers(tmp_path: Path, method: str, executor: str) -> None:
+    assert_as_on_the_processor(tmp_path, executor, 1e-9, **{"method.name": method, "train.min_batch": 2})
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"method.name": "mpfedcon", "data.augment": "crop_flip"},
+    {"method.name": "fedavg", "train.optimizer": "adam", "train.lr": 0.001},
+    {"method.name": "fedavg", "privacy.level": "client", "privacy.noise": 0.5, "privacy.clip": 1.0},
+    {"method.name": "fedrep", "wire.secure_aggregation": True},
+    *({"method.name": "fedavg", "wire.transforms": [{"name": one}]} for one in ("gaussian", "laplace", "prune", "quantise")),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(str(value) for value in options.values()))
+def test_options_have_the_processors_numbers(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Noise too: it is drawn from the run's seed on the processor, whatever the device."""
+    assert_as_on_the_processor(tmp_path, "vectorized", 1e-6 if "wire.transforms" in options else 1e-9, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "mpfedcon", "model.name": "pooled", "data.augment": "crop_flip"},
+        {"method": "fedavg", "model.name": "lenet_sigmoid", "executor": "sequential"},
+        {"method": "fedavg", "privacy.level": "sample", "privacy.noise": 1.0},
+        {"method": "fedavg", "privacy.level": "sample", "privacy.noise": 1.0, "privacy.clipping": "ghost"},
+    ],
+    ids=lambda options: " ".join(str(value) for value in options.values()),
+)
+def test_a_run_has_the_same_bits_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    runs = [fedpriv.train(**{**IMAGES, **options}, device="cuda", runs_dir=str(tmp_path / name)) for name in ("a", "b")]
+    first, second = ([{**one["metrics"], "seconds": None} for one in read_records(run.path)] for run in runs)
+    assert first == second
+
+
+def test_a_group_that_does_not_fit_is_halved(tmp_path: Path) -> None:
+    """In earnest: this process may have little of the GPU's memory."""
+    options = {
+        "method.name": "fedavg",
+        "executor.group_size": 4,
+        "model.name": "pooled",
+        "train.batch_size": 200,
+        "data.limit": 1500,
+    }
+    simulation = play(tmp_path / "whole", "vectorized", True, 1, device="cuda", **options)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    cramped = play(tmp_path / "cramped", "vectorized", True, 0, device="cuda", **options)
+    used = torch.cuda.memory_allocated()
+    cramped.run_round()
+    needed = torch.cuda.max_memory_allocated() - used
+    total = torch.cuda.get_device_properties(0).total_memory
+    cramped = play(tmp_path / "again", "vectorized", True, 0, device="cuda", **options)
+    assert isinstance(cramped.executor, VectorizedExecutor)
+    said: list[str] = []
+    cramped.executor._warn = said.append
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.6 * needed) / total)
+    try:
+        cramped.run_round()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert said and "do not fit into the memory of cuda" in said[0]
+    for (name, value), (_, expected) in zip(everything(cramped), everything(simulation), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_group_ends_where_it_ends(tmp_path: Path, mode: str) -> None:
+    options = {"method.name": "fedavg", "model.name": "pooled", "data.partition.name": "iid", "train.local_epochs": 1}
+    compiled, plain = (
+        play(tmp_path / how, "vectorized", False, 2, device="cuda", **options, **{"executor.compile": how})
+        for how in (mode, "none")
+    )
+    assert "compiled" in str(compiled.federation.choice)
+    for (name, value), (_, expected) in zip(everything(compiled), everything(plain), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
+def test_an_audit_finds_what_it_finds_on_the_processor(tmp_path: Path, method: str) -> None:
+    found = []
+    for device in ("cuda", "cpu"):
+        run = fedpriv.train(**{**IMAGES, "clients": 20, "method": method}, device=device, runs_dir=str(tmp_path / device))
+        found.append(fedpriv.audit(run, messages=1, label_shadows=40, membership_shadows=4, singles=2, budget=240))
+    there, here = found
+    assert there.answer == here.answer
