@@ -49,7 +49,10 @@ def chance(evidence: Evidence) -> tuple[float, int]:
     shares, tested = [], []
     for client in range(config.data.clients):
         if len(index := data.indices(split, client)):
-            counts = torch.bincount(labels[index], weights=data.weights(split, client), minlength=len(federation.dataset.classes))
+            weights = data.weights(split, client)
+            # On the processor: with weights, CUDA's sums vary.
+            weights = None if weights is None else weights.cpu()
+            counts = torch.bincount(labels[index].cpu(), weights=weights, minlength=len(federation.dataset.classes))
             shares.append(counts.double() / counts.sum())
             tested.append(index)
     by_client = torch.stack(shares)

@@ -130,7 +130,8 @@ def _of_convolution(name: str, weight: Tensor) -> Iterator[Mark]:
 
 def _of_head(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Mark]:
     # The same vector added to all classes changes no probability, so only what differs between them counts.
-    norms = (weight - weight.median(dim=0).values).norm(dim=1)
+    median = weight.sort(dim=0).values[(len(weight) - 1) // 2]  # Tensor.median along a dimension may vary on CUDA
+    norms = (weight - median).norm(dim=1)
     if len(norms) > 3 and weight.shape[1] >= FEWEST // 2:
         ratio = float(norms.max() / norms.median().clamp(min=float(norms.max()) / MOST))
         yield Mark(name, "what one class adds to the classes' median weights is {} times that of the median class", ratio, 20)

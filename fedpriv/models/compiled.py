@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,8 @@ T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]
 """Modes of ``torch.compile``. ``reduce-overhead``: CUDA graphs where shapes are static; on a CPU the same as ``default``."""
 BACKEND = "inductor"
+RECOMPILATIONS = 64
+"""Phases, evaluations and batches of many sizes need many."""
 
 
 class CompiledNet(Form):
@@ -32,8 +35,10 @@ class CompiledNet(Form):
         # Where losses are computed client by client, backward runs through the group's forward pass more than once.
         torch._functorch.config.donated_buffer = False
         options: dict[str, Any] = {"mode": mode} if BACKEND == "inductor" else {"backend": BACKEND}
-        # Phases, evaluations and batches of many sizes need many compilations, so the limit is counted per net.
-        options |= {"recompile_limit": 64, "isolate_recompiles": True}
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:
+            options |= {"recompile_limit": RECOMPILATIONS, "isolate_recompiles": True}
+        else:  # in older versions of torch the limit is for all nets of a process together
+            torch._dynamo.config.recompile_limit = RECOMPILATIONS
         self._encode, self._rest = torch.compile(net.encode, **options), torch.compile(net.from_features, **options)
         # One function for all passes: a new function object would trigger recompilation.
         self._draw = torch.compiler.disable(lambda like, share: self._ctx.draw(like, share))  # type: ignore[no-untyped-call]

@@ -218,6 +218,8 @@ def _device(name: str) -> torch.device:
         if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
+            # Convolutions in float32 would be of TF32, with 10 bits of mantissa, by which an attack on their gradients can fail.
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for pages

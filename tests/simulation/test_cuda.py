@@ -37,6 +37,10 @@ def _nets() -> Iterator[None]:
         def pooled(shape: Shape) -> tuple[nn.Module, int]:
             return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
 
+        @register_model("broad", input_shape=(1, 128, 128), classes=10, source="test")
+        def broad(shape: Shape) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AvgPool2d(126), nn.Flatten()), 8
+
         yield
 
 
@@ -56,7 +60,8 @@ def assert_as_on_the_processor(folder: Path, executor: str, within: float, **opt
 @pytest.mark.parametrize("executor", ["vectorized", "sequential"])
 @pytest.mark.parametrize("method", slow_but(FEW, sorted(methods())))
 def test_every_method_has_the_processors_numbers(tmp_path: Path, method: str, executor: str) -> None:
-    assert_as_on_the_processor(tmp_path, executor, 1e-9, **{"method.name": method, "train.min_batch": 2})
+    within = 1e-6 if method == "mpfedcon" else 1e-9  # its centres are float32
+    assert_as_on_the_processor(tmp_path, executor, within, **{"method.name": method, "train.min_batch": 2})
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -71,7 +76,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(str(value) for value in options.values()))
 def test_options_have_the_processors_numbers(tmp_path: Path, options: dict[str, Any]) -> None:
     """Noise too: it is drawn from the run's seed on the processor, whatever the device."""
-    assert_as_on_the_processor(tmp_path, "vectorized", 1e-6 if "wire.transforms" in options else 1e-9, **options)
+    assert_as_on_the_processor(tmp_path, "vectorized", 1e-9 if options["method.name"] == "fedrep" else 1e-6, **options)
 
 
 @pytest.mark.parametrize(
@@ -92,33 +97,25 @@ def test_a_run_has_the_same_bits_again(tmp_path: Path, options: dict[str, Any]) 
 
 def test_a_group_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     """In earnest: this process may have little of the GPU's memory."""
-    options = {
-        "method.name": "fedavg",
-        "executor.group_size": 4,
-        "model.name": "pooled",
-        "train.batch_size": 200,
-        "data.limit": 1500,
-    }
-    simulation = play(tmp_path / "whole", "vectorized", True, 1, device="cuda", **options)
-    torch.cuda.empty_cache()
+    options: dict[str, Any] = {"method.name": "fedavg", "executor.group_size": 4, "model.name": "broad", "data.image_size": 128}
+    whole = play(tmp_path / "whole", "vectorized", True, 0, device="cuda", **options)
     torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    whole.run_round()
+    needed = torch.cuda.max_memory_allocated() - before
     cramped = play(tmp_path / "cramped", "vectorized", True, 0, device="cuda", **options)
-    used = torch.cuda.memory_allocated()
-    cramped.run_round()
-    needed = torch.cuda.max_memory_allocated() - used
-    total = torch.cuda.get_device_properties(0).total_memory
-    cramped = play(tmp_path / "again", "vectorized", True, 0, device="cuda", **options)
     assert isinstance(cramped.executor, VectorizedExecutor)
     said: list[str] = []
     cramped.executor._warn = said.append
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.6 * needed) / total)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.75 * needed) / total)
     try:
         cramped.run_round()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert said and "do not fit into the memory of cuda" in said[0]
-    for (name, value), (_, expected) in zip(everything(cramped), everything(simulation), strict=True):
+    for (name, value), (_, expected) in zip(everything(cramped), everything(whole), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-9, msg=name)
 
 
