@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedpriv.client.model import CHUNK, ClientModel
 from fedpriv.models.net import Net, Outputs, copy_of
 from fedpriv.parameters import ParameterSpace
-from fedpriv.samples import Inputs, in_chunks
+from fedpriv.samples import Inputs, in_chunks, laid_out
 
 
 class Resident(ClientModel):
@@ -86,13 +86,8 @@ class Resident(ClientModel):
         return self.net.from_features(features)
 
     def shaped(self, inputs: Inputs) -> Inputs:
-        """A batch in the form that the encoder is fastest on: see :func:`channels_last`; texts as long as the longest of them."""
+        """A batch in the form that the encoder is fastest on: see :func:`laid_out`; texts as long as the longest of them."""
         if isinstance(inputs, Tensor) and inputs.ndim == 4:
-            return channels_last(inputs)
+            return laid_out(inputs)
         trim = getattr(self.net.encoder, "trim", None)
         return inputs if trim is None else trim(inputs)
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """Images ``(n, C, H, W)`` in the memory order that convolutions are fastest in."""
-    return images.contiguous(memory_format=torch.channels_last)

@@ -24,10 +24,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from fedpriv.client.model import CHUNK
-from fedpriv.client.resident import channels_last
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import UsageError
+from fedpriv.samples import laid_out
 from fedpriv.seeding import generator, global_rng
 
 FRACTIONS = (1.0, 0.1, 0.01)
@@ -102,7 +102,7 @@ def samples(dataset: Dataset, shape: Sequence[int], device: torch.device, normal
             chosen = images[index.to(images.device)].to(device).float() / 255
             if list(chosen.shape[2:]) != sides:
                 chosen = F.interpolate(chosen, sides, mode="bilinear", antialias=True, align_corners=False)
-            return channels_last((chosen - mean) / std if normalised else chosen)
+            return laid_out((chosen - mean) / std if normalised else chosen)
 
         return Samples(pick, labels.to(device))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedpriv.samples import Inputs, Pairs
+from fedpriv.samples import Inputs, Pairs, laid_out
 
 WIDTH = 512
 """Width of each modality's features."""
@@ -44,10 +44,10 @@ class Fusion(nn.Module):
         return torch.cat([torch.zeros_like(some) if part is None else part for part in there], 1)
 
     def trim(self, pairs: Inputs) -> Inputs:
-        """Images in channels-last memory order, which is fastest for convolutions, and texts cut to the longest of them."""
+        """Images in the memory order that is fastest for convolutions, and texts cut to the longest of them."""
         assert isinstance(pairs, Pairs)
         image, text = pairs
         if image is not None and image.ndim == 4:
-            image = image.contiguous(memory_format=torch.channels_last)
+            image = laid_out(image)
         trim = getattr(self.text.encoder, "trim", None)
         return Pairs(image, text if text is None or trim is None else trim(text))

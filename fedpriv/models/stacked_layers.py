@@ -1,8 +1,8 @@
 """Layers of K nets of the same architecture, as one layer.
 
-Images of all clients are one tensor ``(B, K*C, H, W)``, channels last, so that a convolution of six channels for ten clients
-fills vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products. Clients do not
-interact: the functions are those of the single layer.
+Images of all clients are one tensor ``(B, K*C, H, W)``, on a processor channels last, so that a convolution of six channels for
+ten clients fills vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products.
+Clients do not interact: the functions are those of the single layer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.samples import laid_out
 
 
 class NotStackable(Exception):
@@ -202,7 +204,7 @@ def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
     """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``; shorter ones are padded with zeros."""
     padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
     if samples[0].ndim == IMAGES:
-        return torch.cat(padded, 1).contiguous(memory_format=torch.channels_last)
+        return laid_out(torch.cat(padded, 1))
     return torch.stack(padded)
 
 

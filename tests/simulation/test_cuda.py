@@ -95,6 +95,22 @@ def test_a_run_has_the_same_bits_again(tmp_path: Path, options: dict[str, Any]) 
     assert first == second
 
 
+def test_a_group_of_resnets(tmp_path: Path) -> None:
+    """In float32, and channels last, cuDNN failed on some of its grouped convolutions."""
+    options = {
+        "method.name": "fedavg",
+        "model.name": "resnet18",
+        "data.image_size": 32,
+        "train.local_steps": 1,
+        "train.min_batch": 4,
+    }
+    together, alone = (
+        play(tmp_path / executor, executor, False, 1, device="cuda", **options) for executor in ("vectorized", "sequential")
+    )
+    for (name, value), (_, expected) in zip(everything(together), everything(alone), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3, msg=name)
+
+
 def test_a_group_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     """In earnest: this process may have little of the GPU's memory."""
     options: dict[str, Any] = {"method.name": "fedavg", "executor.group_size": 4, "model.name": "broad", "data.image_size": 128}
