@@ -164,16 +164,17 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], 
     """Why running clients one after another is faster; empty: it is not."""
     if len(sizes) < 2:
         return "one client a round"
-    on_cpu = torch.device(config.device).type == "cpu"
+    if torch.device(config.device).type != "cpu":
+        return ""  # on an H200 a group of ResNets takes 0.8 to 1 of the time of one after another, small nets a fifth
     work = [
         (output.numel() * module.weight[0].numel(), module.out_channels)
         for module, output in _layers(net, samples)
         if isinstance(module, nn.Conv2d)
     ]
-    if on_cpu and not work and (parameters := _parameters_a_step(config, net, phases)) > LARGEST_DENSE:
+    if not work and (parameters := _parameters_a_step(config, net, phases)) > LARGEST_DENSE:
         return f"steps on {parameters:,} parameters without convolutions gain nothing"
     if work and (channels := max(work)[1]) > WIDEST:
-        return f"convolutions of {channels} channels use the {'CPU' if on_cpu else 'device'} fully"
+        return f"convolutions of {channels} channels use the CPU fully"
     largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
     ordered = sorted(sizes, reverse=True)
     abreast = sum(sizes) / max(1, sum(ordered[::largest]))
