@@ -2,7 +2,8 @@
 
 A defence is written as ``--defense`` takes it, several joined by ``+``: ``mask:last=1+gaussian:variance=1e-4``. Besides the
 transforms of ``fedpriv defenses`` there are ``none``, ``dp-client``, ``dp-sample`` (with the options of the config's ``privacy``)
-and ``secure-aggregation``. One option may be a range, such as ``gaussian:variance=1e-7..1e-2``: its strength is searched.
+and ``secure-aggregation``. One option may be a range, such as ``gaussian:variance=1e-7..1e-2``: the weakest value that holds is
+searched.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from fedpriv.errors import UsageError
 NONE = "none"
 _NUMBER = r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+_RANGED = re.compile(r"(\w+)=[^=]*$")
+FALLING = ("fraction", "norm", "clip", "target_epsilon")
+"""Options of which a greater value is a weaker defence."""
+WHOLE = ("last", "bits")
+"""Options that are whole numbers, few enough to try each."""
 _PRIVACY = {"dp-client": "client", "dp-sample": "sample"}
 
 
@@ -27,7 +33,7 @@ class Defence:
     """A defence as it was written, with at most one range.
 
     Attributes:
-        range: the least and the greatest strength; ``None``: nothing is to be searched.
+        range: the weakest and the strongest value; ``None``: nothing is to be searched.
     """
 
     text: str
@@ -51,12 +57,16 @@ class Defence:
             low = high = 0.0
         if not 0 < low < high:
             raise UsageError(f"--defenses {text}: a range is LEAST..GREATEST, both above 0, such as variance=1e-7..1e-2")
+        ranged = _RANGED.search(text[: _start(text)])
+        option = ranged[1] if ranged else ""
+        if option in WHOLE:
+            raise UsageError(f"--defenses {text}: {option} is a whole number; list the values, such as {option}=2 and {option}=4")
         if "dp-client" in text:
             raise UsageError(
                 f"--defenses {text}: the server adds this noise after it has received the messages, so no attack on them depends "
                 "on it; give target_epsilon in place of a range"
             )
-        return cls(text, (low, high))
+        return cls(text, (high, low) if option in FALLING else (low, high))
 
     def at(self, strength: float) -> Defence:
         """The same with a strength in place of the range."""
@@ -78,6 +88,12 @@ class Defence:
             elif name != NONE:
                 before = (values.get("wire") or {}).get("transforms") or []
                 assign(values, "wire.transforms", [*before, {"name": name, **given}])
+
+
+def _start(text: str) -> int:
+    """Where its range starts."""
+    found = _RANGE.search(text)
+    return found.start() if found else len(text)
 
 
 def _parts(text: str) -> list[str]:

@@ -200,7 +200,7 @@ class _Frontier:
         return found
 
     def _climb(self, points: Sequence[Point]) -> None:
-        """Play strengths that held in a search, the least first, up to one that holds the whole target in a run of its own."""
+        """Play strengths that held in a search, the weakest first, up to one that holds the whole target in a run of its own."""
         for number, one in enumerate(points, start=1):
             self.play([one], self.plan.seed)
             self._stronger[one.label] = points[number:]
@@ -246,7 +246,7 @@ class _Frontier:
     def decide(self) -> tuple[Trade | None, list[dict[str, Any]]]:
         """The most accurate point that holds the target, also on a fresh seed; and what became of each that was tried there.
 
-        Where a strength that was searched fails there, the next greater one that held in the search takes its place.
+        Where a strength that was searched fails there, the next stronger one that held in the search takes its place.
         """
         tried: list[dict[str, Any]] = []
         if not self.plan.target:

@@ -1,4 +1,4 @@
-"""The least strength of a defence that holds a target, from a run's downloads alone: no model is trained.
+"""The weakest strength of a defence that holds a target, from a run's downloads alone: no model is trained.
 
 The run's own clients play their turns again, from the downloads that it kept, under the defence; attacks try what they send.
 Membership, accuracy and epsilon are measured by real runs afterwards.
@@ -66,7 +66,7 @@ class Strength:
     """The result of a search.
 
     Attributes:
-        held: the strengths that were seen to hold, the least first; empty: not even the greatest does.
+        held: the values that were seen to hold, the weakest first; empty: not even the strongest does.
         tried: (strength, each measure) in the order of the search.
     """
 
@@ -94,10 +94,11 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
 def search(
     measure: Callable[[float], Mapping[str, Any]], bounds: tuple[float, float], target: Sequence[Condition], say: Say
 ) -> Strength:
-    """Bisect for the least strength at which every condition that a replay can measure holds.
+    """Bisect for the weakest value at which every condition that a replay can measure holds.
 
     Args:
-        measure: a strength -> findings of a replay under it.
+        measure: a value -> findings of a replay under it.
+        bounds: the weakest value and the strongest.
     """
     wanted = [one for one in target if one.measure in BY_REPLAY]
     tried, held = list[tuple[float, Mapping[str, float | None]]](), list[float]()
@@ -118,9 +119,9 @@ def search(
         say(f"strength {strength:.3g}: {said}: {'holds' if good else 'does not hold'}")
         return good
 
-    low, high = bounds
-    if holds(high) and not holds(low):
+    weak, strong = bounds
+    if holds(strong) and not holds(weak):
         for _ in range(STEPS):
-            middle = float(f"{math.sqrt(low * high):.3g}")
-            low, high = (low, middle) if holds(middle) else (middle, high)
+            middle = float(f"{math.sqrt(weak * strong):.3g}")
+            weak, strong = (weak, middle) if holds(middle) else (middle, strong)
     return Strength(held, tried)

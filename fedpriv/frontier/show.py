@@ -21,6 +21,7 @@ def answer(found: Found) -> str:
     if found["chosen"] is not None:
         one = by_label[found["chosen"]]
         what = f"accuracy {formats.percent(one['accuracy'])}, {formats.size(one['bytes'])} sent"
+        what += "" if one["recovered"] is None else f", of the attacked samples {_recovered(one)} recovered"
         last = found["confirmed"][-1]
         again = f"{last['seed']}" + (f", with {formats.percent(last['accuracy'])}" if last.get("accuracy") is not None else "")
         holds = f"{named(one)} is the most accurate that meets {target} against every attack that was mounted"
@@ -83,7 +84,7 @@ def markdown(found: Found) -> str:
     )
     if found["strengths"]:
         parts.append("## Strengths that were searched, by replay of kept downloads without training")
-        parts.append(table("method | defence | least that holds | tried", [_strength(one) for one in found["strengths"]]))
+        parts.append(table("method | defence | weakest that holds | tried", [_strength(one) for one in found["strengths"]]))
     if found["not_run"]:
         parts += ["## Not run", bullets(f"{name}: {why}" for name, why in found["not_run"].items())]
     parts.append(f"`{found['command']}`, {found['seconds']:.0f} s. All audits: [report/audit.html](report/audit.html)")
@@ -102,4 +103,4 @@ def _strength(one: Found) -> tuple[str, ...]:
         f"{strength:.3g}: " + ", ".join(f"{name} {formats.short(value)}" for name, value in values.items())
         for strength, values in one["tried"]
     )
-    return (one["method"], one["defence"], f"{min(one['held']):.3g}" if one["held"] else "none", tried)
+    return (one["method"], one["defence"], f"{one['held'][0]:.3g}" if one["held"] else "none", tried)

@@ -81,6 +81,12 @@ def test_the_search_finds_the_least_strength_that_holds() -> None:
     assert search(lambda strength: of(0.0), (1e-6, 1e-1), target, lambda text: None).held == [1e-6, 1e-1]
 
 
+def test_of_a_share_that_is_kept_the_greatest_that_holds_is_found() -> None:
+    """Greater is weaker: the search goes from the least share."""
+    found = search(lambda kept: of(0.0 if kept <= 0.1 else 0.5), (0.9, 0.001), conditions("recovered<=0.05"), lambda text: None)
+    assert 0.07 < found.held[0] <= 0.1 and found.held[-1] == 0.001
+
+
 @pytest.mark.parametrize("share", [0.5, None])
 def test_a_search_that_finds_none_says_so(share: float | None) -> None:
     found = search(lambda strength: of(share), (1e-6, 1e-1), conditions("recovered<=0.05"), lambda text: None)

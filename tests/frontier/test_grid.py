@@ -57,6 +57,8 @@ def test_a_range_becomes_a_strength() -> None:
         ("gaussian:variance=1e-2..1e-7", "LEAST..GREATEST"),
         ("gaussian:variance=0..1", "above 0"),
         ("gaussian:variance=1e-7..1e-2+prune:fraction=0.1..0.5", "one range"),
+        ("quantise:bits=2..8", "bits is a whole number; list the values"),
+        ("mask:last=1..3", "last is a whole number"),
         ("dp-client:noise=1..2", "after it has received"),
     ],
 )
@@ -75,6 +77,8 @@ def test_an_unknown_option_is_named() -> None:
     [
         ("gaussian:variance=1e-7..1e-2+mask:last=1", (1e-7, 1e-2), "mask:last=1", "gaussian:variance=0.001+mask:last=1"),
         ("gaussian:variance=1e+1..1e+3", (10.0, 1000.0), "none", "gaussian:variance=0.001"),
+        ("prune:fraction=0.01..0.5+mask:last=1", (0.5, 0.01), "mask:last=1", "prune:fraction=0.001+mask:last=1"),
+        ("dp-sample:clip=1,target_epsilon=1..50", (50.0, 1.0), "none", "dp-sample:clip=1,target_epsilon=0.001"),
         ("mask:last=1+gaussian:variance=.1..2.5", (0.1, 2.5), "mask:last=1", "mask:last=1+gaussian:variance=0.001"),
     ],
 )
