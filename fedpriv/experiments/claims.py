@@ -110,6 +110,8 @@ def judge(claim: Claim, results: Results) -> Judgement:
     verdict = _verdict(claim, drawn, scaled)
     if verdict.word == REPRODUCED and claim.metric in REACHES and claim.above is not None and (never := sum(short)):
         verdict = Verdict(INCONCLUSIVE, f"{verdict.remark}; on {never} the first run never gets there, so its value is a bound")
+    if lacking := [seed for seed in sorted(_union(results, concerned)) if seeds and _lacks(results, concerned, seed, claim)]:
+        verdict = Verdict(verdict.word, f"{verdict.remark}; no {claim.metric} on seed {', '.join(map(str, lacking))}")
     wanted = claim.margin if claim.above is None else claim.above
     if drawn and wanted > 0 and max(most) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
@@ -143,6 +145,12 @@ def _most(claim: Claim, sides: Sequence[Result]) -> float:
 
 def _union(results: Results, labels: Sequence[str]) -> set[int]:
     return {seed for label in labels for seed in results[label]}
+
+
+def _lacks(results: Results, labels: Sequence[str], seed: int, claim: Claim) -> bool:
+    """Whether all runs of a seed are there, but not what the claim is computed from."""
+    sides = [results[label].get(seed) for label in labels]
+    return None not in sides and not _have(sides, claim)
 
 
 def _have(sides: Sequence[Result | None], claim: Claim) -> bool:

@@ -115,6 +115,10 @@ def test_the_best_baseline_is_a_run_that_has_the_metric(tmp_path: Path) -> None:
     assert judgement.values == pytest.approx(dict.fromkeys((0, 1, 2), 0.1)) and judgement.verdict.word == "reproduced"
     assert "fedrep − fedavg, the best other of 2" in tables.claims(Comparison.of(experiment))[1]
 
+    write_result(path, "fedavg", 1, {20: 0.9})
+    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    assert list(judgement.values) == [0, 2] and str(judgement.verdict).endswith("2 seeds; no global_accuracy on seed 1)")
+
     for seed in (0, 1, 2):
         for label in ("fedavg", "mpfedcon"):
             write_result(path, label, seed, {20: 0.9})
