@@ -97,7 +97,12 @@ def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
         like: audited runs that differ from it in the defence alone.
     """
     sentence, search = _change(run, like)
-    command = f"fedpriv frontier --config {run['run_dir']}/config.yaml --target '{search}'" if search else None
+    if search is None:
+        return {"sentence": sentence, "command": None}
+    # A range is searched by replay, which trains no model, so that membership is not measured.
+    noise = "gaussian:variance=1e-6 gaussian:variance=1e-4" if "membership" in search else "gaussian:variance=1e-10..1e-4"
+    defences = f"mask:last=1 prune:fraction=0.01 {noise} dp-sample:target_epsilon=8"
+    command = f"fedpriv frontier --config {run['run_dir']}/config.yaml --defenses '{defences}' --target '{search}'"
     return {"sentence": sentence, "command": command}
 
 

@@ -78,6 +78,13 @@ def bound(value: float | None) -> str:
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
 
 
+def told(parts: Sequence[str]) -> str:
+    """What is known, as sentences where it is some, else parted by semicolons; with a full stop."""
+    if any(part.endswith(".") for part in parts):
+        return " ".join(part if part.endswith(".") else f"{part}." for part in parts)
+    return "; ".join(parts) + "."
+
+
 def at_most(share: float) -> str:
     """The upper end of an interval of shares in whole percent, rounded up: ``5%``."""
     return f"{math.ceil(100 * share - 1e-9)}%"

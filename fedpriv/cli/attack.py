@@ -150,6 +150,8 @@ def _attack_images(
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
+    if name not in (names := [one.name for one in tried]):
+        out.print(f"{name} needs the hidden layers; in its place, attacks without them: {', '.join(names)}", soft_wrap=True)
     attempts, beyond = list[Attempt](), dict[str, str]()
     with progress(len(tried)) as begin:
         if len(tried) > 1 and run_name is None:

@@ -38,7 +38,7 @@ from fedpriv.cli.terminal import FilePath
     "--label-shadows", default=60, show_default=True, help="Simulated clients that a classifier of classes learns from; 0: none."
 )
 @click.option("--membership-shadows", default=32, show_default=True, help="Shadow turns for membership inference; 0: none.")
-@click.option("--singles", default=24, show_default=True, help="Simulated clients with a single sample, at most.")
+@click.option("--singles", default=24, show_default=True, help="Most single-image clients that optimising attacks get.")
 def frontier(
     config_file: Path | None,
     assignments: tuple[str, ...],

@@ -183,16 +183,18 @@ class Reporter:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
         config, folder = outcome.folder.config(), os.path.relpath(outcome.folder.path.parent)
-        other = "fedavg" if config.method.name != "fedavg" else "mpfedcon"  # a composed run's halves go with its method
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
-        self.out.print(f"\nNext: fedpriv train --method {other}{again}   the same clients, another method", soft_wrap=True)
+        after = []
+        if (other := _other_method(config)) is not None:
+            after.append(f"fedpriv train --method {other}{again}   the same clients, another method")
         if summary["payloads"]["files"]:
-            self.out.print(f"      fedpriv audit {path}   what its messages reveal", soft_wrap=True)
-        self.out.print(f"      fedpriv compare {folder}/*", soft_wrap=True)
+            after.append(f"fedpriv audit {path}   what its messages reveal")
+        after.append(f"fedpriv compare {folder}/*")
         if summary["accuracy"] is None:
-            self.out.print(f"      fedpriv probe {path}", soft_wrap=True)
+            after.append(f"fedpriv probe {path}")
         if outcome.folder.facts["tracking"]["uri"] != "none":
-            self.out.print(f"      fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}", soft_wrap=True)
+            after.append(f"fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}")
+        self.out.print("\nNext: " + "\n      ".join(after), soft_wrap=True)
 
     @staticmethod
     def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
@@ -236,6 +238,15 @@ def _left_out(federation: Federation) -> str:
     if dealt < images:
         remarks.append(f"{images - dealt:,} of {images:,} images dealt to no client")
     return f" ({', '.join(remarks)})" if remarks else ""
+
+
+def _other_method(config: RunConfig) -> str | None:
+    """A method that the config also suits; ``None``: that depends on what its masks hide."""
+    if any(one["name"] == "mask" for one in config.wire.transforms):
+        return None
+    if config.method.name != "fedavg":
+        return "fedavg"  # a composed run's halves go with its method
+    return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
 
 
 def _is_usual(config: RunConfig) -> bool:

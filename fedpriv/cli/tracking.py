@@ -135,8 +135,9 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
-    The plot shows accuracy over rounds and over bytes, and of audited runs accuracy against leakage. Recovered is the largest
-    share of samples that an attack of `fedpriv audit` recovered; AUC is that of the best membership attack.
+    The plot shows accuracy over rounds and over bytes, and of two or more audited runs accuracy against leakage. Recovered is the
+    largest share that an attack of `fedpriv audit` recovered, of the samples behind a message or of simulated clients with a
+    single sample, which are the easiest case; AUC is that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed are
     summarised as mean and standard deviation.

@@ -109,6 +109,7 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
             "seconds": round(time.monotonic() - began, 1),
             "target": [str(one) for one in plan.target],
             "seed": plan.seed,
+            "own": _own(points[0].config),
             "trades": [asdict(one) | {"holds": one.holds, "pareto_optimal": one.label in best} for one in trades],
             "not_run": made.failed,
             "strengths": strengths,
@@ -268,6 +269,13 @@ class _Frontier:
         """The points of the grid that were not tried on a fresh seed."""
         failed = {one["label"] for one in tried}
         return [one for one in _of_seed(list(self.trades.values()), self.plan.seed) if one.label not in failed]
+
+
+def _own(config: RunConfig) -> list[str]:
+    """The names of the defences of a config."""
+    summed = ["secure-aggregation"] if config.wire.secure_aggregation else []
+    private = [] if config.privacy.level == "none" else [f"dp-{config.privacy.level}"]
+    return [*(str(one["name"]) for one in config.wire.transforms), *summed, *private]
 
 
 def _afresh(config: RunConfig, seed: int) -> RunConfig:

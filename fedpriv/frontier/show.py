@@ -76,6 +76,8 @@ def markdown(found: Found) -> str:
         "![The frontier](frontier.png)",
         table(COLUMNS, rows(found["trades"])),
     ]
+    if own := found.get("own"):  # frontiers of earlier versions do not have it
+        parts.append(f"Every point has the defences of the config, too: {', '.join(own)}; “none” is the config as it is.")
     parts.append(
         "Accuracy: mean over the clients; its interval is over the clients of one run, not over seeds. Recovered: the largest "
         "share of samples that an attack recovered, from a message or from a client with a single sample. Sent: both directions, "

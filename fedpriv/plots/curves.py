@@ -186,7 +186,7 @@ def compare_curves(
                 share, accuracy = [100 * x for x, _ in points], [y for _, y in points]
                 axes.plot(share, accuracy, look["marker"], color=look["color"], markersize=9)
             axes.set_title("Accuracy against leakage")
-            axes.set_xlabel("samples that an attack recovered, %")
+            axes.set_xlabel("recovered by an audit's best attack, %")
             axes.set_xlim(-4, 104)
         lines = sorted(left.get_lines(), key=_end, reverse=True)
         figure.legend(handles=lines, loc="outside lower center", ncols=min(3, len(runs)))
@@ -238,7 +238,7 @@ def _accuracy_axis(axes: Axes) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("accuracy (% of test samples)")
+    axes.set_ylabel("accuracy of clients, %")
 
 
 def _whole_rounds(axes: Axes) -> None:

@@ -264,7 +264,11 @@ def with_answer(run: dict[str, Any], level: int, **cost: Any) -> dict[str, Any]:
 def test_what_would_change_it() -> None:
     run, other = findings()["runs"][:2]
     leaks, holds = with_answer(run, SAMPLES), with_answer(other, NOTHING, at_chance=False)
-    assert changes(leaks, [])["command"] == "fedpriv frontier --config runs/mp/config.yaml --target 'recovered<=0'"
+    command = changes(leaks, [])["command"]
+    assert command == (
+        "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=1 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
+        "dp-sample:target_epsilon=8' --target 'recovered<=0'"
+    )
     assert "membership_auc" in (changes(with_answer(run, MEMBERS), [])["command"] or "")
     assert changes(leaks, [holds]) == {
         "sentence": "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "

@@ -116,10 +116,15 @@ def roc(attacks: Sequence[Found]) -> Chart | None:
     titles = ("non-members falsely accused (FPR)", "members found (TPR)")
     parts = [frame(x, y, titles, (_decade, _decade))]
     parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
-    names = [f"{a['attack']}, round {a['round']}, {formats.named(a['client'])}" for a in shown]
+    names = [f"{a['attack']}, round {a['round']}, {_clients(a['client'])}" for a in shown]
     parts += [line(a["roc"], x, y, style(index)) for index, a in enumerate(shown)]
     label = "ROC of membership inference on logarithmic axes; area and rates are in the table."
     return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")])
+
+
+def _clients(which: int | str) -> str:
+    """``client 3``, or ``clients 0, 3``."""
+    return f"client{'s' if ',' in str(which) else ''} {which}"
 
 
 def _keys(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -39,6 +39,8 @@ _FORMATS = (
     "power",
     "plain",
     "short",
+    "bound",
+    "told",
     "listed",
     "paired",
 )
