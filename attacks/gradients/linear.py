@@ -152,7 +152,9 @@ def is_rectified(observation: Observation, layer: str, images: int = 64, seed: i
     outputs: list[Tensor] = []
     net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
     x = (torch.rand(images, *observation.input_shape, generator=draw).to(device, dtype) - 0.5) / 0.25
-    logits = functional_call(net, {name: tensor.requires_grad_() for name, tensor in _own(weights).items()}, (x,))
+    logits = functional_call(
+        net, {name: tensor.requires_grad_(name in parameters) for name, tensor in _own(weights).items()}, (x,)
+    )
     (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=draw).to(logits)).sum(), outputs[0])
     return bool(((slope != 0) == (outputs[0] > 0)).double().mean() >= RECTIFIED)
 

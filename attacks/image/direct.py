@@ -59,6 +59,7 @@ class AnalyticFeatures(InversionOptions):
     control: ClassVar = Setting(layers=2, masked=1, images=2)
     usual: ClassVar = {"adam": 300, "lbfgs": 20}
     simulates: ClassVar = False
+    one_step: ClassVar = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""

@@ -75,6 +75,8 @@ class Dlg:
     usual: ClassVar = {"restarts": 1}
     at_once: ClassVar = 4
     head: ClassVar = "shared"
+    one_step: ClassVar = True
+    any_labels: ClassVar = True
     steps: int = 100
     restarts: int = ranged(4)
     enough: float = 5e-8
@@ -93,6 +95,8 @@ class Dlg:
 @dataclass(frozen=True)
 class Idlg(Dlg):
     """Robust iDLG: the label by the sign rule, then as robust DLG."""
+
+    any_labels: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""

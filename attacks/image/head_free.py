@@ -46,6 +46,7 @@ class HeadFree:
     at_once: ClassVar = 2
     head: ClassVar = "hidden"
     simulates: ClassVar = False
+    one_step: ClassVar = True
     adam_steps: int = 300
     lr: float = 0.05
     steps: int = 80

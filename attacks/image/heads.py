@@ -32,6 +32,7 @@ class KnownHead(Dlg):
     """
 
     control: ClassVar = Setting(masked=1, threat=ThreatModel(top="initial"))
+    any_labels: ClassVar = False
     head: ClassVar = "hidden"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:

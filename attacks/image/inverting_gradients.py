@@ -37,6 +37,7 @@ class InvertingGradients:
     usual: ClassVar = {"steps": 800}
     at_once: ClassVar = 8
     head: ClassVar = "shared"
+    one_step: ClassVar = True
     steps: int = 2000
     lr: float = 0.1
     total_variation: float = 1e-4

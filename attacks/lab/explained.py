@@ -32,6 +32,10 @@ LOUD = 0.05
 """Standard deviation of an entry's noise, as a share of the message's norm, from which the cosine says little."""
 
 
+SIMULATED = "the steps that it simulates do not give the message"
+ONE_STEP = "the single step as which it reads the message does not give it"
+
+
 class Agreement(NamedTuple):
     """Of a message and that of a simulated client.
 
@@ -47,11 +51,15 @@ class Agreement(NamedTuple):
     @property
     def doubt(self) -> str | None:
         """Why an attack that matches its simulation to the message could not succeed; ``None``: it could."""
+        return self.doubt_of(SIMULATED)
+
+    def doubt_of(self, what: str) -> str | None:
+        """The same in other words."""
         if self.cosine >= LEAST and self.factor <= MOST:
             return None
         far = f"a tensor's length differs by a factor of {self.factor:.1f}, at most {MOST} is allowed"
         why = far if self.cosine >= LEAST else f"cosine {self.cosine:.2f}, {LEAST} needed"
-        return f"even with the true images, the steps that it simulates do not give the message ({why})"
+        return f"even with the true images, {what} ({why})"
 
 
 def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Agreement | None:
@@ -84,6 +92,8 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     # Clipping makes the message smaller by a factor that is not known, and so its signal smaller than the simulated one.
     signal = math.sqrt(max(float(found.norm()) ** 2 - noise, 0.0)) if observation.altered.rescaled else float(true.norm())
     loudest = math.sqrt(max(observation.altered.variance.values(), default=0.0))
+    if float(true.norm()) > 0 and float(found.norm()) == 0 and not noise:  # the client took no step
+        return Agreement(0.0, math.inf)
     if 0.0 in (signal, float(true.norm()), float(found.norm())) or loudest > LOUD * signal:
         return None
     cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))

@@ -138,6 +138,8 @@ class Declared:
         optimises: ``False`` for a closed form, which costs next to nothing for any message.
         simulates: whether it compares the message with that of a client with a cross-entropy, which it simulates; ``False``: it
             works for any loss of the net's outputs.
+        one_step: whether it reads a change as the gradient of one step, at the weights that the client began with.
+        any_labels: whether it is as good on messages whose images share classes as on its control's, which all differ (measured).
     """
 
     control: ClassVar[Setting | None] = None
@@ -147,6 +149,8 @@ class Declared:
     head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
     optimises: ClassVar[bool] = True
     simulates: ClassVar[bool] = True
+    one_step: ClassVar[bool] = False
+    any_labels: ClassVar[bool] = False
 
     @staticmethod
     def check(observation: Observation) -> None:

@@ -19,9 +19,10 @@ from fedpriv.attacks.api.inversion import by_name, observed
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
-from fedpriv.attacks.lab.explained import explained
+from fedpriv.attacks.lab.explained import ONE_STEP, explained
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
@@ -144,6 +145,14 @@ def audit_update(
         agreement = explained(observe(ThreatModel())[0], weights, images, labels)
         return None if agreement is None else agreement.doubt
 
+    @cache
+    def doubt_of_one_step() -> str | None:
+        if schedule is not None and schedule.steps == 1:
+            return None
+        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
+        agreement = explained(replace(as_gradient(observe(ThreatModel())[0]), schedule=None), weights, images, labels)
+        return None if agreement is None else agreement.doubt_of(ONE_STEP)
+
     seen = observe(ThreatModel())[0]
     hidden = not any(one.startswith("top.") for one in seen.shared)
     layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
@@ -151,7 +160,7 @@ def audit_update(
         f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
         reference=reference[0], reference_labels=reference[1],
         statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
-        doubt=doubt, doubts_all=True,
+        doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True,
     )  # fmt: skip
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)

@@ -50,6 +50,12 @@ def test_local_steps_are_explained() -> None:
     assert LEAST < cosine(replace(seen, schedule=None)) < 1, "read as one step"
 
 
+def test_a_message_without_a_step_is_not_explained() -> None:
+    seen = sent()
+    empty = replace(seen, shared={name: torch.zeros_like(tensor) for name, tensor in seen.shared.items()})
+    assert agreement(empty).doubt is not None
+
+
 def test_weight_decay_explains_nothing() -> None:
     """It is in the message and in the simulation, and alone would make them alike."""
     (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)

@@ -19,6 +19,7 @@ from fedpriv.attacks.core.registry import image_attack, image_attacks
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.attempts import (
     Attacker,
+    Attempt,
     attackers,
     attempt,
     controlled,
@@ -29,7 +30,7 @@ from fedpriv.attacks.lab.attempts import (
 )
 from fedpriv.attacks.lab.controls import positive_control
 from fedpriv.attacks.lab.images import default_images, sample_photographs
-from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
 from tests.marks import quick_first, slow_but
 
@@ -289,6 +290,25 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
     local = replace(message, schedule=Schedule(lr=0.1, steps=9))
     unrolled = Attacker(image_attack("unrolled")(), ThreatModel())
     assert out_of_reach(unrolled, [local] * 6, 6) == "9 local steps are more than the 8 of this budget"
+
+
+def test_a_control_whose_images_are_easier_promises_nothing() -> None:
+    """More of them behind a message, or such as share classes."""
+    images, _ = default_images(4, side=8)
+
+    def made(name: str, labels: list[int], options: dict[str, Any]) -> Attempt:
+        classes = torch.tensor(labels)
+        message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, classes)
+        return attempt(Attacker(image_attack(name)(**options), ThreatModel()), [message], images, classes, 0)
+
+    shared = "images behind a message share classes, and those of its control do not"
+    for name, options in (("idlg", {"steps": 1, "restarts": 0}), ("inverting-gradients", {"steps": 1})):
+        assert made(name, [3, 3, 1, 2], options).unlike == (shared,) and made(name, [3, 0, 1, 2], options).unlike == ()
+    assert made("dlg", [3, 3, 1, 2], {"steps": 1, "restarts": 0}).unlike == ()
+    many, labels = torch.rand(130, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(130) % 10
+    message = observe(perceptron(0, channels=3, height=8, width=8), many, labels)
+    found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)
+    assert found.unlike == ("130 images are behind a message, and its control has at most 128",)
 
 
 @pytest.mark.usefixtures("one_iteration")

@@ -78,6 +78,18 @@ def test_matching_undoes_a_permutation_within_each_batch() -> None:
     assert torch.equal(order[:3][match(made[:3], true[:3])], torch.arange(3))
 
 
+def test_an_exact_hit_is_not_given_away_for_less_error_elsewhere() -> None:
+    true = torch.tensor([0.3, 0.7]).view(2, 1, 1, 1)
+    made = torch.tensor([0.0, 0.3]).view(2, 1, 1, 1)  # the least sum of squared errors pairs 0.3 with 0, and 0.7 with 0.3
+    assert match(made, true).tolist() == [1, 0]
+
+
+def test_as_many_as_possible_are_hits() -> None:
+    """One exact hit and a miss against two within the threshold."""
+    true, made = torch.tensor([0.5, 0.59]).view(2, 1, 1, 1), torch.tensor([0.59, 0.68]).view(2, 1, 1, 1)
+    assert match(made, true).tolist() == [0, 1]
+
+
 def test_of_several_views_the_nearest_counts() -> None:
     torch.manual_seed(0)
     views = torch.rand(3, 2, 1, 4, 4)

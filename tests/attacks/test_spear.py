@@ -128,3 +128,11 @@ def test_rank_under_errors_of_a_known_size() -> None:
     low = torch.randn(60, 5, generator=draw) @ torch.randn(5, 40, generator=draw)
     noisy = low + 1e-3 * torch.randn(60, 40, generator=draw)
     assert rank(noisy) is None and rank(noisy, noise_of(1e-3, noisy.shape)) == 5
+
+
+def test_whether_a_relu_follows_is_seen_with_batchnorm_before() -> None:
+    """Its running statistics are no parameters, by which nothing is differentiated."""
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 64), nn.ReLU())
+    victim = SplitNet(net, nn.Linear(64, 10)).eval()
+    sent_by = gradient(victim, pictures(2).float(), torch.tensor([0, 1]))
+    assert is_rectified(observe(victim, sent_by, num_examples=2), "body.2")

@@ -221,3 +221,9 @@ def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
     made = image_attack("analytic")().run([seen]).images[0]
     torch.testing.assert_close(made, found.truth(owner).images[at], rtol=0, atol=2e-3)
     assert len(shared_out(found, client, 10**6)) == sum(len(found.labels(c)) for c in range(found.config.data.clients))
+
+
+def test_a_client_with_one_image_that_takes_no_step_is_no_easiest_case(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "fedavg", **{"train.min_batch": 2})
+    with pytest.raises(UsageError, match=r"takes no step, as train.min_batch is 2"):
+        single_images(found, *found.messages()[0], 1)

@@ -186,3 +186,23 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
             # Of clients with a head of their own nobody can tell; SCAFFOLD's correct their steps from their second turn on.
             real = of_message(evidence, round, client)
             assert real.held_against(made).is_evidence == (not simulates or method == "fedavg"), (method, name)
+
+
+@pytest.mark.parametrize(("epochs", "lr", "counts"), [(1, 0.05, True), (2, 0.001, True), (20, 0.5, False)])
+def test_after_many_steps_a_change_is_no_gradient(tmp_path: Path, epochs: int, lr: float, counts: bool) -> None:
+    """Attacks that read it as one see other images than the client's, and that they fail is no evidence."""
+    play(tmp_path / "run", "fedavg", **FEW_STEPS, **{"train.local_epochs": epochs, "train.lr": lr, "train.momentum": 0.0})
+    evidence = Evidence(tmp_path / "run")
+    (message,), ((who, at),) = (
+        single_images(evidence, 1, evidence.messages()[0][1], 1),
+        shared_out(evidence, evidence.messages()[0][1], 1),
+    )
+    truth = evidence.truth(who)
+    target = of_messages(evidence, "one", [message], truth.images[at : at + 1], truth.labels[at : at + 1], None, True)
+    assert target.doubt() is None, "the steps themselves explain it"
+    for name in ("dlg", "idlg", "inverting-gradients", "analytic-features"):
+        made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND)
+        held = target.held_against(made)
+        assert (held.unlike == ()) is counts and (counts or "single step as which it reads the message" in held.unlike[0])
+    whole = Attempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
+    assert target.held_against(whole).unlike == ()

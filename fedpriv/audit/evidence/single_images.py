@@ -27,6 +27,8 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
     objective = evidence.federation.method.objective
     if objective.smallest_batch > 1:
         raise UsageError(f"a client with a single image cannot train, as {objective.name} contrasts images with each other")
+    if (least := evidence.config.train.min_batch) > 1:
+        raise UsageError(f"a client with a single image takes no step, as train.min_batch is {least}")
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise FedprivError(f"what the server sent in round {round} was not kept")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
+from fedpriv.attacks.gradients import multistep
 from fedpriv.attacks.lab.attempts import Attempt, observations
-from fedpriv.attacks.lab.explained import Agreement, explained
+from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -44,6 +45,7 @@ class Target:
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
         doubt: why attacks that simulate the clients' steps say nothing on these messages; ``None``: they explain them.
+        doubt_of_one_step: why attacks that read a change as the gradient of one step say nothing on these messages.
         doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
             explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
@@ -61,13 +63,17 @@ class Target:
     views: Tensor | None = None
     doubt: Callable[[], str | None] = lambda: None
     doubts_all: bool = False
+    doubt_of_one_step: Callable[[], str | None] = lambda: None
 
     def held_against(self, made: Attempt) -> Attempt:
         """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients'."""
-        concerned = self.doubts_all or declared(made.attacker.attack).simulates
-        if made.found is None or not concerned or (doubt := self.doubt()) is None:
+        says = declared(made.attacker.attack)
+        if made.found is None:
             return made
-        return replace(made, unlike=(*made.unlike, doubt))
+        doubt = self.doubt() if self.doubts_all or says.simulates else None
+        if doubt is None and says.one_step:
+            doubt = self.doubt_of_one_step()
+        return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
 
     def part(self, start: int, end: int) -> Target:
         """The messages of the images from ``start`` to ``end``, of which each has its own."""
@@ -169,31 +175,39 @@ def of_messages(
         )
 
     @cache
-    def doubt() -> str | None:
+    def doubt(one_step: bool = False) -> str | None:
         if "text" in evidence.modalities:
             return None
-        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, first_turn)
+        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, first_turn, one_step)
 
     return Target(
         title, images, labels, layers if hidden else 0, observe, *reference,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
-        note=beside_texts(evidence, found[0], whole), doubt=doubt, views=views,
+        note=beside_texts(evidence, found[0], whole), doubt=doubt, doubt_of_one_step=partial(doubt, True), views=views,
     )  # fmt: skip
 
 
-def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool) -> str | None:
+def _unexplained(
+    evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool, one_step: bool
+) -> str | None:
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
     noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
     size, agreements = len(images) // len(found), list[Agreement]()
     if evidence.config.privacy.level == "sample":  # a step has other samples than an epoch's, and each is clipped
         return None
     for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
+        observation = evidence.observation(message, ThreatModel())
+        if one_step:
+            if observation.kind == "gradient" or (observation.schedule is not None and observation.schedule.steps == 1):
+                continue
+            observation = replace(multistep.as_gradient(observation), schedule=None)
         weights = evidence.started(message, first_turn)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
-        agreement = explained(evidence.observation(message, ThreatModel()), weights, own, of)
+        agreement = explained(observation, weights, own, of)
         agreements += [] if agreement is None else [agreement]
-    doubts = [one.doubt for one in agreements if one.doubt is not None]
+    what = ONE_STEP if one_step else SIMULATED
+    doubts = [doubt for one in agreements if (doubt := one.doubt_of(what)) is not None]
     return doubts[0] if len(doubts) > len(agreements) // 4 else None
 
 
