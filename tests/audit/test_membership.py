@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedpriv
 from fedpriv.attacks.inference import membership_controls
 from fedpriv.attacks.inference.membership import Array, Mask, halves
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
 from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, infer, membership
@@ -226,6 +228,19 @@ def test_candidates_are_the_clients_own_and_others_that_no_client_trained_on(tmp
     assert torch.equal(drawn.data.labels[members].bincount(minlength=10), drawn.data.labels[~members].bincount(minlength=10))
     again = candidates(run.federation, 3, client)
     assert torch.equal(again.data.inputs, drawn.data.inputs) and np.array_equal(again.members, drawn.members)
+
+
+def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_path: Path) -> None:
+    """Or an attack on a hospital's images would find the hospital."""
+    draw = np.random.default_rng(0)
+    shades = {f"site{k}": (draw.integers(40 * k, 40 * k + 40, (60, 1, 8, 8), np.uint8), np.arange(60) % 3) for k in range(3)}
+    run = fedpriv.train(dataset=shades, method="fedavg", rounds=1, local_epochs=1, tracking_uri="none", runs_dir=tmp_path)
+    found = evidence_of(run.path)
+    data, (round, client) = found.federation.data, found.messages()[0]
+    drawn = candidates(found.federation, round, client)
+    held_out = {image for which in ("test", "validation") for image in bytes_of(data.split(which, client).inputs)}
+    others = [image for image, inside in zip(bytes_of(drawn.data.inputs), drawn.members, strict=True) if not inside]
+    assert others and {*others, *bytes_of(drawn.spare.inputs)} <= held_out
 
 
 def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.inference.membership import Mask
 from fedpriv.data.federated import FederatedData, Split
+from fedpriv.data.own.owners import Owners, owners_of
 from fedpriv.errors import FedprivError
 from fedpriv.samples import Inputs, each, tensors
 from fedpriv.seeding import generator
@@ -43,17 +44,19 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     Of each class, half of the unused samples become the attacker's own data. Where fewer are left than the client has, fewer of
     its samples become candidates.
 
+    Clients that come with the data, such as hospitals or writers, are told by their samples alone: there non-members are the
+    client's own, too, or an attack would find whose they are in place of whether they were trained on.
+
     Raises:
         FedprivError: there are no non-members of the client's classes.
     """
     data = federation.data
     draw = generator(seed, round, client, "candidates")
     train, test = data.labels("train"), data.labels("server")
-    fresh = torch.ones(len(train), dtype=torch.bool, device=train.device)
-    for other in _trained(federation, round) | {client}:
-        fresh[data.indices("train", other)] = False
     labels = torch.cat([train, test])  # positions below are in the training split followed by the test split
-    unseen = torch.cat([fresh.nonzero().squeeze(1), len(train) + torch.arange(len(test), device=train.device)])
+    owners = owners_of(federation.config.data, federation.dataset.owners)
+    whose = f"that no client trained on up to round {round}" if owners is None else "of its own that it did not train on"
+    unseen = _unseen(federation, round, client) if owners is None else _held_out(federation, client, owners)
     own = data.indices("train", client)
     inside, outside, spare = [], [], []
     for label in torch.unique(labels[own]):
@@ -64,9 +67,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
         spare.append(theirs[n : n + len(mine)])
     members = torch.cat(inside)
     if not len(members):
-        raise FedprivError(
-            f"client {client}: its classes have fewer than two samples that no client trained on up to round {round}"
-        )
+        raise FedprivError(f"client {client}: its classes have fewer than two samples {whose}")
     chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
     pad = 0 if encoder is None else encoder.pad
     return Candidates(
@@ -74,6 +75,27 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
         torch.isin(chosen, members).cpu().numpy(),
         _gather(data, _shuffled(torch.cat(spare), draw), pad),
     )
+
+
+def _unseen(federation: Federation, round: int, client: int) -> Tensor:
+    """The samples that no client trained on up to the round."""
+    data = federation.data
+    train, test = data.labels("train"), data.labels("server")
+    fresh = torch.ones(len(train), dtype=torch.bool, device=train.device)
+    for other in _trained(federation, round) | {client}:
+        fresh[data.indices("train", other)] = False
+    return torch.cat([fresh.nonzero().squeeze(1), len(train) + torch.arange(len(test), device=train.device)])
+
+
+def _held_out(federation: Federation, client: int, owners: Owners) -> Tensor:
+    """The samples of the client that it did not train on."""
+    data = federation.data
+    found = [data.indices("validation", client)]
+    if data.partition.test_split == "train":
+        found.append(data.indices("test", client))
+    elif owners.test is not None:
+        found.append(len(data.labels("train")) + data.indices("test", client))
+    return torch.cat(found)
 
 
 def _trained(federation: Federation, round: int) -> set[int]:
