@@ -16,7 +16,7 @@ from fedpriv.attacks.image.dlg import Idlg
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
-from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.evidence.alteration import _rounding, alteration
 from fedpriv.defenses import build_transforms
 from fedpriv.seeding import generator
 from fedpriv.wire import Payload, TransformContext, transform_and_seal
@@ -118,3 +118,9 @@ def test_a_transform_says_what_it_does_and_one_that_does_not_is_taken_for_nothin
     assert defended(net, images, labels, []).altered == UNALTERED
     clipped = defended(net, images, labels, [{"name": "clip", "norm": 1e-3}]).altered
     assert clipped.rescaled and not clipped.variance and not clipped.kept
+
+
+def test_what_was_rounded_to_zero_was_small() -> None:
+    """The step there is that of the smallest numbers, and not of numbers near 1."""
+    rounded = torch.tensor([1e-9, 0.0, 1e-10]).to(torch.float16)
+    assert 0 < _rounding({"encoder.bias": rounded})["encoder.bias"] < 1e-14

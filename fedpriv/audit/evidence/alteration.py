@@ -47,7 +47,9 @@ def _rounding(tensors: Mapping[str, Tensor]) -> dict[str, float]:
             step = tensors[codes[0] + SCALE].double()
             found[base_name(form)] = float(step.square().mean()) / 6
         elif tensor.dtype in (torch.float16, torch.bfloat16):  # to the nearest: uniform, at most half a step either way
-            step = 2.0 ** torch.frexp(tensor.float()).exponent.double() * torch.finfo(tensor.dtype).eps / 2
+            kind = torch.finfo(tensor.dtype)
+            step = 2.0 ** torch.frexp(tensor.float()).exponent.double() * kind.eps / 2
+            step = step.where(tensor != 0, kind.smallest_normal * kind.eps)  # what is smaller is 0
             found[base_name(form)] = float(step.square().mean()) / 12
     return found
 
