@@ -42,8 +42,7 @@ CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 FEWEST_ALIKE = 4
 """Candidates of a class from which FedMIA is tried, whose scores are pooled by the medians of classes. That makes scores of
-members and others depend on each other: of noise, 9 % of the intervals lay above one half with 2 a class, 4 % with 4, and 3 % with
-6."""
+members and others depend on each other: of noise, 9 % of the intervals lay above one half with 2 a class, 4 % with 4."""
 
 _THREAT = (
     "The server follows the protocol and uses one upload of each client, but for FedMIA. It knows what it sent in this round and "
