@@ -197,7 +197,8 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
-    assert "row distance" in {one["attack"] for one in run["membership"]} and run["membership_not_tried"] == {}
+    assert "row distance" in {one["attack"] for one in run["membership"]}
+    assert set(run["membership_not_tried"]) == {"FedMIA", "FedMIA, row distance"}  # classes have too few candidates
     assert run["modalities"] == ["image", "text"] and "images" not in run["not_tried"]
     message, easiest = run["attacks"]
     assert (message["kind"], easiest["kind"], easiest["images"]) == ("message", "single image", 2)
