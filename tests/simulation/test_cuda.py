@@ -16,7 +16,7 @@ from fedpriv.models.registry import Shape, register_model
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.tracking.folder import read_records
 from tests.marks import FEW, slow_but
-from tests.simulation.trial import everything, own_nets, play
+from tests.simulation.trial import everything, own_nets, play, register_pooled
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 IMAGES = {
@@ -32,10 +32,7 @@ IMAGES = {
 @pytest.fixture(autouse=True)
 def _nets() -> Iterator[None]:
     with own_nets():
-
-        @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
-        def pooled(shape: Shape) -> tuple[nn.Module, int]:
-            return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
+        register_pooled()
 
         @register_model("broad", input_shape=(1, 128, 128), classes=10, source="test")
         def broad(shape: Shape) -> tuple[nn.Module, int]:

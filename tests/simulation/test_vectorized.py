@@ -34,7 +34,7 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import requests, scheduler, stack
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.marks import FEW, quick_first, slow_but
-from tests.simulation.trial import SMALL, everything, own_nets, play
+from tests.simulation.trial import SMALL, everything, own_nets, play, register_pooled
 
 METHODS = slow_but(FEW, sorted(methods()))
 
@@ -70,10 +70,7 @@ def _dealt_once() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nets() -> Iterator[None]:
     with own_nets():
-
-        @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
-        def pooled(shape: Shape) -> tuple[nn.Module, int]:
-            return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
+        register_pooled()
 
         @register_model("drawn", input_shape=(1, 8, 8), classes=10, source="test")
         def drawn(shape: Shape) -> tuple[nn.Module, int]:

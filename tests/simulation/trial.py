@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.client.resident import Resident
 from fedpriv.config import load_config
 from fedpriv.models import registry
+from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
@@ -44,6 +45,14 @@ def own_nets() -> Iterator[None]:
     yield
     registry.REGISTRY._known.clear()
     registry.REGISTRY._known.update(known)
+
+
+def register_pooled() -> None:
+    """The net ``pooled`` of :data:`SMALL`; within :func:`own_nets`."""
+
+    @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
+    def pooled(shape: Shape) -> tuple[nn.Module, int]:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 16), nn.ReLU()), 16
 
 
 def in_float64(federation: Federation) -> None:
