@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
 from fedpriv.attacks.gradients.linear import from_picture, weight_dtype
 from fedpriv.attacks.gradients.local_run import local_run
-from fedpriv.attacks.gradients.multistep import is_bias, response
+from fedpriv.attacks.gradients.multistep import as_gradient, is_bias, response
 
 LEAST = 0.9
 """Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
@@ -60,6 +60,13 @@ class Agreement(NamedTuple):
         far = f"a tensor's length differs by a factor of {self.factor:.1f}, at most {MOST} is allowed"
         why = far if self.cosine >= LEAST else f"cosine {self.cosine:.2f}, {LEAST} needed"
         return f"even with the true images, {what} ({why})"
+
+
+def as_one_step(observation: Observation) -> Observation | None:
+    """A change as attacks see it that read it as the gradient of one step; ``None``: it is that, or was sent as a gradient."""
+    if observation.kind == "gradient" or (observation.schedule is not None and observation.schedule.steps == 1):
+        return None
+    return replace(as_gradient(observation), schedule=None)
 
 
 def explained(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Agreement | None:

@@ -19,10 +19,9 @@ from fedpriv.attacks.api.inversion import by_name, observed
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
-from fedpriv.attacks.lab.explained import ONE_STEP, explained
+from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
@@ -147,10 +146,10 @@ def audit_update(
 
     @cache
     def doubt_of_one_step() -> str | None:
-        if schedule is not None and schedule.steps == 1:
+        if (observation := as_one_step(observe(ThreatModel())[0])) is None:
             return None
         weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
-        agreement = explained(replace(as_gradient(observe(ThreatModel())[0]), schedule=None), weights, images, labels)
+        agreement = explained(observation, weights, images, labels)
         return None if agreement is None else agreement.doubt_of(ONE_STEP)
 
     seen = observe(ThreatModel())[0]

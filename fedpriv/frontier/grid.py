@@ -46,18 +46,18 @@ class Defence:
         Raises:
             UsageError: its range is none, it has several, or it is of what an attacker on messages does not meet.
         """
-        found = _RANGE.findall(text)
+        found = list(_RANGE.finditer(text))
         if not found:
             return cls(text)
         if len(found) > 1:
             raise UsageError(f"--defenses {text}: one range at a time is searched")
         try:
-            low, high = (float(bound) for bound in found[0])
+            low, high = (float(bound) for bound in found[0].groups())
         except ValueError:
             low = high = 0.0
         if not 0 < low < high:
             raise UsageError(f"--defenses {text}: a range is LEAST..GREATEST, both above 0, such as variance=1e-7..1e-2")
-        ranged = _RANGED.search(text[: _start(text)])
+        ranged = _RANGED.search(text[: found[0].start()])
         option = ranged[1] if ranged else ""
         if option in WHOLE:
             raise UsageError(f"--defenses {text}: {option} is a whole number; list the values, such as {option}=2 and {option}=4")
@@ -88,12 +88,6 @@ class Defence:
             elif name != NONE:
                 before = (values.get("wire") or {}).get("transforms") or []
                 assign(values, "wire.transforms", [*before, {"name": name, **given}])
-
-
-def _start(text: str) -> int:
-    """Where its range starts."""
-    found = _RANGE.search(text)
-    return found.start() if found else len(text)
 
 
 def _parts(text: str) -> list[str]:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
-from fedpriv.attacks.gradients import multistep
 from fedpriv.attacks.lab.attempts import Attempt, observations
-from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, explained
+from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -196,11 +195,10 @@ def _unexplained(
     if evidence.config.privacy.level == "sample":  # a step has other samples than an epoch's, and each is clipped
         return None
     for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
-        observation = evidence.observation(message, ThreatModel())
-        if one_step:
-            if observation.kind == "gradient" or (observation.schedule is not None and observation.schedule.steps == 1):
-                continue
-            observation = replace(multistep.as_gradient(observation), schedule=None)
+        seen = evidence.observation(message, ThreatModel())
+        observation = as_one_step(seen) if one_step else seen
+        if observation is None:
+            continue
         weights = evidence.started(message, first_turn)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
