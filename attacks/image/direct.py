@@ -39,6 +39,15 @@ class Analytic(AnalyticOptions):
         """
         return together(observations, self._one)
 
+    @staticmethod
+    def harder(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        seen = as_gradient(observation)
+        first = leaky_layers(seen)[0].name
+        if observation.num_examples == 1 or is_rectified(seen, first):
+            return None
+        return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
+
     def _one(self, observation: Observation) -> One:
         found = row_ratios(observation, self)[0]
         if not found.is_image:

@@ -284,17 +284,20 @@ def attempt(
     if public is not None:
         copies = counts(under(torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)]).amin(0)))
     scores = score(made, true, guessed, labels)
-    unlike = (*observed[0].unlike, *_harder(attacker, labels.view(len(observed), -1)))
+    unlike = (*observed[0].unlike, *_harder(attacker, observed[0], labels.view(len(observed), -1)))
     return Attempt(attacker, found, scores, images=made, true=true, copies=copies, unlike=unlike)
 
 
-def _harder(attacker: Attacker, labels: Tensor) -> Iterator[str]:
-    """In what messages with these labels ``(messages, n)`` are harder than the attack's positive control: a clause each."""
+def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:
+    """In what messages like the first, with labels ``(messages, n)``, are harder than those of the attack's positive control: a
+    clause each."""
     says, each = declared(attacker.attack), labels.shape[1]
     if not says.optimises and each > says.at_once:  # an attack that optimises is not tried on as many
         yield f"{each} images are behind a message, and its control has at most {says.at_once}"
     if says.optimises and not says.any_labels and any(len(of.unique()) < each for of in labels):
         yield "images behind a message share classes, and those of its control do not"
+    if each > 1 and (clause := says.harder(first)):
+        yield clause
 
 
 def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:

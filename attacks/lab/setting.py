@@ -160,9 +160,17 @@ class Declared:
             Inapplicable: it cannot.
         """
 
+    @staticmethod
+    def harder(observation: Observation) -> str | None:
+        """In what a message that the attack was mounted on is harder than those of its control, as a clause; ``None``: in nothing
+        that only this attack would know."""
+
+
+HOOKS = ("check", "harder")
+
 
 def declared(attack: Any) -> type[Declared]:
     """The declarations of an attack, or its class, with the defaults of :class:`Declared`."""
-    own = {name: getattr(attack, name) for name in (*Declared.__annotations__, "check") if hasattr(attack, name)}
-    own["check"] = staticmethod(own.get("check", Declared.check))
+    own = {name: getattr(attack, name) for name in (*Declared.__annotations__, *HOOKS) if hasattr(attack, name)}
+    own |= {name: staticmethod(own.get(name, getattr(Declared, name))) for name in HOOKS}
     return type("Declared", (Declared,), own)

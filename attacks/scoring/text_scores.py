@@ -40,8 +40,8 @@ class TextScores:
 def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
     """All scores of a reconstruction of messages whose sentences were ``true`` ``(n, L)`` with ``labels`` ``(n,)``.
 
-    A gradient does not determine the order of the sentences in a message. They are first matched for the greatest sum of ROUGE-L;
-    where no order of tokens was found, labels are compared as multisets.
+    A gradient does not determine the order of the sentences in a message. They are matched first (:func:`match_sentences`); where no
+    order of tokens was found, labels are compared as multisets.
     """
     messages = len(found.counts)
     size = len(true) // messages
@@ -87,7 +87,8 @@ def plain(ids: Tensor, text: TextFacts) -> list[list[int]]:
 
 
 def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) -> tuple[Tensor, Tensor]:
-    """Ids and labels in the order of ``true``, within each message.
+    """Ids and labels in the order of ``true``, within each message: with as many exact sentences as possible, and among these
+    assignments the one with the greatest sum of ROUGE-L.
 
     Raises:
         ValueError: the attack finds no order of tokens, or another number of sentences.
@@ -98,8 +99,9 @@ def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) ->
     made, there = plain(found.ids, text), plain(true, text)
     for begin in range(0, len(true), size):
         within = range(begin, begin + size)
-        likeness = torch.tensor([[rouge_l(made[i], there[j]) for i in within] for j in within])
-        order += [begin + int(i) for i in linear_sum_assignment(likeness.numpy(), maximize=True)[1]]
+        # An exact sentence weighs more than the likeness of all others.
+        worth = torch.tensor([[rouge_l(made[i], there[j]) + size * (made[i] == there[j]) for i in within] for j in within])
+        order += [begin + int(i) for i in linear_sum_assignment(worth.numpy(), maximize=True)[1]]
     return found.ids[order], found.labels[order]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from sklearn.datasets import load_sample_images
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
@@ -308,7 +308,13 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
     many, labels = torch.rand(130, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(130) % 10
     message = observe(perceptron(0, channels=3, height=8, width=8), many, labels)
     found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)
-    assert found.unlike == ("130 images are behind a message, and its control has at most 128",)
+    mixed = "no ReLU follows 'body.1', so that every image behind a message moves every neuron"
+    assert found.unlike == ("130 images are behind a message, and its control has at most 128", mixed)
+    for activation, n, clauses in ((nn.Tanh, 4, (mixed,)), (nn.ReLU, 4, ()), (nn.Tanh, 1, ())):
+        net = perceptron(0, channels=3, height=8, width=8, activation=activation)
+        found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [observe(net, images[:n], labels[:n])], images[:n],
+                        labels[:n], 0)  # fmt: skip
+        assert found.unlike == clauses, activation
 
 
 @pytest.mark.usefixtures("one_iteration")

@@ -43,6 +43,13 @@ def test_sentences_are_matched_within_their_message() -> None:
     assert apart.exact is not None and apart.exact.successes == 2 and apart.labels is None
 
 
+def test_exact_sentences_are_not_given_away_for_the_likeness_of_others() -> None:
+    """By the sum of ROUGE-L alone, the other assignment has 2/3 twice, and this one 1 and 0."""
+    true, guess = torch.tensor([[1, 5, 6, 2], [1, 6, 2, 0]]), torch.tensor([[1, 5, 6, 2], [1, 5, 2, 0]])
+    found = score_text(made(guess, [-1, -1]), true, torch.zeros(2, dtype=torch.long), TEXT)
+    assert found.exact is not None and found.exact.successes == 1
+
+
 def test_the_baseline_draws_by_frequency_and_is_as_long() -> None:
     true = torch.tensor([[1, 5, 6, 2, 0], [1, 7, 8, 9, 2]])
     drawn = random_text(true, 2, TEXT, WORDS, None, 0)
