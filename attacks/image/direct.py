@@ -148,9 +148,9 @@ class Unrolled(UnrolledOptions):
     """Dummy images whose simulated local training changes the weights as observed; for a few local steps."""
 
     control: ClassVar = Setting(net="perceptron", steps=2, images=2)
-    usual: ClassVar = {"iterations": 20, "restarts": 0}
+    usual: ClassVar = {"iterations": 40, "restarts": 1}
     at_once: ClassVar = 4
-    most_steps: ClassVar = 8
+    most_steps: ClassVar = 10
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""

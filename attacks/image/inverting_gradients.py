@@ -34,7 +34,7 @@ class InvertingGradients:
     """
 
     control: ClassVar = Setting(net="perceptron")
-    usual: ClassVar = {"steps": 800}
+    usual: ClassVar = {"steps": 800, "total_variation": 1e-3}
     at_once: ClassVar = 8
     head: ClassVar = "shared"
     one_step: ClassVar = True

@@ -8,7 +8,8 @@ epoch), which is right where one batch holds all samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from fedpriv.attacks.gradients.linear import to_picture, training_net, weight_dt
 from fedpriv.attacks.gradients.local_run import Loss, local_run
 from fedpriv.attacks.gradients.matching import seen_alone
 from fedpriv.attacks.gradients.variables import total_variation
+from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE
 from fedpriv.attacks.optimise.search import STALLED
 
 
@@ -30,19 +33,24 @@ class UnrolledOptions:
     """
     Attributes:
         iterations: outer L-BFGS steps.
-        restarts: further starts; the one with the smallest matching loss is returned.
+        restarts: at most so many further starts, while the smallest matching loss is above ``failed``.
         tv: weight of the total variation of the images.
+        infer_labels: whether the first start takes the labels that the last layer's gradient gives, where it was shared. Searched
+            together with the images, as in the other starts, they end in wrong minima for nets with convolutions.
         train_top: whether the client's run trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
         stop: matching loss at which a start ends.
+        failed: matching loss above which all starts have failed so far.
     """
 
     iterations: int = 100
     restarts: int = ranged(1)
     tv: float = 0.0
+    infer_labels: bool = True
     train_top: bool = False
     history: int = ranged(50, 1, 1000)
     stop: float = 1e-12
+    failed: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,8 @@ def unroll(
 ) -> Recovered:
     """Dummy images (and labels, and hidden weights) whose local run changes the shared weights as observed.
 
-    Labels that the observation does not give and hidden weights that the attacker does not know are further unknowns, with random
-    starts.
+    Labels that the observation does not give and that cannot be inferred, and hidden weights that the attacker does not know, are
+    further unknowns, with random starts.
 
     Raises:
         Inapplicable: the schedule or the number of samples is not known, or the client's loss used no labels.
@@ -80,7 +88,13 @@ def unroll(
         raise Inapplicable("the unrolled attack needs the client's schedule and its number of samples")
     if observation.kind == "gradient":
         raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
-    starts = [_one_start(observation, options, loss, start) for start in range(seed, seed + 1 + options.restarts)]
+    first = observation
+    if observation.labels is None and options.infer_labels:
+        with suppress(Inapplicable):
+            first = replace(observation, labels=batch_labels(observation))
+    starts = [_one_start(first, options, loss, seed)]
+    while len(starts) <= options.restarts and not min(start[2] for start in starts) <= options.failed:
+        starts.append(_one_start(observation, options, loss, seed + len(starts)))
     images, labels, best, curve = min(starts, key=lambda start: start[2])
     return Recovered(images, labels, best, tuple(start[2] for start in starts), tuple(curve))
 
@@ -137,13 +151,13 @@ def _one_start(
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = objective()
+        value = SAFE_SCALE * objective()
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
     curve, (steps, share) = list[float](), STALLED
     for _ in range(options.iterations):
-        value = float(optimiser.step(closure))  # type: ignore[no-untyped-call]
+        value = float(optimiser.step(closure)) / SAFE_SCALE  # type: ignore[no-untyped-call]
         curve.append(value)
         if not value > options.stop or (len(curve) > steps and value > (1 - share) * curve[-1 - steps]):
             break

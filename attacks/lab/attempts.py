@@ -92,6 +92,11 @@ class Attempt:
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
+    def failed(self) -> bool:
+        """Whether it recovered nothing, in spite of its controls."""
+        return self.is_evidence and self.recovered is not None and not self.recovered.successes
+
+    @property
     def is_evidence(self) -> bool:
         """Whether a failure is evidence: the attack passed a positive control, on messages like these."""
         passed = any(control.name == "positive" and control.passed for control in self.controls)

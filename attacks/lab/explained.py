@@ -82,18 +82,14 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
         ``None``: it cannot be told, as there is no change, or too much noise.
     """
     schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
-    sign = -1.0 if observation.kind == "gradient" else 1.0
-    net, names = in_clients_mode(observation.net), list(observation.shared)
-    device, dtype = weight_dtype(observation)
-    inputs = from_picture(observation, images.to(device, dtype))
-    targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
-    moved = local_run(net, weights, names, inputs, targets, replace(schedule, batch_size=min(schedule.batch_size, len(labels))))
+    names, device = list(observation.shared), weight_dtype(observation)[0]
+    moved = simulated(observation, weights, images, labels)
     seen, made, noise = list[Tensor](), list[Tensor](), 0.0
     for name in names:
         kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
         decayed = _decay(observation, schedule.of(name), weights[name])
         seen.append((observation.shared[name] - decayed)[kept].double())
-        made.append((sign * moved[name].detach() - decayed)[kept].double())
+        made.append((moved[name].detach() - decayed)[kept].double())
         noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
     true, found = torch.cat(made), torch.cat(seen)
     # Clipping makes the message smaller by a factor that is not known, and so its signal smaller than the simulated one.
@@ -113,6 +109,21 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
             one = _length(*pair) / common
             factors.append(max(one, 1 / one) if one > 0 else math.inf)
     return Agreement(cosine, max(factors))
+
+
+def simulated(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """What a client with these samples would share, of the kind of the message and by its names, without a defence.
+
+    Args: see :func:`explained`.
+    """
+    schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
+    sign = -1.0 if observation.kind == "gradient" else 1.0
+    device, dtype = weight_dtype(observation)
+    inputs = from_picture(observation, images.to(device, dtype))
+    targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
+    steps = replace(schedule, batch_size=min(schedule.batch_size, len(labels)))
+    moved = local_run(in_clients_mode(observation.net), weights, list(observation.shared), inputs, targets, steps)
+    return {name: sign * change for name, change in moved.items()}
 
 
 def _length(found: Tensor, true: Tensor) -> float:

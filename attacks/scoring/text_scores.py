@@ -40,8 +40,8 @@ class TextScores:
 def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
     """All scores of a reconstruction of messages whose sentences were ``true`` ``(n, L)`` with ``labels`` ``(n,)``.
 
-    A gradient does not determine the order of the sentences in a message. They are matched first (:func:`match_sentences`); where no
-    order of tokens was found, labels are compared as multisets.
+    A gradient does not determine the order of the sentences in a message. They are matched first (:func:`match_sentences`); where
+    no order of tokens was found, labels are compared as multisets.
     """
     messages = len(found.counts)
     size = len(true) // messages

@@ -21,7 +21,10 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
+from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
+from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
@@ -152,6 +155,11 @@ def audit_update(
         agreement = explained(observation, weights, images, labels)
         return None if agreement is None else agreement.doubt_of(ONE_STEP)
 
+    @cache
+    def control(attacker: Attacker) -> Control:
+        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
+        return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, seed)
+
     seen = observe(ThreatModel())[0]
     hidden = not any(one.startswith("top.") for one in seen.shared)
     layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
@@ -159,7 +167,7 @@ def audit_update(
         f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
         reference=reference[0], reference_labels=reference[1],
         statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
-        doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True,
+        doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True, on_same_net=control,
     )  # fmt: skip
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)

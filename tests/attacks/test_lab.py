@@ -287,9 +287,9 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
     assert why == "6 images behind one message; at this budget its control recovers up to 4 at once"
     assert out_of_reach(analytic, [message], 6) is None and "no positive control" in str(out_of_reach(naive, [message], 6))
     assert out_of_reach(dlg, [message] * 2, 6) is None, "three each"
-    local = replace(message, schedule=Schedule(lr=0.1, steps=9))
+    local = replace(message, schedule=Schedule(lr=0.1, steps=11))
     unrolled = Attacker(image_attack("unrolled")(), ThreatModel())
-    assert out_of_reach(unrolled, [local] * 6, 6) == "9 local steps are more than the 8 of this budget"
+    assert out_of_reach(unrolled, [local] * 6, 6) == "11 local steps are more than the 10 of this budget"
 
 
 def test_a_control_whose_images_are_easier_promises_nothing() -> None:

@@ -16,12 +16,13 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
 from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.scoring.scores import score
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
-from fedpriv.audit.images.target import of_messages
 from fedpriv.audit.verdict import of_images
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
@@ -206,3 +207,25 @@ def test_after_many_steps_a_change_is_no_gradient(tmp_path: Path, epochs: int, l
         assert (held.unlike == ()) is counts and (counts or "single step as which it reads the message" in held.unlike[0])
     whole = Attempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
     assert target.held_against(whole).unlike == ()
+
+
+@pytest.mark.parametrize(("passes", "hits", "counts"), [(True, 0, True), (False, 0, False), (False, 1, True), (None, 0, True)])
+def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: bool | None, hits: int, counts: bool) -> None:
+    """The control is run only where nothing was recovered; ``None``: it cannot be run."""
+    asked: list[Attacker] = []
+
+    def control(attacker: Attacker) -> Control | None:
+        asked.append(attacker)
+        return None if passes is None else Control("same net", passes, "0 of 4 photographs", None)
+
+    true = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = torch.cat([true[:hits], torch.full_like(true[hits:], 0.5)])
+    target = Target("two", true, torch.zeros(2, dtype=torch.long), 0, lambda threat: [], on_same_net=control)
+    made = Attempt(
+        Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
+        scores=score(found, true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
+    )  # fmt: skip
+    held = target.held_against(made)
+    assert held.is_evidence is counts and len(asked) == (not hits) and (counts or held.unlike == ("0 of 4 photographs",))
+    assert len(held.controls) == 1 + (passes is not None and not hits), "it is in the report"
+    assert target.held_against(replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))).is_evidence

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
-from fedpriv.attacks.lab.attempts import Attempt, observations
+from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
@@ -48,6 +50,8 @@ class Target:
         doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
             explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
+        on_same_net: the control of an attacker on the attacked net (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is
+            that of the controls, or its weights at the start are not known.
     """
 
     title: str
@@ -63,15 +67,22 @@ class Target:
     doubt: Callable[[], str | None] = lambda: None
     doubts_all: bool = False
     doubt_of_one_step: Callable[[], str | None] = lambda: None
+    on_same_net: Callable[[Attacker], Control | None] = lambda attacker: None
 
     def held_against(self, made: Attempt) -> Attempt:
-        """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients'."""
+        """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients', or recovers
+        nothing from undefended messages of the same net either."""
         says = declared(made.attacker.attack)
         if made.found is None:
             return made
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
+        # One with public images has learned what they look like, and photographs look otherwise.
+        asked = doubt is None and says.optimises and not made.attacker.threat.public and made.failed
+        if asked and (control := self.on_same_net(made.attacker)) is not None:
+            made = replace(made, controls=(*made.controls, control))
+            doubt = None if control.passed else control.sentence
         return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
 
     def part(self, start: int, end: int) -> Target:
@@ -179,10 +190,17 @@ def of_messages(
             return None
         return _unexplained(evidence, found, images if views is None else views[:, -1], labels, first_turn, one_step)
 
+    @cache
+    def control(attacker: Attacker) -> Control | None:
+        if "text" in evidence.modalities or (weights := evidence.started(found[0], first_turn)) is None:
+            return None
+        return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed)
+
     return Target(
         title, images, labels, layers if hidden else 0, observe, *reference,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
         note=beside_texts(evidence, found[0], whole), doubt=doubt, doubt_of_one_step=partial(doubt, True), views=views,
+        on_same_net=control,
     )  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""The control on the attacked net: an attack that recovers nothing from messages is tried on undefended ones of the same net.
+
+An attack can pass its controls, which have small nets of one kind, and have no chance on another kind: the gradient of a net with
+ReLU is not smooth in the image, and that of a deep or well trained one says little. Its failure there is no evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.registry import ImageAttack
+from fedpriv.attacks.lab.explained import simulated
+from fedpriv.attacks.lab.images import default_images
+from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.setting import HALF
+from fedpriv.attacks.scoring.scores import RECOVERED, match_batches, mse
+
+IMAGES = 4
+"""How many images at least."""
+LARGEST = 64
+"""Largest side of a crop, in pixels; for larger inputs it is scaled up."""
+
+
+def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int) -> Control:
+    """Check that the attack recovers half of some photographs from undefended messages of the net that it attacks.
+
+    As many images are behind each message, with the same schedule, and the same layers are sent.
+
+    Args:
+        observation: one of the messages.
+        weights: those that the client began with, by the net's names, hidden ones too.
+    """
+    began, each = time.process_time(), observation.num_examples or 1
+    count = max(1, IMAGES // each) * each
+    images = photographs(count, observation.input_shape, seed)
+    draw = torch.Generator().manual_seed(seed)
+    # Different labels within a message, as far as there are as many classes.
+    labels = torch.cat([torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
+    pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
+    messages = [_undefended(observation, weights, own, of) for own, of in pairs]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = attack.run(messages, seed).images.to(images)
+    except Inapplicable as refusal:
+        return Control("same net", False, f"{attack.name} refused undefended messages of this net ({refusal})", _since(began))
+    recovered = int((mse(made[match_batches(made, images, each)], images) < RECOVERED).sum())
+    passed = recovered >= HALF * count
+    behind = "" if each == 1 else f", {each} behind one message"
+    sentence = (
+        f"from undefended messages of this net, {attack.name} recovers {recovered} of {count} photographs{behind} "
+        f"(MSE below {RECOVERED:g}; at least {HALF:.0%} needed)"
+    )
+    return Control("same net", passed, sentence, _since(began))
+
+
+def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Crops of photographs in [0, 1] as a net takes images: ``(count, *shape)`` for ``shape`` ``(C, H, W)``."""
+    channels, height, width = shape
+    images, _ = default_images(count, seed, side=min(max(height, width), LARGEST))
+    if images.shape[2:] != (height, width):
+        images = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+    return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
+
+
+def _undefended(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Observation:
+    shared = {name: moved.detach() for name, moved in simulated(observation, weights, images, labels).items()}
+    known = None if observation.labels is None else labels
+    return replace(observation, shared=shared, labels=known, statistics={}, altered=UNALTERED, unlike=())
+
+
+def _since(began: float) -> float:
+    return time.process_time() - began

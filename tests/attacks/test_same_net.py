@@ -1,0 +1,110 @@
+"""The control on the attacked net: its messages, and that it tells nets on which an attack has no chance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.image.direct import Unrolled
+from fedpriv.attacks.image.dlg import Dlg
+from fedpriv.attacks.lab.nets import observe, perceptron, uniform_
+from fedpriv.attacks.lab.same_net import on_same_net, photographs
+
+SIDE = 8
+
+
+def seen(activation: type[nn.Module] = nn.Sigmoid, n: int = 1) -> tuple[Observation, dict[str, Tensor]]:
+    """A message of a perceptron, and the weights that its client began with."""
+    net = perceptron(0, height=SIDE, width=SIDE, activation=activation)
+    images = torch.rand(n, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    return observe(net, images, torch.arange(n)), {name: p.detach() for name, p in net.named_parameters()}
+
+
+class Reads:
+    """An attack that keeps what it is given and finds grey images."""
+
+    name = "reads"
+    given: list[Observation]
+
+    def run(self, observations: list[Observation], seed: int = 0) -> Reconstruction:
+        self.given = observations
+        n = len(observations) * (observations[0].num_examples or 1)
+        nothing = torch.zeros(n)
+        return Reconstruction(torch.full((n, 3, SIDE, SIDE), 0.5), nothing, nothing, nothing[None], nothing, nothing, 0.0)
+
+
+def test_the_messages_are_undefended_ones_of_photographs() -> None:
+    observation, weights = seen(n=2)
+    noisy = {name: tensor + 1 for name, tensor in observation.shared.items()}
+    defended = replace(observation, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)), unlike=("why",))
+    attack = Reads()
+    control = on_same_net(attack, defended, weights, 0)  # type: ignore[arg-type]
+    assert not control.passed and "reads recovers 0 of 4 photographs, 2 behind one message" in control.sentence
+    images, first = photographs(4, (3, SIDE, SIDE), 0), attack.given[0]
+    assert first.unlike == () and not first.altered.variance and len(attack.given) == 2
+    draw = torch.Generator().manual_seed(0)
+    expected = observe(perceptron(0, height=SIDE, width=SIDE), images[:2], torch.randperm(10, generator=draw)[:2])
+    for name, tensor in expected.shared.items():
+        torch.testing.assert_close(first.shared[name], tensor)
+
+
+def test_a_change_is_that_of_the_clients_steps() -> None:
+    observation, weights = seen()
+    attack = Reads()
+    steps = Schedule(lr=0.1, steps=2, batch_size=1)
+    on_same_net(attack, replace(observation, kind="change", schedule=replace(steps, steps=1)), weights, 0)  # type: ignore[arg-type]
+    one = attack.given[0].shared
+    on_same_net(attack, observation, weights, 0)  # type: ignore[arg-type]
+    for name, gradient in attack.given[0].shared.items():
+        torch.testing.assert_close(one[name], -0.1 * gradient)
+    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    assert any(not torch.allclose(attack.given[0].shared[name], 2 * one[name], rtol=1e-3) for name in one)
+
+
+@pytest.mark.slow
+def test_an_attack_that_succeeds_on_one_net_has_no_chance_on_another() -> None:
+    """L-BFGS with second derivatives, which are zero in each of the pieces of a net with ReLU."""
+    smooth, pieces = (on_same_net(Dlg(steps=30, restarts=1), *convolutions(kind), 0) for kind in (nn.Sigmoid, nn.ReLU))
+    assert smooth.passed and not pieces.passed, (smooth.sentence, pieces.sentence)
+
+
+def test_it_succeeds_where_an_attack_does() -> None:
+    assert on_same_net(Dlg(steps=20, restarts=0), *seen(), 0).passed
+    assert on_same_net(Unrolled(iterations=20, restarts=0), *changed(), 0).passed
+
+
+def convolutions(activation: type[nn.Module]) -> tuple[Observation, dict[str, Tensor]]:
+    """As :func:`seen`, of a small net with convolutions."""
+    body = [nn.Conv2d(3, 12, 5, 2, 2), activation(), nn.Conv2d(12, 12, 5, 2, 2), activation(), nn.Flatten()]
+    net, draw = SplitNet(nn.Sequential(*body), nn.Linear(12 * (SIDE // 4) ** 2, 10)), torch.Generator().manual_seed(0)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            uniform_(layer, draw)
+    observation = observe(net, torch.rand(1, 3, SIDE, SIDE, generator=draw), torch.tensor([0]))
+    return observation, {name: p.detach() for name, p in net.named_parameters()}
+
+
+def changed() -> tuple[Observation, dict[str, Tensor]]:
+    observation, weights = seen()
+    return replace(observation, kind="change", schedule=Schedule(lr=0.1, steps=3, batch_size=1)), weights
+
+
+def test_a_refusal_is_a_failure() -> None:
+    class Refuses(Reads):
+        def run(self, observations: list[Observation], seed: int = 0) -> Reconstruction:
+            raise Inapplicable("no head")
+
+    control = on_same_net(Refuses(), *seen(), 0)  # type: ignore[arg-type]
+    assert not control.passed and "refused undefended messages of this net (no head)" in control.sentence
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 100, 80), (4, 8, 8)])
+def test_photographs_have_the_shape_of_the_nets_input(shape: tuple[int, ...]) -> None:
+    made = photographs(2, shape, 0)
+    assert made.shape == (2, *shape) and float(made.min()) >= 0 and float(made.max()) <= 1 and float(made.std()) > 0.05
