@@ -102,8 +102,9 @@ class Inversion:
         """Images and labels, in the order of the true images."""
         if original.shape != self.images.shape:
             raise ValueError(f"original has shape {tuple(original.shape)}, and the reconstructions {tuple(self.images.shape)}")
-        order = match(self.images.cpu(), original.cpu().float())
-        return self.images.cpu()[order], self.labels.cpu()[order]
+        made = self.found.raw.cpu().clamp(0, 1)
+        order = match(made, original.cpu().float())
+        return made[order], self.labels.cpu()[order]
 
 
 def invert(
@@ -275,4 +276,4 @@ def _controls(attacker: Attacker, seen: Observation, seed: int, say: Callable[[s
 def _framed(image: Tensor) -> Tensor:
     """An image ``(C, H, W)`` with a white margin of one pixel in thirty."""
     margin = max(1, max(image.shape[1:]) // 30)
-    return nn.functional.pad(image.cpu(), [margin] * 4, value=1.0)
+    return nn.functional.pad(image.cpu().nan_to_num(nan=0.5), [margin] * 4, value=1.0)

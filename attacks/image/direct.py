@@ -35,7 +35,7 @@ class Analytic(AnalyticOptions):
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
-        the range of images. Where there are fewer candidates than samples, the rest is grey.
+        the range of images. Where there are fewer candidates than samples, the rest is NaN.
         """
         return together(observations, self._one)
 
@@ -103,7 +103,7 @@ class Spear(SpearOptions):
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
-        are certain. Where fewer are found than there are samples, the rest is grey.
+        are certain. Where fewer are found than there are samples, the rest is NaN.
         """
         return together(observations, lambda observation: self._one(observation, seed))
 
@@ -137,7 +137,7 @@ class Spear(SpearOptions):
         found = unmix(layer, weight, bias, self, error, seed)
         n = observation.num_examples or found.rank
         images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
-        images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), 0.5)])[:n]
+        images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[:n]
         loss = 1 - float(found.agreement[:n].sum()) / n
         return One(images, torch.full((n,), -1), [loss], (loss,))
 
@@ -168,6 +168,6 @@ class Unrolled(UnrolledOptions):
 
 
 def _first(found: Candidates, n: int) -> Tensor:
-    grey = found.values.new_full((n, *found.values.shape[1:]), 0.5)
-    grey[: len(found.values)] = found.values[:n]
-    return grey
+    images = found.values.new_full((n, *found.values.shape[1:]), torch.nan)
+    images[: len(found.values)] = found.values[:n]
+    return images

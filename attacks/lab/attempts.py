@@ -59,7 +59,7 @@ class Attempt:
     """One attacker's result on the observations.
 
     Attributes:
-        images: its reconstructions ``(n, C, H, W)``, in the order of the originals.
+        raw: its reconstructions ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
         true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
         inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
@@ -72,13 +72,18 @@ class Attempt:
     attacker: Attacker
     found: Reconstruction | None = None
     scores: Scores | None = None
-    images: Tensor | None = None
+    raw: Tensor | None = None
     true: Tensor | None = None
     inapplicable: str | None = None
     controls: tuple[Control, ...] = ()
     copies: Mapping[float, int] | None = None
     unlike: tuple[str, ...] = ()
     cut: str | None = None
+
+    @property
+    def images(self) -> Tensor | None:
+        """The reconstructions; NaN becomes grey."""
+        return None if self.raw is None else self.raw.nan_to_num(nan=0.5)
 
     @property
     def recovered(self) -> Rate | None:
@@ -233,7 +238,7 @@ def controlled(
 def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
     """Merge attempts of one attacker on consecutive parts of the images, each with a result."""
     found = [one.found for one in attempts if one.found is not None]
-    made = torch.cat([one.images for one in attempts if one.images is not None])
+    made = torch.cat([one.raw for one in attempts if one.raw is not None])
     true = torch.cat([one.true for one in attempts if one.true is not None])
     whole = Reconstruction(
         raw=torch.cat([one.raw for one in found]),
@@ -248,7 +253,7 @@ def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
     if attempts[0].copies is not None:
         copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
     scores = score(made, true, whole.labels, labels)
-    return replace(attempts[0], found=whole, scores=scores, images=made, true=true, copies=copies)
+    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies)
 
 
 def _promises(control: Setting | None) -> bool:
@@ -274,7 +279,7 @@ def attempt(
     """Mount the attack and score it against the true images ``(n, C, H, W)``, or the nearest of their views.
 
     A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
-    them (:func:`fedpriv.attacks.scoring.scores.match_batches`), and missing ones count as grey images.
+    them (:func:`fedpriv.attacks.scoring.scores.match_batches`), and missing ones are scored as grey images that are no recovery.
 
     Args:
         views: ``(n, V, C, H, W)`` each image and the augmented views of it that the client trained on; ``None``: it has none.
@@ -290,7 +295,7 @@ def attempt(
         copies = counts(under(torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)]).amin(0)))
     scores = score(made, true, guessed, labels)
     unlike = (*observed[0].unlike, *_harder(attacker, observed[0], labels.view(len(observed), -1)))
-    return Attempt(attacker, found, scores, images=made, true=true, copies=copies, unlike=unlike)
+    return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, unlike=unlike)
 
 
 def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:
@@ -307,11 +312,12 @@ def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[
 
 def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
     """Reconstructions and labels, matched to the images ``(n, V, C, H, W)`` within each message."""
-    size, made_each = len(views) // messages, len(found.images) // messages
+    images = found.raw.clamp(0, 1)
+    size, made_each = len(views) // messages, len(images) // messages
     if size == 1:
-        return found.images, found.labels
-    made, labels = torch.full_like(views[:, 0], 0.5), torch.full((len(views),), -1)
+        return images, found.labels
+    made, labels = torch.full_like(views[:, 0], torch.nan), torch.full((len(views),), -1)
     here = torch.arange(len(views)) % size < made_each
-    made[here], labels[here] = found.images.to(made), found.labels
+    made[here], labels[here] = images.to(made), found.labels
     order = match_batches(made, views, size)
     return made[order], labels[order]

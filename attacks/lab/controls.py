@@ -19,7 +19,7 @@ from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.lab.setting import Alter, Setting
 from fedpriv.attacks.scoring.baselines import flat, mean_image
-from fedpriv.attacks.scoring.scores import RECOVERED, match_batches, mse
+from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches, mse
 
 __all__ = ["Control", "controls", "negative_control", "positive_control"]
 
@@ -51,7 +51,7 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
         made = _run(attack, setting.observations(images, labels, seed, alteration(attack)), images, setting.at_once, seed)
     except Inapplicable as refusal:
         return Control("positive", False, f"{attack.name} refused undefended images ({refusal})", time.process_time() - began)
-    recovered = int((mse(made, images) < RECOVERED).sum())
+    recovered = int((errors(made, images) < RECOVERED).sum())
     sentence = f"{attack.name} recovered {recovered} of {n} undefended images{_shown(setting)} ({needed})"
     return Control("positive", recovered >= setting.least * n, sentence, time.process_time() - began)
 
@@ -79,7 +79,7 @@ def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
         mean_image(images, granted.images), "the mean of its public images"
     )  # fmt: skip
     error, blank = mse(made, images), mse(guess, images)
-    recovered = int((error < RECOVERED).sum())
+    recovered = int((errors(made, images) < RECOVERED).sum())
     passed = recovered == 0 and bool(error.median() >= blank.median())
     sentence = (
         f"{attack.name} recovered {recovered} of {len(images)} images from random gradients{_shown(setting)}"
@@ -96,7 +96,7 @@ def alteration(attack: ImageAttack) -> Alter | None:
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
     """The reconstructions, matched to the images of each message, since a gradient does not determine their order."""
     with torch.random.fork_rng(devices=[]):
-        made = attack.run(observations, seed).images
+        made = attack.run(observations, seed).raw
     return made[match_batches(made, images, at_once)]
 
 

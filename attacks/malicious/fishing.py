@@ -77,7 +77,7 @@ class Fishing:
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
-        The loss is that of the attack that reconstructs the class. Images of other classes are grey.
+        The loss is that of the attack that reconstructs the class. Images of other classes are NaN.
         """
         return together(observations, lambda observation: self._one(observation, seed))
 
@@ -95,11 +95,11 @@ class Fishing:
             found = Analytic().run([alone], seed)
         except Inapplicable:
             found = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
-        n, images = observation.num_examples or 1, found.images
-        grey = images.new_full((n - len(images), *observation.input_shape), 0.5)
+        n, images = observation.num_examples or 1, found.raw
+        rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
         assert alone.labels is not None
-        labels = torch.cat([alone.labels, alone.labels.new_full((len(grey),), -1)])
-        return One(torch.cat([images, grey]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
+        labels = torch.cat([alone.labels, alone.labels.new_full((len(rest),), -1)])
+        return One(torch.cat([images, rest]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
 
     def caught(self, observation: Observation) -> Observation:
         """The message as one of the samples of the target class alone, without the head's gradient.

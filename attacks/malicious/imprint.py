@@ -127,7 +127,7 @@ class Imprint:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
-        grey.
+        NaN.
         """
         return together(observations, self._one)
 
@@ -153,8 +153,8 @@ class Imprint:
         n = observation.num_examples or len(images)
         found = images[_distinct(images, away, strength, self.same)[:n]].to(weight_dtype(observation)[1])
         loss = 1 - len(found) / max(n, 1)
-        grey = found.new_full((n - len(found), *observation.input_shape), 0.5)
-        return One(torch.cat([found, grey]), torch.full((n,), -1), [loss], (loss,))
+        rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
+        return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
 
 
 def _differences(values: Tensor) -> Tensor:

@@ -29,6 +29,16 @@ def mse(made: Tensor, true: Tensor) -> Tensor:
     return (_clipped(made) - true).square().flatten(1).mean(1)
 
 
+def missing(made: Tensor) -> Tensor:
+    """Whether an image stands for one that the attack did not find ``(n,)``: all of it is NaN."""
+    return made.isnan().flatten(1).all(1)
+
+
+def errors(made: Tensor, true: Tensor) -> Tensor:
+    """:func:`mse`, but infinite for what was not found: its grey is no recovery, whatever the image."""
+    return mse(made, true).masked_fill(missing(made), torch.inf)
+
+
 def psnr(made: Tensor, true: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB ``(n,)``, peak 1; infinite where the images are equal."""
     return -10 * mse(made, true).log10()
@@ -112,7 +122,7 @@ class Scores:
     """Scores of ``n`` images.
 
     Attributes:
-        recovered: by threshold of the mean squared error, how many lie below.
+        recovered: by threshold of the mean squared error, how many lie below; none of those that the attack did not find.
         labels: how many labels are right; ``None`` where the attack guesses none.
         lpips, feature_distance: ``(n,)``; ``None`` where it cannot be computed, and ``..._missing`` says why.
     """
@@ -130,12 +140,11 @@ class Scores:
 
 def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
     """All scores; images of a batch must be brought into order by :func:`match` first."""
-    error = mse(made, true)
     right = None
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
         right = wilson(int((guessed == labels).sum()), len(true))
     perceived = (*_where_possible(lpips, made, true), *_where_possible(feature_distance, made, true))
-    return Scores(error, psnr(made, true), ssim(made, true), under(error), right, *perceived)
+    return Scores(mse(made, true), psnr(made, true), ssim(made, true), under(errors(made, true)), right, *perceived)
 
 
 def _where_possible(
@@ -160,21 +169,21 @@ def match(made: Tensor, true: Tensor) -> Tensor:
     views = true if true.ndim > made.ndim else true[:, None]
     rows, pairs = _clipped(made).flatten(1)[None], None
     for view in views.unbind(1):
-        errors = (rows - view.flatten(1)[:, None]).square().mean(2)
-        pairs = errors if pairs is None else torch.minimum(pairs, errors)
+        error = (rows - view.flatten(1)[:, None]).square().mean(2)
+        pairs = error if pairs is None else torch.minimum(pairs, error)
     assert pairs is not None
     cost = pairs.double() / len(pairs)
     weight = 2.0  # one miss weighs more than all that is less important: errors are at most 1
     for threshold in reversed(THRESHOLDS):
-        cost += weight * (pairs >= threshold)
+        cost += weight * ((pairs >= threshold) | missing(made))
         weight *= 2 * len(pairs)
     return torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1])
 
 
 def closest(made: Tensor, views: Tensor) -> Tensor:
     """For each reconstruction ``(n, C, H, W)`` the nearest of its image's views ``(n, V, C, H, W)``."""
-    errors = torch.stack([mse(made, view) for view in views.unbind(1)], 1)
-    return views[torch.arange(len(views)), errors.argmin(1)]
+    error = torch.stack([mse(made, view) for view in views.unbind(1)], 1)
+    return views[torch.arange(len(views)), error.argmin(1)]
 
 
 def match_batches(made: Tensor, true: Tensor, size: int) -> Tensor:

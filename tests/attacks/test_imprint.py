@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import MaliciousAttack, image_attacks
-from fedpriv.attacks.lab.attempts import suited
+from fedpriv.attacks.lab.attempts import Attacker, attempt, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.malicious.imprint import Imprint
@@ -71,6 +71,16 @@ def test_local_steps_are_no_protection(schedule: Schedule) -> None:
 def test_long_training_moves_the_bins() -> None:
     message, images = answered(Schedule(lr=1.0, steps=60, batch_size=4))
     assert recovered(message, images) <= 3
+
+
+def test_a_message_without_images_recovers_none_that_are_grey() -> None:
+    message, images = answered()
+    silent = replace(message, shared={name: torch.zeros_like(tensor) for name, tensor in message.shared.items()})
+    grey = 0.5 + 0.1 * (images - 0.5)
+    made = attempt(Attacker(ATTACK, ThreatModel()), [silent], grey, torch.arange(12) % 5, 0)
+    assert made.recovered is not None and made.recovered.successes == 0
+    assert made.images is not None and bool((made.images == 0.5).all()) and made.scores is not None
+    assert float(made.scores.mse.max()) < 1e-2
 
 
 def test_messages_are_attacked_together() -> None:

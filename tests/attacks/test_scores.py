@@ -25,6 +25,21 @@ def test_images_are_clipped_and_what_is_no_number_is_grey() -> None:
     assert mse(made, true).tolist() == [0, 0.25]
 
 
+def test_what_was_not_found_is_never_a_recovery() -> None:
+    true = torch.stack([torch.full((1, 12, 12), 0.5), torch.full((1, 12, 12), 0.5) + 0.01])
+    made = torch.stack([torch.full((1, 12, 12), math.nan), torch.full((1, 12, 12), 0.51)])
+    found = score(made, true)
+    assert [rate.successes for rate in found.recovered.values()] == [1, 1, 1] and found.mse[0] == 0
+    assert match(made.flip(0), true).tolist() == [1, 0] and match(made[[0, 0]], true).tolist() in ([0, 1], [1, 0])
+
+
+def test_what_was_not_found_takes_no_hit_away() -> None:
+    """Of two equal images one was found: the grey of the other must not be counted in its place."""
+    grey = torch.full((1, 12, 12), 0.5)
+    made, true = torch.stack([torch.full_like(grey, math.nan), grey + 0.05]), torch.stack([grey, grey + 0.2])
+    assert score(made[match(made, true)], true).recovered[1e-2].successes == 1
+
+
 def test_ssim_of_flat_images_is_its_first_factor() -> None:
     """With flat images both variances vanish: (2ab + c1) / (a^2 + b^2 + c1)."""
     a, b, c1 = 0.3, 0.6, 1e-4
