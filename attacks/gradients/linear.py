@@ -38,7 +38,7 @@ class LayerInput:
     """The kind of a layer's input, found with random images.
 
     Attributes:
-        is_image: the layer's input is the flattened image itself.
+        is_image: the layer's input is the flattened image itself, as one vector for each sample.
         lowest: 0 where no input is negative (after ReLU or sigmoid), else minus infinity.
     """
 
@@ -124,7 +124,7 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
     def watch(name: str, module: nn.Linear) -> None:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
-            same = fed.numel() == x.numel() and torch.equal(fed.flatten(), x.flatten())
+            same = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
             seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf)
 
         module.register_forward_pre_hook(hook)

@@ -198,8 +198,8 @@ def chain_of(observation: Observation) -> Chain:
         where = f"{calls[0][0]!r}, a convolution," if calls else "no linear layer"
         raise Inapplicable(f"{where} gets the image: an imprint needs a linear layer that does")
     (first, fed, output), rest = calls[0], calls[1:]
-    if fed.numel() != x.numel() or not torch.equal(fed.flatten(), x.flatten()):
-        raise Inapplicable(f"the input of {first!r} is not the image itself")
+    if fed.shape[-1] != x[0].numel() or not torch.equal(fed.flatten(), x.flatten()):
+        raise Inapplicable(f"the input of {first!r} is not the whole image, as one vector for each sample")
     if not rest or not torch.equal(rest[0][1], output.relu()):
         raise Inapplicable(f"no ReLU and linear layer follow {first!r} directly")
     second, third = rest[0][0], rest[1][0] if len(rest) > 1 else None

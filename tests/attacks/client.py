@@ -27,6 +27,18 @@ def mlp(hidden: int = 40, act: type[nn.Module] = nn.ReLU, shape: tuple[int, ...]
     return SplitNet(body, nn.Linear(16, classes)).double()
 
 
+class OfRows(nn.Module):
+    """Two linear layers that work on the last dimension of ``(B, 1, 6, 6)``: the image reaches the first, in rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 24), nn.Linear(24, 8), nn.Linear(48, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.third(self.second(self.first(x).relu()).relu().flatten(1)).relu()
+        return found
+
+
 def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
     """Random images in [0, 1], ``(n, *shape)``, double."""
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -14,7 +14,7 @@ from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
 from fedpriv.objectives.simclr import nt_xent
-from tests.attacks.client import SHAPE, change, gradient, mlp, observe, pictures
+from tests.attacks.client import SHAPE, OfRows, change, gradient, mlp, observe, pictures
 
 
 def test_one_sample_is_exact_with_the_head_hidden_and_normalised_input() -> None:
@@ -45,6 +45,18 @@ def test_a_batch_gives_single_images_by_neurons_that_only_they_activate() -> Non
     assert (distance.min(dim=1).values < 1e-6).all()  # ... and what two neurons agree on is an image, not a mixture
     assert len(distance.argmin(dim=1).unique()) == len(sure)
     assert found.plausible[: len(sure)].all() and (found.support[: len(sure)] > 1).all()  # the sure ones come first
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_layer_that_gets_the_image_in_rows_does_not_get_the_image(n: int) -> None:
+    """Its quotient is a mixture of rows, which is no image in shape either."""
+    torch.manual_seed(0)
+    net, images = SplitNet(OfRows(), nn.Linear(16, 5)).double(), pictures(n)
+    message = observe(net, gradient(net, images, torch.arange(n)), num_examples=n)
+    assert not row_ratios(message)[0].is_image and not single_sample(message)[0][0].is_image
+    for name in ("analytic", "spear"):
+        with pytest.raises(Inapplicable, match=r"'body\.first' is features"):
+            image_attack(name)().run([message])
 
 
 def test_the_views_of_images_are_read_where_no_label_had_a_part_and_what_needs_labels_is_not_mounted() -> None:

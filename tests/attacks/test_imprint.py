@@ -16,7 +16,7 @@ from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting, declared
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse
-from tests.attacks.client import change, gradient, observe, pictures
+from tests.attacks.client import OfRows, change, gradient, observe, pictures
 
 ATTACK = Imprint()
 SMALL = replace(declared(ATTACK).control or Setting(), side=8, images=16)
@@ -106,6 +106,7 @@ def test_what_an_honest_server_sends_has_no_bins() -> None:
             nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 16)),
             "no ReLU and linear layer",
         ),
+        (OfRows(), "'body.first' is not the whole image"),
     ],
 )
 def test_it_names_what_is_in_the_way(body: nn.Module, why: str) -> None:
