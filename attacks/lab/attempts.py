@@ -306,7 +306,7 @@ def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[
         yield f"{each} images are behind a message, and its control has at most {says.at_once}"
     if says.optimises and not says.any_labels and any(len(of.unique()) < each for of in labels):
         yield "images behind a message share classes, and those of its control do not"
-    if each > 1 and (clause := says.harder(first)):
+    if clause := says.harder(first):
         yield clause
 
 

@@ -52,8 +52,10 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     except Inapplicable as refusal:
         return Control("positive", False, f"{attack.name} refused undefended images ({refusal})", time.process_time() - began)
     recovered = int((errors(made, images) < RECOVERED).sum())
-    sentence = f"{attack.name} recovered {recovered} of {n} undefended images{_shown(setting)} ({needed})"
-    return Control("positive", recovered >= setting.least * n, sentence, time.process_time() - began)
+    goal = n // setting.at_once if setting.aimed else n
+    of = f"the {goal} undefended images that it aims at," if setting.aimed else f"{n} undefended images"
+    sentence = f"{attack.name} recovered {recovered} of {of}{_shown(setting)} ({needed})"
+    return Control("positive", recovered >= setting.least * goal, sentence, time.process_time() - began)
 
 
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:

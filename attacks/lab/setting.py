@@ -40,6 +40,7 @@ class Setting:
         kind: of the images: crops of photographs, or digits, which have a distribution that can be learned. An attacker who has
             public images gets the digits that are not attacked.
         batch_norm: the reference victim has BatchNorm, and normalises by the batch.
+        aimed: the attack aims at one image of each message, and ``least`` is a share of these.
     """
 
     net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
@@ -53,6 +54,7 @@ class Setting:
     least: float = 0.8
     kind: Literal["photographs", "digits"] = "photographs"
     batch_norm: bool = False
+    aimed: bool = False
 
     def with_batch_norm(self) -> Setting:
         """The reference victim, which normalises by the batch. That nearly cancels an image's contrast and brightness, so half of

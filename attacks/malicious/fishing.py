@@ -18,16 +18,21 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
+from fedpriv.attacks.gradients.analytic import CERTAIN, leaky_layers
 from fedpriv.attacks.gradients.linear import output_layer
 from fedpriv.attacks.gradients.matching import case_of
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.direct import Analytic
 from fedpriv.attacks.image.dlg import Dlg, safe
-from fedpriv.attacks.inference.labels import batch_labels
-from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.inference.labels import batch_labels, clipped_to
+from fedpriv.attacks.lab.setting import HALF, Setting
+from fedpriv.attacks.malicious.adapted import not_adapted
 
+CLEAR = 0.1
+"""How far a number of samples may be from a whole one."""
 ALONE = 1e-3
 """Largest weight of another class in an altered head, as a share of the target's."""
 
@@ -44,10 +49,10 @@ class Fishing:
         steps, restarts: of DLG.
     """
 
-    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, at_once=8, least=0.1)
+    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, at_once=8, least=0.5, aimed=True)
     usual: ClassVar = None
     at_once: ClassVar = 8
-    target: int = -1
+    target: int = ranged(-1, -1)
     below: float = 20.0
     most: int = 4
     steps: int = 100
@@ -60,8 +65,15 @@ class Fishing:
             raise Inapplicable("the last layer has no bias, which fishing sets")
         if observation.num_examples is None:
             raise Inapplicable("fishing needs the number of samples, to know how many are of the class")
+        if observation.kind == "change" and observation.schedule is None:
+            raise Inapplicable("the client's schedule is not known, and so not how many samples of the class its change has")
         if observation.schedule is not None and observation.schedule.steps > 1:
             raise Inapplicable(f"fishing is for one local step; the client takes {observation.schedule.steps}")
+
+    @staticmethod
+    def harder(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        return not_adapted(observation)
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
         """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
@@ -91,9 +103,8 @@ class Fishing:
 
     def _one(self, observation: Observation, seed: int) -> One:
         alone = self.caught(observation)
-        try:
-            found = Analytic().run([alone], seed)
-        except Inapplicable:
+        found = _read_off(alone, seed)
+        if found is None:
             found = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
         n, images = observation.num_examples or 1, found.raw
         rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
@@ -114,11 +125,44 @@ class Fishing:
         if float(lengths.sort().values[-2]) > ALONE * float(lengths[target]):
             raise Inapplicable(f"{layer.name!r} is as an honest server sends it: it has weights of more than one class")
         n = observation.num_examples or 1
-        of_class = round(-n * float(seen.shared[f"{layer.name}.bias"][target]))
+        of_class, clipped = _count(seen, layer.name, target)
         if not 0 < of_class <= self.most:
-            raise Inapplicable(f"the message has {max(of_class, 0)} samples of class {target}, not 1 to {self.most}")
-        factor = n / of_class
+            raise Inapplicable(f"the message has {of_class} samples of class {target}, not 1 to {self.most}")
+        factor = n / of_class / clipped
         shared = {name: factor * tensor for name, tensor in seen.shared.items() if not name.startswith(f"{layer.name}.")}
         labels = torch.full((of_class,), target)
         altered = seen.altered.scaled(lambda _: factor)
         return replace(seen, shared=shared, num_examples=of_class, labels=labels, altered=altered)
+
+
+def _read_off(alone: Observation, seed: int) -> Reconstruction | None:
+    """By the closed form; ``None``: it needs another net, as that of several samples gives mixtures where no ReLU follows."""
+    if not leaky_layers(alone) or Analytic.harder(alone) is not None:
+        return None
+    try:
+        return Analytic().run([alone], seed)
+    except Inapplicable:
+        return None
+
+
+def _count(seen: Observation, name: str, target: int) -> tuple[int, float]:
+    """How many samples of a gradient behind an altered head are of the class, and the factor by which clipping scaled it.
+
+    Each other class has the same probability for every sample. So a class has as many samples as its bias gradient is below the
+    share of an absent class, which tells how much was clipped.
+
+    Raises:
+        Inapplicable: it cannot be told.
+    """
+    name, n = f"{name}.bias", seen.num_examples or 1
+    if (kept := seen.altered.kept.get(name)) is not None and not bool(kept.all()):
+        raise Inapplicable(f"entries of {name!r} were not sent, and so not how many samples of the class there are")
+    bias = seen.shared[name].double().cpu()
+    others = bias[torch.arange(len(bias)) != target]
+    absent = torch.full_like(others, 1 / len(others))
+    clipped = clipped_to(seen, others, absent)
+    error = CLEAR + CERTAIN * n * seen.altered.variance.get(name, 0.0) ** 0.5 / clipped
+    counts = n * torch.cat([-bias[target][None] / clipped, absent - others / clipped])
+    if error > HALF or float((counts - counts.round()).abs().max()) > error:
+        raise Inapplicable(f"it cannot be told how many samples of class {target} there are: of noise, clipping or another loss")
+    return int(counts[0].round()), clipped

@@ -27,9 +27,15 @@ from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.malicious.adapted import not_adapted
 
 ALIGNED = 0.3
 """Least cosine between the rows of an imprint and their mean; rows of a layer that was not altered have about 0."""
+
+USUAL = 512
+"""Rows up to which bins have the outgoing weight that is asked for; more rows share it, so as not to saturate what follows."""
+APART = 0.02
+"""How far apart the biases of the next layer are, over what its weights add up to."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class Imprint:
 
     Attributes:
         slope: standard deviation of a neuron's input over public images.
-        outgoing: weight of the bins in the next layer; more is resolved better, and moves the bins more in every local step.
+        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`; more is
+            resolved better, and moves the bins more in every local step.
         later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
         quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
@@ -83,7 +90,15 @@ class Imprint:
     @staticmethod
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.lab.setting.Declared`."""
-        chain_of(observation)
+        _sent_whole(observation, chain_of(observation))
+
+    @staticmethod
+    def harder(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        first = chain_of(observation).first
+        rows, images = len(observation.weights[f"{first}.weight"]), observation.num_examples or 0
+        few = f"{first!r} has {rows} rows for {images} images, and in its control there are at least twice as many rows"
+        return "; ".join(filter(None, (few if rows < 2 * images else None, not_adapted(observation)))) or None
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
         """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
@@ -95,9 +110,11 @@ class Imprint:
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
         outputs = len(weights[f"{chain.second}.weight"])
-        each = self.outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
+        outgoing = self.outgoing * min(1.0, USUAL / rows)
+        each = outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
         hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
         spread = torch.randn(outputs, rows, generator=draw, dtype=torch.float64)
+        own = torch.rand(outputs, generator=draw, dtype=torch.float64)
         third = None if chain.third is None else weights[f"{chain.third}.weight"].double().cpu()
         if self.quiet and self.noise:
             if third is None:
@@ -111,7 +128,8 @@ class Imprint:
             f"{chain.first}.weight": direction + self.noise * direction.norm() / width**0.5 * hidden,
             f"{chain.first}.bias": -edges,
             f"{chain.second}.weight": each + self.noise * each.square().mean().sqrt() * spread,
-            f"{chain.second}.bias": (1 + 4 * self.noise) * each[:, 0],  # its ReLU passes everything
+            # Its ReLU passes everything. The biases are not in proportion to the weights, else LayerNorm would remove the bins.
+            f"{chain.second}.bias": outgoing * ((1 + 4 * self.noise) * (0.5 + own) + APART * rows * own),
         }
         if third is not None:
             schedule = observation.schedule
@@ -133,6 +151,7 @@ class Imprint:
 
     def _one(self, observation: Observation) -> One:
         chain, seen = chain_of(observation), as_gradient(observation)
+        _sent_whole(observation, chain)
         rows = observation.weights[f"{chain.first}.weight"].double().cpu()
         direction = rows.mean(0)
         if float(torch.cosine_similarity(rows, direction[None]).mean()) < ALIGNED:
@@ -155,6 +174,15 @@ class Imprint:
         loss = 1 - len(found) / max(n, 1)
         rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
         return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
+
+
+def _sent_whole(observation: Observation, chain: Chain) -> None:
+    """Raises:
+    Inapplicable: entries of the first layer were not sent, so that differences of its rows are no images.
+    """
+    for kind in ("weight", "bias"):
+        if (kept := observation.altered.kept.get(f"{chain.first}.{kind}")) is not None and not bool(kept.all()):
+            raise Inapplicable(f"entries of {chain.first!r} were not sent, so neighbouring rows do not differ by images alone")
 
 
 def _differences(values: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import MaliciousAttack, image_attacks
@@ -121,6 +123,51 @@ def test_a_layer_that_is_not_sent_is_in_the_way() -> None:
     hidden = {name: tensor for name, tensor in message.shared.items() if name != "body.3.weight"}
     with pytest.raises(Inapplicable, match=r"'body\.3\.weight' is not sent"):
         Imprint.check(replace(message, shared=hidden))
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"altered": Altered(variance={"body.1.weight": 1e-8})}, "noise or rounding would alter"),
+        ({"altered": Altered(rescaled=True)}, "clipping would alter"),
+        ({"altered": Altered(kept={"body.3.weight": torch.zeros(16, 200)})}, "entries that are not sent would alter"),
+        ({"kind": "change", "schedule": Schedule(lr=0.1, steps=2)}, "several local steps would alter"),
+        ({"num_examples": 101}, "200 rows for 101 images"),
+    ],
+)
+def test_a_failure_is_no_evidence_where_other_constants_may_succeed(known: dict[str, Any], why: str) -> None:
+    message, images = answered(n=1)
+    assert Imprint.harder(message) is None
+    made = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
+    assert made.found is not None and any(why in clause for clause in made.unlike), made
+
+
+def test_a_first_layer_that_is_not_sent_whole_is_in_the_way() -> None:
+    message, _ = answered()
+    pruned = replace(message, altered=Altered(kept={"body.1.weight": torch.eye(200, 36, dtype=torch.bool)}))
+    for refuses in (Imprint.check, lambda one: ATTACK.run([one])):
+        with pytest.raises(Inapplicable, match=r"entries of 'body\.1' were not sent"):
+            refuses(pruned)
+
+
+def test_bins_do_not_vanish_in_a_norm_behind_the_next_layer() -> None:
+    behind = nn.Sequential(nn.LayerNorm(16), nn.ReLU())
+    victim = net(nn.Sequential(nn.Flatten(), nn.Linear(36, 2048), nn.ReLU(), nn.Linear(2048, 16), behind)).float()
+    images, labels = pictures(12).float(), torch.arange(12) % 5
+    honest = observe(victim, gradient(victim, images, labels), num_examples=12)
+    victim.load_state_dict(ATTACK.alter(honest, pictures(300, 1).float()), strict=False)
+    assert recovered(observe(victim, gradient(victim, images, labels), num_examples=12), images) >= 10
+
+
+def test_more_bins_do_not_send_more_on() -> None:
+    """Else a saturating activation behind the next layer would have no slope."""
+    sent = []
+    for rows in (512, 2048):
+        victim = net(nn.Sequential(nn.Flatten(), nn.Linear(36, rows), nn.ReLU(), nn.Linear(rows, 16), nn.Tanh()))
+        honest = observe(victim, gradient(victim, pictures(2), torch.tensor([0, 1])), num_examples=2)
+        victim.load_state_dict(ATTACK.alter(honest, pictures(300, 1)), strict=False)
+        sent.append(float(victim.body[:4](pictures(12)).mean()))  # type: ignore[index]
+    assert 0.7 < sent[1] / sent[0] < 1.3
 
 
 def test_no_audit_of_an_honest_server_uses_it() -> None:
