@@ -82,7 +82,7 @@ class Imprint:
     later: float = 0.01
     noise: float = 0.0
     quiet: int = 0
-    same: float = 0.01
+    same: float = 1e-3
     slack: float = 0.05
     in_range: float = 0.95
     weakest: float = 1e-3

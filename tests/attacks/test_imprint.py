@@ -170,6 +170,13 @@ def test_more_bins_do_not_send_more_on() -> None:
     assert 0.7 < sent[1] / sent[0] < 1.3
 
 
+def test_dark_images_are_not_taken_for_one() -> None:
+    images, labels, victim = 0.15 * pictures(12), torch.arange(12) % 5, net()
+    honest = observe(victim, gradient(victim, images, labels), num_examples=12)
+    victim.load_state_dict(ATTACK.alter(honest, 0.15 * pictures(300, 1)), strict=False)
+    assert recovered(observe(victim, gradient(victim, images, labels), num_examples=12), images, below=1e-6) >= 10
+
+
 def test_no_audit_of_an_honest_server_uses_it() -> None:
     malicious = {name for name, kind in image_attacks().items() if hasattr(kind, "alter")}
     assert "imprint" in malicious and isinstance(ATTACK, MaliciousAttack)
