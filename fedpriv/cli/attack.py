@@ -137,9 +137,8 @@ def _attack_images(
         attack = with_options(image_attack(name), name, options)
         assert isinstance(attack, MaliciousAttack)
         target, played = _altered(attack, run_name, seed, chosen)
-        says = "does not notice" if played.refusal is None else f"refuses: {played.refusal}"
         out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
-        out.print(f"the client's check of downloads {says}", soft_wrap=True)
+        out.print(played.sentence, soft_wrap=True)
     else:
         target = _target(run_name, seed, **chosen)
     if target.note:
@@ -192,6 +191,8 @@ def _attack_images(
 
 def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
     """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
+    from fedpriv.attacks.lab.setting import declared
+
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
@@ -203,6 +204,11 @@ def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str
     for made in attempts:
         if (why := made.inapplicable) is not None:
             lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
+    for made in attempts:
+        control = declared(made.attacker.attack).control
+        if made.found is not None and control is not None and control.aimed:
+            aim = made.found.labels[made.found.labels >= 0]
+            lines.append(f"{made.attacker.name} aimed at {len(aim)} images of class {int(aim[0])}, and at no other")
     for made in attempts:
         if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
             lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")

@@ -10,12 +10,16 @@ import torch
 from click.testing import CliRunner, Result
 
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse
-from fedpriv.audit.evidence.malicious import replay
+from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
 from fedpriv.cli import main
+from fedpriv.cli.attack import _remarks
 from fedpriv.errors import FedprivError
 from tests.simulation.small import play
 
@@ -60,6 +64,15 @@ def test_of_a_client_that_augments_its_views_are_recovered(tmp_path: Path) -> No
     made = attack("imprint", "--threat", "malicious", "--run", tmp_path / "run", "--json")
     (row,) = json.loads(made.stdout.splitlines()[-1])["attackers"]
     assert row["success"]["0.01"]["share"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("refusal", "checked", "says"),
+    [("why", True, "refuses: why"), (None, True, "does not notice"), (None, False, "is switched off in this run")],
+)
+def test_a_check_that_is_off_is_not_said_to_notice_nothing(run: Path, refusal: str | None, checked: bool, says: str) -> None:
+    evidence = Evidence(run)
+    assert Replay(evidence.message(*evidence.messages()[0]), (), refusal, checked).sentence.endswith(says)
 
 
 @pytest.mark.parametrize("quiet", [0, 32])
@@ -116,3 +129,9 @@ def test_the_command_reports_the_attack_and_the_refusal(run: Path, monkeypatch: 
 def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], why: str) -> None:
     result = attack(*(str(run) if argument == "RUN" else argument for argument in arguments))
     assert result.exit_code == 2 and why in result.stderr and len(result.stderr.splitlines()) <= 4
+
+
+def test_it_says_what_fishing_aimed_at() -> None:
+    found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
+    made = Attempt(Attacker(Fishing(), ThreatModel()), found)
+    assert "fishing aimed at 2 images of class 3, and at no other" in _remarks([made], {})

@@ -27,13 +27,21 @@ class Replay:
         message: the altered tensors as received, and its upload, which it makes without its check of downloads.
         altered: names of the tensors that the server altered.
         refusal: what the client's check says; ``None``: it finds nothing, or the run has switched it off.
+        checked: whether the run has not.
         recorder: of the views that it trained on; ``None``: it does not augment.
     """
 
     message: Message
     altered: tuple[str, ...]
     refusal: str | None
+    checked: bool
     recorder: Recorder | None = None
+
+    @property
+    def sentence(self) -> str:
+        """On the client's check."""
+        unseen = "does not notice" if self.checked else "is switched off in this run"
+        return f"the client's check of downloads {unseen if self.refusal is None else f'refuses: {self.refusal}'}"
 
 
 def replay(
@@ -71,7 +79,7 @@ def replay(
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
     found = evidence.read(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
-    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent), recorder)
+    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent), evidence.config.wire.check_downloads, recorder)
 
 
 def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
