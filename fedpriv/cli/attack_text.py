@@ -40,8 +40,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         assert run_name is not None, "fedpriv attack asks for a run"
         target, played = _altered(attack, target, run_name, seed, chosen)
         out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
-        says = "does not notice" if played.refusal is None else f"refuses: {played.refusal}"
-        out.print(f"the client's check of downloads {says}", soft_wrap=True)
+        out.print(played.sentence, soft_wrap=True)
     tried = _attackers(name, options, target)
     controls = text_controls(tried[0].attack, seed) if name in USUAL else []
     tell_controls(controls, out)
@@ -52,6 +51,8 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         attempts.append(attempt_text(attacker, target, seed))
         for line in figures.in_lines(attempts[-1], target):
             out.print(line, soft_wrap=True)
+        if attempts[-1].found is not None and (reason := attempts[-1].no_evidence):
+            out.print(f"a failure of {attacker.name} is no evidence: {reason}", soft_wrap=True)
     guess = figures.guess(target, seed)
     out.print(figures.text_table(attempts, guess, target))
     malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}

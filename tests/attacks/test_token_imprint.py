@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
+from fedpriv.audit.text.attempts import TextAttacker, attempt_text
 from fedpriv.client.suspicion import check_for_marks
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace
@@ -48,6 +50,19 @@ def test_a_change_of_rounded_weights() -> None:
         schedule=schedule, text=facts(),
     )  # fmt: skip
     assert torch.equal(ATTACK.find(sent), true)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_control(tolerance: float) -> None:
+    schedule = Schedule(lr=0.1, steps=3)
+    seen = replace(answered(1)[0], kind="change", schedule=schedule, unlike=("the client trained with dropout",))
+    target = SimpleNamespace(
+        ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
+        observe=lambda threat: iter([seen]),
+    )  # fmt: skip
+    made = attempt_text(TextAttacker(TokenImprint(tolerance=tolerance)), target, 0)  # type: ignore[arg-type]
+    said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
+    assert made.unlike == tuple(said.split("; ")) and made.no_evidence == (None if tolerance else said)
 
 
 def test_what_an_honest_server_sends_has_no_bins() -> None:

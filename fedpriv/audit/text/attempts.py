@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import TextAttack
+from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
@@ -85,8 +85,11 @@ class TextAttempt:
 
     @property
     def no_evidence(self) -> str | None:
-        """Why it is no evidence that it found no sentence; ``None``: it is, or it found one."""
-        found = self.scores is not None and self.scores.exact is not None and self.scores.exact.successes > 0
+        """Why it is no evidence that it found no sentence, or no token where it finds no order; ``None``: it is, or it did."""
+        scores = self.scores
+        found = (
+            scores is not None and (scores.recall if scores.exact is None else torch.tensor(scores.exact.successes)).gt(0).any()
+        )
         return None if found else "; ".join(self.unlike) or None
 
 
@@ -102,7 +105,8 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     try:
         for observation in observe(attacker.threat):
             found.append(_one(attacker.attack, observation, seed))
-            unlike = _unlike(observation) if attacker.attack.name in SEEKS else ()
+            matches = attacker.attack.name in SEEKS or isinstance(attacker.attack, MaliciousTextAttack)
+            unlike = _unlike(observation) if matches else ()
     except UsageError as error:  # earlier messages that a statistic needs were not kept
         return TextAttempt(attacker, inapplicable=str(error))
     made = [one for one in found if isinstance(one, TextReconstruction)]
