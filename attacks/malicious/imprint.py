@@ -72,7 +72,9 @@ class Imprint:
         weakest: bins with less than this share of the largest difference of bias gradients count as empty.
     """
 
-    control: ClassVar = Setting(net="rectified twice", threat=ThreatModel(download="altered"), images=32, at_once=16, least=0.6)
+    control: ClassVar = Setting(
+        net="rectified twice", threat=ThreatModel(download="altered", public=True), images=32, at_once=16, least=0.6
+    )
     usual: ClassVar = None
     at_once: ClassVar = 16
     optimises: ClassVar = False
