@@ -208,7 +208,9 @@ def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str
         control = declared(made.attacker.attack).control
         if made.found is not None and control is not None and control.aimed:
             aim = made.found.labels[made.found.labels >= 0]
-            lines.append(f"{made.attacker.name} aimed at {len(aim)} images of class {int(aim[0])}, and at no other")
+            if len(aim):
+                some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
+                lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
     for made in attempts:
         if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
             lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
