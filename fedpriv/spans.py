@@ -1,4 +1,4 @@
-"""Profiling of a round: the categories of time, and the spans that charge time to them.
+"""Time of a round: its clocks, the categories of a profile, and the spans that charge time to these.
 
 * ``data``: picking the training samples of a client's turn, and augmentation, also for an adaptation before a test.
 * ``training``: the clients' turns, from the initial model to the upload before transforms; DP-SGD included. With several
@@ -15,9 +15,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 CATEGORIES = ("data", "training", "defences", "serialisation", "aggregation", "evaluation", "tracking", "checkpoint")
 OTHER = "other"
@@ -27,6 +28,18 @@ START, END = "start", "end"
 P = ParamSpec("P")
 T = TypeVar("T")
 _NOTHING = nullcontext()
+
+
+class Clocks(NamedTuple):
+    """Readings in seconds, of which only differences mean something: the time, and what this process computed."""
+
+    wall: float
+    cpu: float
+
+    @staticmethod
+    def now() -> Clocks:
+        """The readings now."""
+        return Clocks(time.perf_counter(), time.process_time())
 
 
 class Spans:

@@ -36,6 +36,8 @@ class Progress:
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: since the start, in bytes.
         seconds: time spent in rounds since the start.
+        cpu_seconds: likewise of this process, in which clients are simulated unless the executor has workers; ``None``: the run
+            began with a version that did not count them.
         privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
     """
 
@@ -45,6 +47,7 @@ class Progress:
     total_bytes_up: int = 0
     total_bytes_down: int = 0
     seconds: float = 0.0
+    cpu_seconds: float | None = None
     privacy: dict[str, list[list[float]]] = field(default_factory=dict)
 
 

@@ -27,7 +27,7 @@ from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
-from fedpriv.spans import UNTIMED, Spans
+from fedpriv.spans import UNTIMED, Clocks, Spans
 from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Report
@@ -96,7 +96,8 @@ class Server:
         for key, option in method.instead.items():
             if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
                 self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
-        began = time.perf_counter()
+        began = Clocks.now()
+        self.progress.cpu_seconds = 0.0
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(-1)
         self.server = method.start(self.agreement.initial.clone())
@@ -105,7 +106,7 @@ class Server:
                 self._crossed("down", broadcast)
             self._keep("down", broadcast)
             self.clients.welcome(broadcast)
-        self._finish_round(0, {}, None, time.perf_counter() - began)
+        self._finish_round(0, {}, None, began)
 
     def restore(self) -> None:
         """Go on from the newest checkpoint that is whole; a damaged one is named.
@@ -138,7 +139,7 @@ class Server:
 
     def run_round(self) -> dict[str, Any]:
         """Run the next round and commit it."""
-        began = time.perf_counter()
+        began = Clocks.now()
         profile, round, method = self.profile, self.progress.round + 1, self.agreement.method
         profile.begin(round)
         chosen = self.participants(round)
@@ -211,7 +212,7 @@ class Server:
         }
         if summed is not None:
             facts["summed"] = list(summed.clients)
-        return self._finish_round(round, metrics, accuracies, time.perf_counter() - began, facts)
+        return self._finish_round(round, metrics, accuracies, began, facts)
 
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
@@ -311,15 +312,18 @@ class Server:
         round: int,
         metrics: Mapping[str, Any],
         accuracies: list[float | None] | None,
-        seconds: float,
+        began: Clocks,
         facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        progress = self.progress
+        progress, ended = self.progress, Clocks.now()
+        seconds = ended.wall - began.wall
         up, down = self.meter.read()
         progress.round = round
         progress.total_bytes_up += up
         progress.total_bytes_down += down
         progress.seconds += seconds
+        if progress.cpu_seconds is not None:
+            progress.cpu_seconds += ended.cpu - began.cpu
         traffic = {"bytes_up": up, "bytes_down": down}
         totals = {"total_bytes_up": progress.total_bytes_up, "total_bytes_down": progress.total_bytes_down}
         progress.record = {

@@ -72,6 +72,7 @@ def write_results(
             "bytes_up": progress.total_bytes_up,
             "bytes_down": progress.total_bytes_down,
             "seconds": round(progress.seconds, 3),
+            "cpu_seconds": None if progress.cpu_seconds is None else round(progress.cpu_seconds, 3),
             "run_dir": str(folder.path),
             "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
             "protocols": protocols,

@@ -82,10 +82,11 @@ def computed(folder: Path) -> dict[str, Any]:
     }
     found["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
     progress = json.loads((checkpoints / found["rounds"][-1]).read_text())["progress"]
-    found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None}
+    found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None, "cpu_seconds": None}
     found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
-    found["summary"] = {key: value for key, value in summary.items() if key not in ("run_id", "run_dir", "seconds", "sha256")}
+    otherwise = ("run_id", "run_dir", "seconds", "cpu_seconds", "sha256")
+    found["summary"] = {key: value for key, value in summary.items() if key not in otherwise}
     found["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
     found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
     return found
