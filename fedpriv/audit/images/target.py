@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
+from fedpriv.attacks.core.registry import MaliciousAttack
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
@@ -78,9 +79,8 @@ class Target:
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
-        # One with public images has learned what they look like, and photographs look otherwise.
-        asked = doubt is None and says.optimises and not made.attacker.threat.public and made.failed
-        if asked and (control := self.on_same_net(made.attacker)) is not None:
+        control = self.on_same_net(made.attacker) if doubt is None and _is_asked(made) else None
+        if control is not None:
             made = replace(made, controls=(*made.controls, control))
             doubt = None if control.passed else control.sentence
         return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
@@ -95,6 +95,16 @@ class Target:
             observe=lambda threat: self.observe(threat)[start:end],
             views=None if self.views is None else self.views[start:end],
         )
+
+
+def _is_asked(made: Attempt) -> bool:
+    """Whether an attempt is held against the control on the same net.
+
+    Closed forms need nothing of the net but what they check. Those with public images have learned what these look like, and
+    photographs look otherwise; a malicious server aims at one class, which photographs may not have.
+    """
+    attack, threat = made.attacker.attack, made.attacker.threat
+    return made.failed and declared(attack).optimises and not threat.public and not isinstance(attack, MaliciousAttack)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
