@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.altered import UNALTERED
-from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.observation import Observation, Public
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import ImageAttack
 from fedpriv.attacks.lab.explained import simulated
@@ -31,9 +31,10 @@ LARGEST = 64
 
 
 def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int) -> Control:
-    """Check that the attack recovers half of some photographs from undefended messages of the net that it attacks.
+    """Check that the attack recovers half of some images from undefended messages of the net that it attacks.
 
-    As many images are behind each message, with the same schedule, and the same layers are sent.
+    As many images are behind each message, with the same schedule, and the same layers are sent. The images are photographs; for
+    an attacker who has public images, and so may have learned what they look like, some of these, which it then does not get.
 
     Args:
         observation: one of the messages.
@@ -41,7 +42,10 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     """
     began, each = time.process_time(), observation.num_examples or 1
     count = max(1, IMAGES // each) * each
-    images = photographs(count, observation.input_shape, seed)
+    what, images = "photographs", photographs(count, observation.input_shape, seed)
+    if (public := observation.public) is not None:
+        what, images = "public images", public.images[:count].to(images)
+        observation = replace(observation, public=Public(public.images[count:], public.labels[count:]))
     draw = torch.Generator().manual_seed(seed)
     # Different labels within a message, as far as there are as many classes.
     labels = torch.cat([torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
@@ -56,7 +60,7 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     passed = recovered >= HALF * count
     behind = "" if each == 1 else f", {each} behind one message"
     sentence = (
-        f"from undefended messages of this net, {attack.name} recovers {recovered} of {count} photographs{behind} "
+        f"from undefended messages of this net, {attack.name} recovers {recovered} of {count} {what}{behind} "
         f"(MSE below {RECOVERED:g}; at least {HALF:.0%} needed)"
     )
     return Control("same net", passed, sentence, _since(began))

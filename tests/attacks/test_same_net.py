@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.altered import Altered
-from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.image.direct import Unrolled
 from fedpriv.attacks.image.dlg import Dlg
@@ -52,6 +52,18 @@ def test_the_messages_are_undefended_ones_of_photographs() -> None:
     expected = observe(perceptron(0, height=SIDE, width=SIDE), images[:2], torch.randperm(10, generator=draw)[:2])
     for name, tensor in expected.shared.items():
         torch.testing.assert_close(first.shared[name], tensor)
+
+
+def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
+    observation, weights = seen()
+    public = Public(torch.rand(10, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(2)), torch.arange(10))
+    attack = Reads()
+    control = on_same_net(attack, replace(observation, public=public), weights, 0)  # type: ignore[arg-type]
+    assert "reads recovers 0 of 4 public images" in control.sentence and attack.given[0].public is not None
+    assert torch.equal(attack.given[0].public.images, public.images[4:]), "a copy of the image would be found"
+    draw = torch.Generator().manual_seed(0)
+    expected = observe(perceptron(0, height=SIDE, width=SIDE), public.images[:1], torch.randperm(10, generator=draw)[:1])
+    torch.testing.assert_close(attack.given[0].shared["top.weight"], expected.shared["top.weight"])
 
 
 def test_a_change_is_that_of_the_clients_steps() -> None:

@@ -100,11 +100,11 @@ class Target:
 def _is_asked(made: Attempt) -> bool:
     """Whether an attempt is held against the control on the same net.
 
-    Closed forms need nothing of the net but what they check. Those with public images have learned what these look like, and
-    photographs look otherwise; a malicious server aims at one class, which photographs may not have.
+    Closed forms need nothing of the net but what they check, and a malicious server aims at one class, which the control's images
+    may not have.
     """
-    attack, threat = made.attacker.attack, made.attacker.threat
-    return made.failed and declared(attack).optimises and not threat.public and not isinstance(attack, MaliciousAttack)
+    attack = made.attacker.attack
+    return made.failed and declared(attack).optimises and not isinstance(attack, MaliciousAttack)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:

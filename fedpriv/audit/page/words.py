@@ -34,7 +34,7 @@ READING = (
     "In the easiest case, samples are added until the result is decided; the interval is for the number that was tried.",
     "An attack counts as evidence only if it recovered images in a control: without a defence, at the same budget, with as "
     "many images per message. An attack that fails a control is not run; without a control, its failure is no evidence. One that "
-    "optimises and recovers nothing is then tried on photographs, on undefended messages of the same net; if it recovers less "
+    "optimises and recovers nothing is then tried on other images, on undefended messages of the same net; if it recovers less "
     "than half of these, its failure is no evidence either.",
     "The easiest case (clients with a single sample, simulated by the audit with the run's own training and defences) shows what "
     "the same attacks reach under the best conditions; the run did not send these messages.",
