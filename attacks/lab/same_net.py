@@ -22,7 +22,7 @@ from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.setting import HALF
-from fedpriv.attacks.scoring.scores import RECOVERED, match_batches, mse
+from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches
 
 IMAGES = 4
 """How many images at least."""
@@ -53,10 +53,10 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     messages = [_undefended(observation, weights, own, of) for own, of in pairs]
     try:
         with torch.random.fork_rng(devices=[]):
-            made = attack.run(messages, seed).images.to(images)
+            made = attack.run(messages, seed).raw.to(images)
     except Inapplicable as refusal:
         return Control("same net", False, f"{attack.name} refused undefended messages of this net ({refusal})", _since(began))
-    recovered = int((mse(made[match_batches(made, images, each)], images) < RECOVERED).sum())
+    recovered = int((errors(made[match_batches(made, images, each)], images) < RECOVERED).sum())
     passed = recovered >= HALF * count
     behind = "" if each == 1 else f", {each} behind one message"
     sentence = (
