@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.core.registry import MaliciousAttack
-    from fedpriv.attacks.lab.attempts import Attempt
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
 
@@ -166,7 +165,7 @@ def _attack_images(
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
-    for line in _remarks(attempts, beyond):
+    for line in figures.remarks(attempts, beyond):
         out.print(line, soft_wrap=True)
     guesses = figures.guesses(target)
     out.print(figures.table(attempts, guesses, target))
@@ -187,34 +186,6 @@ def _attack_images(
         "baselines": figures.guess_figures(guesses),
         "controls": [vars(control) for made in attempts for control in made.controls],
     }
-
-
-def _remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
-    """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
-    from fedpriv.attacks.lab.setting import declared
-
-    knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
-    shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
-    lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
-    alike: dict[str, list[str]] = {}
-    for name, known in knows.items():
-        if own := "; ".join(sentence for sentence in known if sentence not in shared):
-            alike.setdefault(own, []).append(name)
-    lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
-    for made in attempts:
-        if (why := made.inapplicable) is not None:
-            lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
-    for made in attempts:
-        control = declared(made.attacker.attack).control
-        if made.found is not None and control is not None and control.aimed:
-            aim = made.found.labels[made.found.labels >= 0]
-            if len(aim):
-                some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
-                lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
-    for made in attempts:
-        if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
-            lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
-    return lines
 
 
 @command(main, "attacks")

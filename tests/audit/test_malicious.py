@@ -18,8 +18,8 @@ from fedpriv.attacks.scoring.scores import match_batches, mse
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
+from fedpriv.audit.images.figures import remarks
 from fedpriv.cli import main
-from fedpriv.cli.attack import _remarks
 from fedpriv.errors import FedprivError
 from tests.simulation.small import play
 
@@ -135,4 +135,4 @@ def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], w
 def test_it_says_what_fishing_aimed_at() -> None:
     found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
     made = Attempt(Attacker(Fishing(), ThreatModel()), found)
-    assert "fishing aimed at 2 images of class 3, and at no other" in _remarks([made], {})
+    assert "fishing aimed at 2 images of class 3, and at no other" in remarks([made], {})

@@ -1,4 +1,4 @@
-"""The figures of an attempt, as data for ``--json`` and the reports, and as a table."""
+"""The figures of an attempt, as data for ``--json`` and the reports, and as a table; remarks on them, in lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
+from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import Rate, mse, under
 from fedpriv.audit.images.target import Target
@@ -105,3 +106,33 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
         cells = (f"{hit.successes} of {hit.n}", str(closer.successes), "", f"{float(error.median()):.1e}")
         made.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
     return made
+
+
+def remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
+    """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence.
+
+    Args:
+        beyond: attacker -> why its failure is no evidence, besides what its attempt says.
+    """
+    knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
+    shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
+    lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
+    alike: dict[str, list[str]] = {}
+    for name, known in knows.items():
+        if own := "; ".join(sentence for sentence in known if sentence not in shared):
+            alike.setdefault(own, []).append(name)
+    lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
+    for made in attempts:
+        if (why := made.inapplicable) is not None:
+            lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
+    for made in attempts:
+        control = declared(made.attacker.attack).control
+        if made.found is not None and control is not None and control.aimed:
+            aim = made.found.labels[made.found.labels >= 0]
+            if len(aim):
+                some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
+                lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
+    for made in attempts:
+        if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
+            lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
+    return lines
