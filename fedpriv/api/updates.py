@@ -141,9 +141,10 @@ def audit_update(
         one = as_seen(threat, named(statistics, what), None, copy.deepcopy(model).eval())
         return granted([one], reference)
 
+    weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights  # only for what the audit holds attacks against
+
     @cache
     def doubt() -> str | None:
-        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
         agreement = explained(observe(ThreatModel())[0], weights, images, labels)
         return None if agreement is None else agreement.doubt
 
@@ -151,13 +152,11 @@ def audit_update(
     def doubt_of_one_step() -> str | None:
         if (observation := as_one_step(observe(ThreatModel())[0])) is None:
             return None
-        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
         agreement = explained(observation, weights, images, labels)
         return None if agreement is None else agreement.doubt_of(ONE_STEP)
 
     @cache
     def control(attacker: Attacker) -> Control:
-        weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights
         return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, seed)
 
     seen = observe(ThreatModel())[0]
