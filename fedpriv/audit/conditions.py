@@ -36,12 +36,15 @@ _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
 
 
 def most_recovered(run: Found) -> Found | None:
-    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: it is not known."""
+    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: it is not known.
+
+    Of equal shares, it is that of the fewest samples, which leaves the most open: 0 of 6 rather than 0 of 72.
+    """
     made = [counted(best) for attack in run["attacks"] if (best := best_attempt(attack)) is not None]
     made += [best["exact"] for read in run.get("texts") or [] if (best := best_reading(read)) is not None and best["exact"]]
     # What class centres do not give away is no evidence, so they can only add to what is known.
     made += [one["recovered"] for one in run.get("centers") or [] if gives_away(one)]
-    return max(made, key=lambda rate: rate["share"], default=None)
+    return max(made, key=lambda rate: (rate["share"], rate["high"]), default=None)
 
 
 def _recovered(run: Found) -> float | None:
@@ -166,16 +169,20 @@ class Condition:
         """Its measure in a run's findings; ``None``: not known."""
         return MEASURES[self.measure](run)
 
+    def allows(self, value: float) -> bool:
+        """Whether it is true of a value of its measure."""
+        return _OPERATORS[self.compare](value, self.bound)
+
     def holds(self, run: Found) -> bool:
         """Whether a run's findings meet it as a target: what is not known does not."""
         if self.compare in ("<", "<=") and self._unsettled(run) is not None:
             return False
-        return (value := self.value(run)) is not None and _OPERATORS[self.compare](value, self.bound)
+        return (value := self.value(run)) is not None and self.allows(value)
 
     def met(self, run: Found) -> str | None:
         """Why a run's findings meet it as an alarm, in a line; ``None``: they do not. What is not known counts as met."""
         value = self.value(run)
-        if value is not None and _OPERATORS[self.compare](value, self.bound):
+        if value is not None and self.allows(value):
             return f"{self.measure} is {value:.3g} ({self})"
         if self.compare in (">", ">=") and (unsettled := self._unsettled(run)) is not None:
             return f"{self.measure} is not known, as {unsettled} ({self})"

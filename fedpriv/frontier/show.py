@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpriv.audit import formats
+from fedpriv.audit.conditions import conditions
 from fedpriv.experiments.markdown import bullets, table
 
 Found = Mapping[str, Any]
@@ -25,7 +26,7 @@ def answer(found: Found) -> str:
         last = found["confirmed"][-1]
         again = f"{last['seed']}" + (f", with {formats.percent(last['accuracy'])}" if last.get("accuracy") is not None else "")
         holds = f"{named(one)} is the most accurate that meets {target} against every attack that was mounted"
-        return f"{holds}: {what}. Confirmed on seed {again}."
+        return f"{holds}: {what}. Confirmed on seed {again}.{_open(one, found['target'])}"
     failed = [one["label"] for one in found["confirmed"]]
     why = f" {formats.listed(failed)} met it in the grid, but not on a fresh seed." if failed else ""
     if found["nearest"] is None:
@@ -34,6 +35,15 @@ def answer(found: Found) -> str:
     missed = formats.listed(one["unmet"]) if one["unmet"] else "nothing but the fresh seed"
     near = f"{named(one)} comes nearest: it misses {missed}, at an accuracy of {formats.percent(one['accuracy'])}"
     return f"None meets {target}.{why} {near}."
+
+
+def _open(one: Found, target: Sequence[str]) -> str:
+    """That too few samples were attacked to show a share below the target's; empty: enough were."""
+    bounds = [wanted for wanted in conditions(",".join(target), "--target") if wanted.measure == "recovered"]
+    high = one["recovered_interval"][1] if one["recovered_interval"] else 0.0
+    if all(wanted.allows(high) for wanted in bounds):
+        return ""
+    return f" By the samples that were attacked, up to {formats.percent(high)} may be recovered (95 %); --singles attacks more."
 
 
 def named(one: Found) -> str:

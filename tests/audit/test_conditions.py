@@ -183,13 +183,14 @@ def test_words_of_texts_have_a_measure() -> None:
 
 def test_sentences_that_no_attack_could_have_found_are_no_guarantee() -> None:
     tokens = {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.1, "precision": 0.1}
-    tag = {**tokens, "attacker": "tag", "rouge_l": 0.1, "exact": {"successes": 0, "n": 4, "share": 0.0}, "no_evidence": "dropout"}
+    exact = {"successes": 0, "n": 4, "share": 0.0, "high": 0.49}
+    tag = {**tokens, "attacker": "tag", "rouge_l": 0.1, "exact": exact, "no_evidence": "dropout"}
     read = {"kind": "single text", "attempts": [tokens, tag], "baseline": {"precision": 0.1}}
     (target,) = conditions("recovered<=0.5")
     assert target.holds(run(texts=[read | {"attempts": [tokens, {**tag, "no_evidence": None}]}]))
     assert not target.holds(run(texts=[read]))
     assert "a failure is no evidence: dropout" in (first_met([run(texts=[read])], conditions("recovered>0.5")) or "")
-    found = {**tag, "exact": {"successes": 1, "n": 4, "share": 0.25}, "no_evidence": None}
+    found = {**tag, "exact": {"successes": 1, "n": 4, "share": 0.25, "high": 0.7}, "no_evidence": None}
     assert target.holds(run(texts=[read | {"attempts": [tokens, found]}]))
     assert best_reading(read) == tokens and best_reading(read | {"attempts": [tag]}) is None
     assert "tag: dropout" in of_texts([read | {"attempts": [{**tag, "left_says": None}], "round": 1}])[0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from fedpriv.audit.conditions import conditions
+from attacks.scoring.scores import wilson
+from fedpriv.audit.conditions import conditions, most_recovered
 from fedpriv.errors import FedprivError
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.search import search
+from fedpriv.frontier.show import answer
 from tests.audit.sample_findings import findings
 
 
@@ -65,11 +68,27 @@ def test_a_trade_says_what_the_audit_found() -> None:
     assert unknown.recovered is None and unknown.unmet == ("recovered<=1",), "what is not known does not hold"
 
 
+def test_of_equal_shares_the_fewest_samples_leave_the_most_open() -> None:
+    rates = {n: asdict(wilson(0, n)) | {"share": 0.0} for n in (72, 6)}
+    attempts = [{"success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1} for rate in rates.values()]
+    most = most_recovered({"attacks": [{"attempts": [one]} for one in attempts]})
+    assert most is not None and most["n"] == 6
+
+
+@pytest.mark.parametrize(("attacked", "open_still"), [(72, ""), (6, "up to 39.0 % may be recovered")])
+def test_the_answer_says_what_the_number_of_attacked_samples_leaves_open(attacked: int, open_still: str) -> None:
+    rate = wilson(0, attacked)
+    one = asdict(a_trade("tight", 0.9, 0.0, 10)) | {"recovered_interval": (rate.low, rate.high)}
+    said = answer({"trades": [one], "target": ["recovered<=0.06"], "chosen": "tight", "confirmed": [{"seed": 1}]})
+    assert ("--singles" in said) == bool(open_still) and open_still in said
+
+
 def of(share: float | None) -> Mapping[str, Any]:
     """Findings in which an attack recovered that share."""
     if share is None:
         return {"attacks": [], "texts": [], "labels": []}
-    attempt = {"success": {"0.01": {"share": share, "successes": round(100 * share)}}, "is_evidence": True, "mse_median": 0.1}
+    rate = asdict(wilson(round(100 * share), 100)) | {"share": share}
+    attempt = {"success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
     return {"attacks": [{"attempts": [attempt]}], "texts": [], "labels": []}
 
 
