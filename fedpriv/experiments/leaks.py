@@ -23,6 +23,7 @@ TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were
   number after the semicolon is what the attack has below a stricter error, where it has more than the copies.
 * *one sample each*: the same for simulated clients with a single sample.
 * *members*: AUC of the best membership attack on the kept messages (0.5 is guessing); the interval holds for all attacks at once.
+  *by round*: the same in each round that was looked at; the largest of several attacks is above 0.5 even where all guess.
 * *classes by rule*: kept messages from which the client's set of classes was found exactly, by the last layer's gradient or the
   class centres. *by shadows*: clients whose set was found exactly by a classifier trained on messages of simulated clients, in
   the first of these rounds.
@@ -36,9 +37,9 @@ def leakage(run_dir: Path) -> dict[str, Any]:
         ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts),
         of images also ``copies``, what copies of public images would count for, and where that is as much ``closer``, what was
         recovered at a stricter threshold; ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low``
-        and ``high`` of the best membership attack; ``classes``: ``exact`` of ``of`` messages, by the last layer's gradient or
-        the class centres (``None``: neither was sent); ``classes_by_shadows``; and the audit's ``options``. Empty where the run
-        was not audited.
+        and ``high`` of the best membership attack; ``members_by_round``: the same in each round; ``classes``: ``exact`` of ``of``
+        messages, by the last layer's gradient or the class centres (``None``: neither was sent); ``classes_by_shadows``; and the
+        audit's ``options``. Empty where the run was not audited.
 
     Raises:
         UsageError: the report in the folder is not what fedpriv writes.
@@ -50,12 +51,12 @@ def leakage(run_dir: Path) -> dict[str, Any]:
 def _figures(run: Found) -> dict[str, Any]:
     targets = [_target(one) for one in (*run["attacks"], *(run.get("texts") or []))]
     singles = [one for one in targets if one["kind"] != "message"]
-    best = best_attack(run["membership"])
     return {
         "answer": run["answer"]["words"],
         "messages": [one for one in targets if one["kind"] == "message"],
         "singles": max(singles, key=lambda one: (one["recovered"] or 0) / one["samples"], default=None),
-        "members": best and {"attack": best["attack"], "auc": best["auc"], **best["together"]},
+        "members": _members(run["membership"]),
+        "members_by_round": _members_by_round(run["membership"]),
         "classes": _classes(run["labels"]),
         "classes_by_shadows": run["label_shadow"],
         "options": run["options"],
@@ -88,6 +89,19 @@ def _beside(attack: Found, best: Found) -> dict[str, Any]:
     return {"copies": copies, "closer": {"recovered": attempt["success"][limit]["successes"], "limit": float(limit)}}
 
 
+def _members(attacks: Sequence[Found]) -> dict[str, Any] | None:
+    best = best_attack(attacks)
+    return None if best is None else {"attack": best["attack"], "auc": best["auc"], **best["together"]}
+
+
+def _members_by_round(attacks: Sequence[Found]) -> list[dict[str, Any]]:
+    """The best attack of each round, without the rounds in which none could be mounted."""
+    by_round = {
+        number: _members([one for one in attacks if one["round"] == number]) for number in {one["round"] for one in attacks}
+    }
+    return [{"round": number, **best} for number, best in sorted(by_round.items()) if best]
+
+
 def _classes(labels: Sequence[Found]) -> dict[str, int] | None:
     if all(one["how"] == NO_RULE for one in labels):
         return None
@@ -107,6 +121,7 @@ def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
         *(f"round {number}" for number in rounds),
         "one sample each",
         "members",
+        "by round",
         "classes by rule",
         "by shadows",
     ]
@@ -124,6 +139,7 @@ def _row(result: Result, rounds: Sequence[int]) -> list[str]:
         *(_recovered(messages.get(number)) for number in rounds),
         _recovered(found["singles"]),
         f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f})" if members else "–",
+        ", ".join(f"{one['round']}: {one['auc']:.2f}" for one in found.get("members_by_round") or []) or "–",
         f"{classes['exact']} of {classes['of']}" if classes else "–",
         f"{round(shadows['exact'] * shadows['clients'])} of {shadows['clients']}" if shadows else "–",
     ]

@@ -24,6 +24,10 @@ FOUND: dict[str, Any] = {
     ],
     "singles": {"kind": "single image", "round": 1, "client": 0, "samples": 24, "recovered": 0, "attack": "known-head"},
     "members": {"attack": "LiRA", "auc": 0.804, "low": 0.71, "high": 0.86, "of": 12},
+    "members_by_round": [
+        {"round": 1, "attack": "LiRA", "auc": 0.804, "low": 0.71, "high": 0.86, "of": 12},
+        {"round": 20, "attack": "row distance", "auc": 0.52, "low": 0.41, "high": 0.63, "of": 12},
+    ],
     "classes": {"exact": 2, "of": 6},
     "classes_by_shadows": {"exact": 0.666667, "clients": 3, "f1": 0.5, "majority_f1": 0.1, "all_f1": 0.3},
     "options": {"messages": 3},
@@ -40,15 +44,19 @@ def test_the_report_has_a_row_for_each_audited_run(tmp_path: Path) -> None:
     found = report(path)
     assert found["experiments"][0]["leakage"] == {} and "leak" not in Path(found["report"]).read_text()
     with_audit(results[0], FOUND)
-    nothing = {"members": None, "classes": None, "classes_by_shadows": None, "singles": None}
+    nothing = {"members": None, "members_by_round": [], "classes": None, "classes_by_shadows": None, "singles": None}
     with_audit(results[2], FOUND | nothing | {"answer": "Leakage not known", "messages": FOUND["messages"][1:]})
     found = report(path)
     assert found["experiments"][0]["leakage"]["fedavg-s0"] == FOUND
     text = Path(found["report"]).read_text()
-    assert "| method | seed | answer | round 1 | round 20 | one sample each | members | classes by rule | by shadows |" in text
-    row = "| fedavg | 0 | Members were identified | 13 of 72 | – | 0 of 24 | 0.80 (0.71 to 0.86) | 2 of 6 | 2 of 3 |"
+    assert (
+        "| method | seed | answer | round 1 | round 20 | one sample each | members | by round | classes by rule | by shadows |"
+        in text
+    )
+    members = "0.80 (0.71 to 0.86) | 1: 0.80, 20: 0.52"
+    row = f"| fedavg | 0 | Members were identified | 13 of 72 | – | 0 of 24 | {members} | 2 of 6 | 2 of 3 |"
     assert row in text
-    assert "| fedavg | 2 | Leakage not known | – | – | – | – | – | – |" in text and "| fedavg | 1 | " not in text
+    assert "| fedavg | 2 | Leakage not known | – | – | – | – | – | – | – |" in text and "| fedavg | 1 | " not in text
 
 
 def with_report(folder: Path, text: str) -> None:
@@ -98,6 +106,22 @@ def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None
     with_report(tmp_path, json.dumps(audit))
     found = leakage(tmp_path)["singles"]
     assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
+
+
+def test_the_best_membership_attack_of_each_round_is_stored(tmp_path: Path) -> None:
+    def tried(number: int, attack: str, auc: float | None) -> dict[str, Any]:
+        together = {} if auc is None else {"together": {"low": auc - 0.1, "high": auc + 0.1, "of": 3}}
+        return {"round": number, "attack": attack, "auc": auc, **together}
+
+    membership = [tried(9, "LiRA", 0.6), tried(1, "LiRA", 0.7), tried(1, "loss threshold", 0.8), tried(5, "LiRA", None)]
+    run = {"run_id": "run", "attacks": [], "membership": membership, "labels": [], "label_shadow": None}
+    with_report(tmp_path, json.dumps({"runs": [run | {"answer": {"words": "Members were identified"}}], "options": {}}))
+    found = leakage(tmp_path)
+    assert [(one["round"], one["attack"], one["auc"]) for one in found["members_by_round"]] == [
+        (1, "loss threshold", 0.8),
+        (9, "LiRA", 0.6),
+    ]
+    assert found["members"]["auc"] == 0.8
 
 
 def test_beside_what_was_recovered_stands_what_copies_would_count_for(tmp_path: Path) -> None:
