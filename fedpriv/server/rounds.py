@@ -14,15 +14,12 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, lookup
 from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
-from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.terms import label_of
-from fedpriv.seeding import generator
 from fedpriv.server.arrivals import Arrivals
-from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
-from fedpriv.server.merging import merge, merge_sum, not_finite
+from fedpriv.server.next_state import Merger, Outcome, Turns
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
@@ -83,8 +80,8 @@ class Server:
         self.is_private = self.config.privacy.level != "none"
         self._apart = holders is None and self.config.privacy.level == "sample"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
-        self._noisy_mean = _noisy_mean(agreement)
-        self.canaries = _canaries(agreement)
+        self._merger = Merger(agreement, warn)
+        self.canaries = self._merger.canaries
         self._secure = self.config.wire.secure_aggregation
         self.server = ServerState(agreement.initial)
         self.stop_requested = False
@@ -140,68 +137,33 @@ class Server:
     def run_round(self) -> dict[str, Any]:
         """Run the next round and commit it."""
         began = Clocks.now()
-        profile, round, method = self.profile, self.progress.round + 1, self.agreement.method
-        profile.begin(round)
+        round = self.progress.round + 1
+        self.profile.begin(round)
         chosen = self.participants(round)
-        with profile("serialisation"):
-            draft = method.download(self.server, round)
-            download = None if draft is None else seal(draft)
-            sent = {} if download is None else download.tensors()
-            if download is not None:
-                self._keep("down", download)
-        arrivals = self._arrivals(round, chosen, download, sent)
-        turns = arrivals.in_order()
-        reports, uploads = [report for report, _ in turns], [upload for _, upload in turns if upload is not None]
-        summed = self._sum(round, arrivals, sent)
-        if self._secure:
-            reports = [report for report in reports if summed is not None and report.client in summed.clients]
-        merged = len(uploads) if summed is None else len(summed.clients)
-        least, keepers = self.config.train.min_uploads, [report.client for report in reports if report.keeps]
-        if too_few := merged < least and self._noisy_mean is None and bool(method.shared_names):
-            if least > 1:
-                self.warn(f"round {round}: the model stays as it is, with {merged} of {least} uploads (train.min_uploads)")
-            uploads, summed = [], None
-        if isinstance(self.canaries, SampleCanaries):
-            self.canaries.observe(round, [upload for _, upload in turns if upload is not None], sent, reports)
-        before = self.server
-        with profile("aggregation"):
-            if self._noisy_mean is not None:
-                self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
-                draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
-                if isinstance(planted, ClientCanaries):
-                    self.server = self._noisy_mean(before, uploads, sent, draw, planted.changes(round))
-                    planted.observe(before, self.server)
-                else:
-                    self.server = self._noisy_mean(before, uploads, sent, draw)
-            elif summed is not None:
-                self.server = merge_sum(method, self.server, summed.mean.tensors(), len(summed.clients), round)
-            elif uploads:
-                self.server = merge(method, self.server, uploads)
-            spoiled = None if self.server is before else not_finite(self.server)
-        if spoiled is not None:
-            why = f"with the uploads of this round, {spoiled} would not be finite"
-            self.warn(f"round {round}: the model stays as it is: {why}; train.max_update_norm refuses uploads that are too large")
-            self.server, uploads, summed = before, [], None
-        if too_few or spoiled is not None:
-            self.clients.forget((client, round) for client in keepers)  # these turns do not count either
-        else:
-            self.progress.clients |= dict.fromkeys(keepers, round)
-        metrics = {"participants": len(chosen), **_numbers(arrivals, reports, summed)}
-        if missing := self.clients.missing():
+        download = self._download(round)
+        arrivals = self._arrivals(round, chosen, download)
+        turns = self._turns(round, arrivals)
+        if self.config.privacy.level == "client":
+            self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
+        with self.profile("aggregation"):
+            outcome = self._merger.next(round, self.server, turns)
+        self._go_on(round, outcome, turns.reports)
+        summed = turns.summed if outcome.left_out is None else None
+        missing = self.clients.missing()
+        metrics = {"participants": len(chosen), **_numbers(arrivals, turns.reports, summed)}
+        if missing:
             metrics["missing"] = len(missing)
-        if too_few:
-            metrics["too_few_uploads"] = 1
-        if spoiled is not None:
-            metrics["not_finite"] = 1
-        if uploads or summed is not None:
+        if outcome.left_out is not None:
+            metrics[outcome.left_out] = 1
+        elif turns.merged:
             metrics |= self.server.report
         metrics |= self.clients.measured()
         if self.is_private:
             metrics["epsilon"] = self.ledger.epsilon
         accuracies, untested = None, dict[int, str]()
         if self._is_scored(round):
-            with profile("evaluation"):
-                scores, accuracies = self.scorer.score(self.server, self.progress.clients, round, uploads)
+            with self.profile("evaluation"):
+                scores, accuracies = self.scorer.score(self.server, self.progress.clients, round, outcome.uploads)
                 metrics |= scores
                 if untested := dict(self.scorer.untested):
                     metrics["untested"] = len(untested)
@@ -237,8 +199,20 @@ class Server:
         draft = self.agreement.method.broadcast(server)
         return None if draft is None else seal(draft)
 
-    def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None, sent: Mapping[str, Tensor]) -> Arrivals:
+    def _download(self, round: int) -> Sealed | None:
+        """What the clients of a round are sent; ``None``: the method does not communicate."""
+        with self.profile("serialisation"):
+            draft = self.agreement.method.download(self.server, round)
+            if draft is None:
+                return None
+            download = seal(draft)
+            self._keep("down", download)
+            return download
+
+    def _arrivals(self, round: int, chosen: Sequence[int], download: Sealed | None) -> Arrivals:
         """Ask the clients of a round, and check what they answer as it comes."""
+        with self.profile("serialisation"):
+            sent = {} if download is None else download.tensors()
         arrivals = Arrivals(self.agreement, round, chosen, sent, self.samples)
         last = {client: self.progress.clients[client] for client in chosen if client in self.progress.clients}
         accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
@@ -272,15 +246,23 @@ class Server:
                     self._keep(direction, sealed)
         return arrivals
 
-    def _sum(self, round: int, arrivals: Arrivals, sent: Mapping[str, Tensor]) -> Summed | None:
-        """The sum of the uploads that clients hold back; ``None``: they hold none back, or too few are left for a sum."""
+    def _turns(self, round: int, arrivals: Arrivals) -> Turns:
+        """The turns that count: of those that fit and did not diverge; where uploads are summed, those in the sum."""
+        turns = arrivals.in_order()
+        reports = [report for report, _ in turns]
         if not self._secure:
-            return None
+            return Turns(arrivals.sent, reports, [upload for _, upload in turns if upload is not None])
+        summed = self._sum(round, arrivals)
+        counted = () if summed is None else summed.clients
+        return Turns(arrivals.sent, [report for report in reports if report.client in counted], summed=summed)
+
+    def _sum(self, round: int, arrivals: Arrivals) -> Summed | None:
+        """The sum of the uploads that clients hold back; ``None``: too few clients are left for a sum."""
         from fedpriv.server.secure_sum import SecureSum
 
         examples = {client: report.num_examples for client, report in arrivals.reports.items()}
         label = label_of(self.folder.path.name, round)
-        secure = SecureSum(self.agreement, self.clients, label, round, sent, self._crossed, self.warn)
+        secure = SecureSum(self.agreement, self.clients, label, round, arrivals.sent, self._crossed, self.warn)
         try:
             with self.profile("aggregation"):
                 summed = secure.sum(arrivals.keys, examples)
@@ -291,6 +273,15 @@ class Server:
         lost = arrivals.keys.keys() - set(summed.clients)
         self.clients.forget((client, round) for client in lost if arrivals.reports[client].keeps)  # such a turn does not count
         return summed
+
+    def _go_on(self, round: int, outcome: Outcome, reports: Sequence[Report]) -> None:
+        """Take over a round's outcome; what the clients keep counts where their uploads do."""
+        self.server = outcome.state
+        keepers = [report.client for report in reports if report.keeps]
+        if outcome.left_out is None:
+            self.progress.clients |= dict.fromkeys(keepers, round)
+        else:
+            self.clients.forget((client, round) for client in keepers)
 
     def _refuse(self, client: int, round: int, reason: Refused) -> None:
         """Leave an answer out, or stop the run, as ``train.on_refused`` says."""
@@ -377,25 +368,3 @@ def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, r
     if config.train.on_nan == "stop":
         raise ClientDiverged(client, round, config.train.lr)
     warn(f"round {round}: client {client} diverged (its loss or its weights are not finite): what it trained is left out")
-
-
-def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
-    """How the server merges under client-level DP; ``None``: as the method says."""
-    config, privacy = agreement.config, agreement.config.privacy
-    if privacy.level != "client":
-        return None
-    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(config))
-
-
-def _canaries(agreement: Agreement) -> Planted | None:
-    """The run's canaries, if it has some."""
-    if (canaries := agreement.canaries) is None:
-        return None
-    if agreement.config.privacy.level == "sample":
-        return SampleCanaries(agreement, canaries)
-    return ClientCanaries(agreement, canaries, _expected(agreement.config))
-
-
-def _expected(config: RunConfig) -> float:
-    """The expected number of participants."""
-    return (config.train.participation or 0.0) * config.data.clients

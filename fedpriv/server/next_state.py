@@ -1,0 +1,126 @@
+"""What a round's answers make of the server's state: merged by the method, or with client-level DP, or left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from fedpriv.agreement import Agreement
+from fedpriv.config import RunConfig
+from fedpriv.methods.base import ServerState
+from fedpriv.privacy.client_level import NoisyMean
+from fedpriv.seeding import generator
+from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
+from fedpriv.server.merging import merge, merge_sum, not_finite
+from fedpriv.wire.coding import Upload
+from fedpriv.wire.report import Report
+
+if TYPE_CHECKING:
+    from fedpriv.server.secure_sum import Summed
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A round's turns that count, in the order in which they are merged.
+
+    Attributes:
+        sent: what their clients were sent, by name.
+        reports: one of each turn.
+        uploads: where they arrive one by one.
+        summed: where they are summed behind masks; ``None``: too few clients were left for a sum.
+    """
+
+    sent: Mapping[str, Tensor]
+    reports: Sequence[Report]
+    uploads: Sequence[Upload] = ()
+    summed: Summed | None = None
+
+    @property
+    def merged(self) -> int:
+        """How many uploads the next state is made of."""
+        return len(self.uploads) if self.summed is None else len(self.summed.clients)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a round.
+
+    Attributes:
+        state: the server's next one.
+        uploads: those that were merged into it one by one.
+        left_out: why the turns of the round do not count after all, by the name that a record has for it; ``None``: they do.
+    """
+
+    state: ServerState
+    uploads: Sequence[Upload] = ()
+    left_out: Literal["too_few_uploads", "not_finite"] | None = None
+
+
+class Merger:
+    """Makes the server's next state, round by round.
+
+    Args:
+        warn: called with a line where a round's turns do not count.
+
+    Attributes:
+        canaries: those of the run, if there are any.
+    """
+
+    def __init__(self, agreement: Agreement, warn: Callable[[str], None]) -> None:
+        self.agreement, self.config, self.method, self.warn = agreement, agreement.config, agreement.method, warn
+        self._noisy_mean = _noisy_mean(agreement)
+        self.canaries = _canaries(agreement)
+
+    def next(self, round: int, before: ServerState, turns: Turns) -> Outcome:
+        """The outcome of a round (1-based)."""
+        if isinstance(self.canaries, SampleCanaries):
+            self.canaries.observe(round, turns.uploads, turns.sent, turns.reports)
+        least = self.config.train.min_uploads
+        if turns.merged < least and self._noisy_mean is None and self.method.shared_names:
+            if least > 1:
+                why = f"with {turns.merged} of {least} uploads (train.min_uploads)"
+                self.warn(f"round {round}: the model stays as it is, {why}")
+            return Outcome(before, left_out="too_few_uploads")
+        state = self._merged(round, before, turns)
+        if state is not before and (spoiled := not_finite(state)) is not None:
+            why = f"with the uploads of this round, {spoiled} would not be finite"
+            self.warn(f"round {round}: the model stays as it is: {why}; train.max_update_norm refuses uploads that are too large")
+            return Outcome(before, left_out="not_finite")
+        return Outcome(state, turns.uploads)
+
+    def _merged(self, round: int, before: ServerState, turns: Turns) -> ServerState:
+        if self._noisy_mean is not None:
+            draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
+            if not isinstance(planted, ClientCanaries):
+                return self._noisy_mean(before, turns.uploads, turns.sent, draw)
+            state = self._noisy_mean(before, turns.uploads, turns.sent, draw, planted.changes(round))
+            planted.observe(before, state)
+            return state
+        if turns.summed is not None:
+            return merge_sum(self.method, before, turns.summed.mean.tensors(), turns.merged, round)
+        return merge(self.method, before, turns.uploads) if turns.uploads else before
+
+
+def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
+    """How uploads are merged under client-level DP; ``None``: as the method says."""
+    config, privacy = agreement.config, agreement.config.privacy
+    if privacy.level != "client":
+        return None
+    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(config))
+
+
+def _canaries(agreement: Agreement) -> Planted | None:
+    """The run's canaries, if it has some."""
+    if (canaries := agreement.canaries) is None:
+        return None
+    if agreement.config.privacy.level == "sample":
+        return SampleCanaries(agreement, canaries)
+    return ClientCanaries(agreement, canaries, _expected(agreement.config))
+
+
+def _expected(config: RunConfig) -> float:
+    """The expected number of participants."""
+    return (config.train.participation or 0.0) * config.data.clients
