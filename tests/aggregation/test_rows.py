@@ -11,7 +11,7 @@ import torch
 from fedpriv.aggregation import aggregations, rows
 from fedpriv.aggregation.columns import blocks
 from fedpriv.methods.base import Method, ServerState
-from fedpriv.server import merging, rounds
+from fedpriv.server import merging, next_state
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 from tests.aggregation.test_sums import alike
@@ -56,7 +56,7 @@ def test_it_merges_as_its_matrix_does(
         merged += 1
         return plain
 
-    monkeypatch.setattr(rounds, "merge", both)
+    monkeypatch.setattr(next_state, "merge", both)
     for _ in simulation.rounds():
         pass
     assert merged == 2
@@ -100,7 +100,7 @@ def test_columns_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch, simula
         seen += 1
         return merging.merge(method, server, uploads)
 
-    monkeypatch.setattr(rounds, "merge", compared)
+    monkeypatch.setattr(next_state, "merge", compared)
     for _ in simulation.rounds():
         pass
     assert seen == 2

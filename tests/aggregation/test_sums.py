@@ -15,7 +15,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.secure.terms import check_linear
-from fedpriv.server import rounds
+from fedpriv.server import next_state
 from fedpriv.server.merging import merge, merge_sum
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
@@ -62,7 +62,7 @@ def test_a_sum_merges_as_the_uploads_do(
         assert summed.report == pytest.approx({k: v for k, v in plain.report.items() if k not in left_out}, rel=1e-5)
         return plain
 
-    monkeypatch.setattr(rounds, "merge", both)
+    monkeypatch.setattr(next_state, "merge", both)
     for _ in simulation.rounds():
         pass
     assert merged == 2

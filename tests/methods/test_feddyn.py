@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
-from fedpriv.server import rounds
+from fedpriv.server import next_state
 from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
@@ -60,7 +60,7 @@ def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.Mo
         )
         return merge(method, server, uploads)
 
-    monkeypatch.setattr(rounds, "merge", noted)
+    monkeypatch.setattr(next_state, "merge", noted)
     simulation = simulate("feddyn", **UNBOUNDED, **LEARNS, **{"method.test_mean": True})
     metrics, resident = simulation.folder.records()[-1]["metrics"], simulation.federation.resident
     found = {}

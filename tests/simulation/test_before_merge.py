@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Method, ServerState
-from fedpriv.server import rounds
+from fedpriv.server import next_state
 from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
@@ -29,7 +29,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[Upload]]:
         seen.append(list(uploads))
         return merge(method, server, uploads)
 
-    monkeypatch.setattr(rounds, "merge", noted)
+    monkeypatch.setattr(next_state, "merge", noted)
     return seen
 
 

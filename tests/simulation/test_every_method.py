@@ -17,7 +17,7 @@ from fedpriv.aggregation import aggregations
 from fedpriv.methods import methods
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.objectives import objectives
-from fedpriv.server import rounds
+from fedpriv.server import next_state
 from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, Sealed
@@ -144,7 +144,7 @@ def merged_of(aggregation: str) -> tuple[tuple[Upload, ...], Tensor]:
         given.extend(uploads)
         return merge(method, server, uploads)
 
-    with TemporaryDirectory() as folder, mock.patch.object(rounds, "merge", noted):
+    with TemporaryDirectory() as folder, mock.patch.object(next_state, "merge", noted):
         run = prepare(Path(folder) / "run", "fedavg", **ONE_ROUND, objective="cross-entropy", aggregation=aggregation)
         run.start()
         run.run_round()
