@@ -73,7 +73,7 @@ class Turn:
         self.canaries: OfClient | None = None
         """Set: sample-level DP with canaries among the client's samples."""
         self.noise_seed = config.seed
-        """What DP's noise and its choice of samples are drawn from."""
+        """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""
         self.over = False
         """Whether the client's training is over: what is computed from now on reaches neither its model nor its state."""
         self._purpose = purpose
@@ -148,15 +148,16 @@ class Turn:
         self._phase, self._companion = phase, None
         before = self.steps
         here = (self.round, self.client, self._purpose, self._phases)
-        labels, hidden = (self.config.seed, *here), (self.noise_seed, *here)
-        order = generator(*(labels if self.spend is None else hidden), "shuffle")
-        draws = (order, generator(*labels, "augment") if self._augment else None)
+        # Under DP all draws are hidden. Those of augmentation and dropout go to samples by their place in a batch: to an observer
+        # who knew them, the draws of all others would tell whether a sample before them was drawn.
+        labels = (self.config.seed if self.spend is None else self.noise_seed, *here)
+        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
         if self.model.parts(phase.trains):  # or its roles are constant, as a head that its net freezes
             with global_rng(*labels, "dropout"):
                 if self.spend is None:
                     self._train(phase, loss, rule or PLAIN, *draws)
                 else:
-                    noise, planted = generator(*hidden, "dp noise"), generator(*hidden, "canaries")
+                    noise, planted = generator(*labels, "dp noise"), generator(*labels, "canaries")
                     self._train_privately(phase, loss, rule or PLAIN, *draws, noise, planted)
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))

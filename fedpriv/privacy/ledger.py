@@ -79,7 +79,7 @@ Randomness = Literal["seed", "secrets"]
 _RANDOMNESS: dict[Randomness, str] = {
     "seed": "noise and draws come from the run's seed, which is public (it is in the config): a simulation measures what epsilon "
     "costs, and does not protect from an observer who knows the seed",
-    "secrets": "noise and draws of samples come from the run's seed mixed with a secret of each client, 32 bytes from the "
+    "secrets": "noise and draws of a turn come from the run's seed mixed with a secret of each client, 32 bytes from the "
     "operating system that never leave its disk; the generator is a Mersenne Twister with a seed of 63 bits, not a cryptographic "
     "one",
 }

@@ -11,6 +11,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.client.client import Received
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import phase
@@ -178,3 +179,19 @@ def test_the_noise_of_a_step(tmp_path: Any) -> None:
     sigma = run.config.train.lr * 50.0 * 0.01 / n
     assert abs(noise.mean()) < 5 * sigma / math.sqrt(len(noise))
     assert noise.var() == pytest.approx(sigma**2, rel=5 * math.sqrt(2 / len(noise)))
+
+
+def test_augmentation_is_drawn_from_the_clients_secret(tmp_path: Any) -> None:
+    """By the seed alone an observer would know it, and a sample's place in its batch says whether those before it were drawn."""
+    rows = []
+    for name, secret in (("seed", None), ("one", b"1" * 32), ("other", b"2" * 32)):
+        private = {"privacy.level": "sample", "privacy.noise": 1e-9, "privacy.clip": 1e3}
+        run = simulation(tmp_path / name, "fedavg", **{"train.batch_size": 1000, "data.augment": "crop_flip", **private})
+        federation = run.federation
+        client = federation.client(0, run.store)
+        client.secret = secret
+        initial = federation.initial
+        client.train(federation.resident, Received(1, {}, initial, initial.clone()), None)
+        rows.append(federation.resident.row.clone())
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert float((rows[i] - rows[j]).abs().max()) > 1e-4
