@@ -81,13 +81,16 @@ class Masking:
         if message.kind == "letters":
             rows = messages.rows_of(message, "letters", round, number)
             words = member.masked(self.row, rows, self.rounding())
-            upload = hashlib.sha256(self.row.tobytes()).hexdigest()
-            self._remember(clients=member.clients, masked=sorted({*rows, number}), upload=upload)
+            upload, clients = hashlib.sha256(self.row.tobytes()).hexdigest(), sorted({*rows, number})
+            self._remember(clients=member.clients, masked=clients, upload=upload)
             return messages.masked(round, number, words)
         if message.kind == "members":
             active, dropped = messages.members_of(message, round, number)
-            shares = member.reveal(active, dropped)
+            confirmed = member.confirm(active, dropped)
             self._remember(active=active)
+            return messages.table("confirmed", round, number, confirmed)
+        if message.kind == "confirmed":
+            shares = member.reveal(messages.rows_of(message, "confirmed", round, number))
             return messages.table("shares", round, number, shares)
         raise Refused(f"a message of kind {message.kind} in a secure sum")
 

@@ -8,6 +8,7 @@ keys       down      the public keys of all
 letters    up, down  encrypted shares: for each other client, and then from each other client
 masked     up        the client's upload behind all masks
 members    down      who uploaded (active), and who did not (dropped)
+confirmed  up, down  that these are the lists that the sender was told: for each other client, and then from each other client
 shares     up        a share of a secret of each
 =========  ========  ===================================================================================================
 
@@ -28,7 +29,7 @@ from fedpriv.secure.shares import SHARE
 from fedpriv.wire import Expected, Form, Kind, Payload, Refused, Sealed, seal
 
 KEY = 32
-WIDTHS: Mapping[Kind, int] = {"keys": 2 * KEY, "letters": 2 * SHARE + ENVELOPE, "shares": SHARE}
+WIDTHS: Mapping[Kind, int] = {"keys": 2 * KEY, "letters": 2 * SHARE + ENVELOPE, "confirmed": ENVELOPE, "shares": SHARE}
 """Bytes of a row."""
 
 
@@ -100,7 +101,7 @@ def words_of(sealed: Sealed, round: int, client: int, size: int) -> Words:
 
 
 def members(round: int, client: int, active: Collection[int], dropped: Collection[int]) -> Sealed:
-    """The question for shares."""
+    """Who uploaded, and who did not."""
     lists = {name: torch.tensor(sorted(one), dtype=torch.int64) for name, one in (("active", active), ("dropped", dropped))}
     return seal(Payload(lists, round, client, "members"))
 

@@ -1,18 +1,23 @@
-"""Secure aggregation (Bonawitz et al., CCS 2017, fig. 4, without signatures): one round, at a client and at the server.
+"""Secure aggregation (Bonawitz et al., CCS 2017, fig. 4, with confirmations for signatures): one round, at both ends.
 
 1. Each client sends two public keys (:meth:`Participant.advertise`).
 2. It gets all keys, and sends each other client shares of two secrets: of its private mask, and of its pairwise ones.
 3. It gets the shares of the others, and sends its upload behind all masks. From here on, some clients may drop out.
-4. It is told who sent an upload (active) and who did not (dropped). For each active client it sends the share of the private
-   mask, for each dropped one that of the pairwise masks, never both. The server then removes what does not cancel.
+4. It is told who sent an upload (active) and who did not (dropped), and confirms these lists to each active client
+   (:meth:`Participant.confirm`).
+5. It gets the confirmations of the others. For each active client it sends the share of the private mask, for each dropped one
+   that of the pairwise masks, never both. The server then removes what does not cancel.
 
-The server is honest but curious, or lies about who dropped out. One that swaps public keys is not kept out: they are not signed.
-The threshold is a majority, so no server gets both secrets of a client by telling two halves different lists. With c clients that
-collude with it, that would take a threshold above (n + c) / 2.
+The server is honest but curious, or lies about who takes part and who dropped out. One that swaps public keys is not kept out:
+they are not signed. Only clients that know the same public keys of all can read each other's letters. Shares leave a client only
+if a majority was told the same lists, and no client confirms two, so all shares of a round are sent under the same lists. To a
+server that tells clients different ones, they would together give all masks of a single upload. With c clients that collude with
+it, that would take a threshold above (n + c) / 2.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -88,7 +93,7 @@ class Participant:
         own, masks = split(self._own, keys, needed), split(self._masks, keys, needed)
         self._kept[self.number] = own[self.number] + masks[self.number]
         return {
-            other: closed(self._letter_key(other), own[other] + masks[other], _about(self.number, other))
+            other: closed(self._letter_key(other), own[other] + masks[other], self._about(self.number, other))
             for other in keys
             if other != self.number
         }
@@ -112,7 +117,7 @@ class Participant:
         read = {}
         for who, text in letters.items():
             try:
-                read[who] = opened(self._letter_key(who), text, _about(who, self.number))
+                read[who] = opened(self._letter_key(who), text, self._about(who, self.number))
             except ValueError as reason:
                 raise Refused(f"the letter of client {who}: {reason}") from None
         self._kept |= read
@@ -122,8 +127,8 @@ class Participant:
             total += pairwise(self._masks, self._keys[other].masks, self.label, self.number, other, len(values))
         return total
 
-    def reveal(self, active: Collection[int], dropped: Collection[int]) -> dict[int, bytes]:
-        """For each active client its share of the private mask's secret, for each dropped one of the pairwise masks'.
+    def confirm(self, active: Collection[int], dropped: Collection[int]) -> dict[int, bytes]:
+        """To each other active client, that these are the lists that this one was told.
 
         Raises:
             Refused: the lists overlap, are not of the clients of this round, leave too few, or differ from those before.
@@ -142,10 +147,44 @@ class Participant:
         if self._said not in (None, lists):
             raise Refused("the lists of active and dropped clients have changed")
         self._said = lists
-        return {who: self._kept[who][:SHARE] if who in lists[0] else self._kept[who][SHARE:] for who in self._kept}
+        return {
+            other: closed(self._letter_key(other), b"", self._about(self.number, other, lists))
+            for other in lists[0]
+            if other != self.number
+        }
+
+    def reveal(self, confirmed: Mapping[int, bytes]) -> dict[int, bytes]:
+        """For each active client its share of the private mask's secret, for each dropped one of the pairwise masks'.
+
+        Args:
+            confirmed: what other active clients wrote to this one (:meth:`confirm`), by sender.
+
+        Raises:
+            Refused: too few of them were told the same lists.
+        """
+        if self._said is None:
+            raise Refused("the masks are asked for before the lists of active and dropped clients are known")
+        active = self._said[0]
+        agree = 1 + sum(self._confirms(who, text) for who, text in confirmed.items() if who in active - {self.number})
+        if agree < self._fewest():
+            raise Refused(f"{agree} clients confirm the lists of active and dropped ones; {self._fewest()} are needed")
+        return {who: self._kept[who][:SHARE] if who in active else self._kept[who][SHARE:] for who in self._kept}
+
+    def _confirms(self, sender: int, text: bytes) -> bool:
+        """Whether an active client was told the lists that this one was told."""
+        try:
+            return opened(self._letter_key(sender), text, self._about(sender, self.number, self._said)) == b""
+        except ValueError:
+            return False
 
     def _fewest(self) -> int:
         return max(FEWEST, threshold(len(self._keys)))
+
+    def _about(self, sender: int, receiver: int, lists: tuple[frozenset[int], frozenset[int]] | None = None) -> bytes:
+        """What a letter stands and falls with: whose it is, all public keys of the round, and the lists that it confirms."""
+        keys = b"".join(one.letters + one.masks for _, one in sorted(self._keys.items()))
+        told = [self.clients, *map(sorted, lists or ())]
+        return f"{sender} to {receiver} of {told} ".encode() + hashlib.sha256(keys).digest()
 
     def _letter_key(self, other: int) -> bytes:
         return agreed(self._letters, self._keys[other].letters, b"fedpriv letter " + self.label)
@@ -194,7 +233,3 @@ def unmasked(
         for other in uploads:
             total += pairwise(secret, keys[other].masks, label, who, other, size)
     return decoded(total)
-
-
-def _about(sender: int, receiver: int) -> bytes:
-    return f"{sender} to {receiver}".encode()

@@ -75,7 +75,10 @@ class SecureSum:
         if len(uploads) < threshold(len(keys)):
             raise Refused(f"{len(uploads)} of {len(keys)} clients are left for the sum; a majority is needed")
         lists = {one: messages.members(self.round, one, uploads.keys(), dropped) for one in uploads}
-        shares = self._ask(lists, lambda one, answer: messages.rows_of(answer, "shares", self.round, one))
+        confirmed = self._ask(lists, lambda one, answer: messages.rows_of(answer, "confirmed", self.round, one))
+        carried = {to: {of: sent[to] for of, sent in confirmed.items() if to in sent} for to in confirmed}
+        questions = {to: messages.table("confirmed", self.round, to, rows) for to, rows in carried.items()}
+        shares = self._ask(questions, lambda one, answer: messages.rows_of(answer, "shares", self.round, one))
         sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
         active = tuple(sorted(uploads))
         return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))

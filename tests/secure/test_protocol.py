@@ -50,8 +50,12 @@ class Round:
     def sum(self) -> Array:
         active = list(self.uploads)
         gone = [number for number in self.shared if number not in self.uploads]
-        revealed = {number: self.members[number].reveal(active, gone) for number in active}
-        return unmasked(self.uploads, self.shared, self.keys, revealed, self.label)
+        return unmasked(self.uploads, self.shared, self.keys, self.revealed(active, gone), self.label)
+
+    def revealed(self, active: Collection[int], dropped: Collection[int]) -> dict[int, dict[int, bytes]]:
+        """What active clients that are told the same reveal."""
+        confirmed = {number: self.members[number].confirm(active, dropped) for number in active}
+        return {to: self.members[to].reveal({of: sent[to] for of, sent in confirmed.items() if of != to}) for to in active}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_fewer_than_three_clients_are_refused(clients: int) -> None:
 def test_too_many_dropouts_are_refused_by_clients_and_server() -> None:
     made = Round(3, dropped=(2,))
     with pytest.raises(Refused, match="a sum of 2 clients; 3 are needed"):
-        made.members[0].reveal([0, 1], [2])
+        made.members[0].confirm([0, 1], [2])
     with pytest.raises(Refused, match="2 of 2 clients revealed shares; 3 are needed"):
         unmasked(made.uploads, made.shared, made.keys, {0: {}, 1: {}}, made.label)
     with pytest.raises(Refused, match="3 clients are left; 4 are needed"):
@@ -91,16 +95,51 @@ def test_too_many_dropouts_are_refused_by_clients_and_server() -> None:
 )
 def test_lists_that_would_unmask_a_client_are_refused(active: list[int], dropped: list[int], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        Round(4).members[0].reveal(active, dropped)
+        Round(4).members[0].confirm(active, dropped)
 
 
 def test_a_second_story_is_refused() -> None:
     """The server may ask again, but not tell other lists: it would get both secrets of a client."""
     member = Round(4).members[0]
-    first = member.reveal([0, 1, 2, 3], [])
-    assert member.reveal([0, 1, 2, 3], []) == first
+    first = member.confirm([0, 1, 2, 3], [])
+    assert member.confirm([0, 1, 2, 3], []).keys() == first.keys()
     with pytest.raises(Refused, match="have changed"):
-        member.reveal([0, 1, 2], [3])
+        member.confirm([0, 1, 2], [3])
+
+
+def test_a_client_that_is_told_of_fewer_clients_reads_no_letter() -> None:
+    """Else its masks would be shared with two clients alone, whom the server then calls dropped: it would get all of them."""
+    members = {number: Participant(number, b"run 1") for number in range(7)}
+    keys = {number: one.advertise() for number, one in members.items()}
+    few = {number: keys[number] for number in (0, 1, 2)}
+    letters = {number: one.share(keys if number else few) for number, one in members.items()}
+    with pytest.raises(Refused, match="the letter of client 1: a letter that is not from its sender"):
+        members[0].masked(np.zeros(SIZE), {1: letters[1][0], 2: letters[2][0]}, bytes(32))
+    with pytest.raises(Refused, match="the letter of client 0: a letter that is not from its sender"):
+        members[1].masked(np.zeros(SIZE), {number: letters[number][1] for number in members if number != 1}, bytes(32))
+
+
+def test_no_shares_where_clients_are_told_different_lists() -> None:
+    """A server that keeps letters from client 0 and tells each client another list would get all masks of its upload."""
+    made = Round(5, dropped=(0,))
+    made.members[0].masked(made.values[0], {other: made.letters[other][0] for other in (1, 2)}, bytes(32))
+    lists = {1: ([0, 1, 3, 4], [2]), 2: ([0, 2, 3, 4], [1]), 3: ([0, 3, 4], [1, 2]), 4: ([0, 3, 4], [1, 2]), 0: ([0, 1, 2], [])}
+    confirmed = {number: made.members[number].confirm(*told) for number, told in lists.items()}
+    for number, member in made.members.items():
+        got = {of: sent[number] for of, sent in confirmed.items() if number in sent}
+        agree = 2 if number in (3, 4) else 1
+        with pytest.raises(Refused, match=f"{agree} clients confirm the lists of active and dropped ones; 3 are needed"):
+            member.reveal(got)
+
+
+def test_a_confirmation_is_its_senders_alone() -> None:
+    made = Round(4)
+    confirmed = {number: member.confirm(range(4), ()) for number, member in made.members.items()}
+    own = {of: sent[0] for of, sent in confirmed.items() if of}
+    assert made.members[0].reveal(own) == made.members[0].reveal({of: own[of] for of in (1, 2)})
+    for wrong in ({1: own[1], 2: own[1]}, {1: own[1], 2: confirmed[0][2]}, {1: own[1], 0: own[2]}, {1: own[1], 2: b"short"}):
+        with pytest.raises(Refused, match="2 clients confirm"):
+            made.members[0].reveal(wrong)
 
 
 def test_each_step_happens_once_and_in_turn() -> None:
@@ -112,7 +151,9 @@ def test_each_step_happens_once_and_in_turn() -> None:
     with pytest.raises(Refused, match="out of turn"):
         fresh.masked(made.values[0], {}, bytes(32))
     with pytest.raises(Refused, match="before the upload"):
-        fresh.reveal([0, 1, 2], [])
+        fresh.confirm([0, 1, 2], [])
+    with pytest.raises(Refused, match="before the lists"):
+        made.members[0].reveal({})
 
 
 def test_keys_that_are_not_right_are_refused() -> None:
@@ -136,7 +177,7 @@ def test_a_letter_is_its_senders_alone() -> None:
 
 def test_wrong_shares_are_named() -> None:
     made = Round(4)
-    revealed = {number: made.members[number].reveal([0, 1, 2, 3], []) for number in made.members}
+    revealed = made.revealed([0, 1, 2, 3], [])
     revealed[1] = {**revealed[1], 2: bytes(66)}
     with pytest.raises(Refused, match="the shares of client 2 do not give its secret"):
         unmasked(made.uploads, made.shared, made.keys, revealed, made.label)

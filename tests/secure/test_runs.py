@@ -72,8 +72,12 @@ def test_nothing_that_reaches_the_server_is_an_upload(tmp_path: Path) -> None:
     run.start()
     for _ in run.rounds():
         pass
-    assert {sealed.kind for direction, sealed in crossed if direction == "up"} == {"keys", "letters", "masked", "shares"}
-    assert {sealed.kind for direction, sealed in crossed if direction == "down"} == {"weights", "keys", "letters", "members"}
+    assert {sealed.kind for direction, sealed in crossed if direction == "up"} == {
+        "keys", "letters", "masked", "confirmed", "shares",
+    }  # fmt: skip
+    assert {sealed.kind for direction, sealed in crossed if direction == "down"} == {
+        "weights", "keys", "letters", "members", "confirmed",
+    }  # fmt: skip
     said = {name for direction, sealed in crossed if direction == "report" for name in sealed.names}
     assert said <= {"keeps"}
     # A masked upload looks like random numbers: each of its bits is set half of the time, and none tells of the upload.
@@ -123,7 +127,7 @@ def test_apart_it_has_the_same_bits(tmp_path: Path, method: str) -> None:
     assert [one["bytes_up"] for one in metrics(tmp_path / "apart")] == [one["bytes_up"] for one in metrics(tmp_path / "whole")]
 
 
-@pytest.mark.parametrize("step", slow_but(["masked"], ["keys", "letters", "masked", "shares"]))
+@pytest.mark.parametrize("step", slow_but(["masked"], ["keys", "letters", "masked", "confirmed", "shares"]))
 def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path: Path, step: str) -> None:
     """Whatever step it does not take; after its masked upload, what it sent counts."""
     gone: list[int] = []
@@ -136,7 +140,7 @@ def test_a_client_that_drops_out_is_not_in_the_sum(tmp_path: Path, step: str) ->
     warnings: list[str] = []
     folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Losing(tmp_path / "run-clients", spoil), **ON)
     records = list(RunFolder.open(folder).records())
-    lost = [] if step == "shares" else gone
+    lost = [] if step in ("confirmed", "shares") else gone
     assert sorted(records[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
     assert len(records[2]["summed"]) == 4 and gone
 
