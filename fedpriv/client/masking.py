@@ -28,11 +28,12 @@ class Masking:
     """One client in the secure sums of a run.
 
     A round that is run again, as its server was killed, may be summed again, but over the same uploads: the difference of two
-    sums would be a single upload.
+    sums would be a single upload. So may an upload in another run: one of the same config and seed begins with the same uploads.
 
     Args:
         run: its name.
         memory: a file of the sums that the client took part in; ``None``: it keeps none, as in a simulation.
+        uploads: the same of all runs, by upload.
 
     Attributes:
         row: what it adds in this round ``(size,)``.
@@ -42,8 +43,10 @@ class Masking:
     agreement: Agreement
     run: str
     memory: Path | None = None
+    uploads: Path | None = None
     row: Array | None = field(default=None, repr=False)
     _round: int = -1
+    _upload: str = ""
     _member: Participant | None = field(default=None, repr=False)
 
     def hold(self, answer: Answer, received: Mapping[str, Tensor]) -> Answer:
@@ -60,6 +63,7 @@ class Masking:
         upload = self.agreement.expected(report.round, self.number, received).check(answer.upload)
         layout = Layout(self.agreement, received)
         self.row, self._round = layout.row(upload.tensors(), report.num_examples, report.loss), report.round
+        self._upload = answer.upload.digest
         self._member = Participant(self.number, label_of(self.run, report.round))
         own = {self.number: messages.public(self._member.advertise())}
         keys = messages.table("keys", report.round, self.number, own)
@@ -83,6 +87,7 @@ class Masking:
             words = member.masked(self.row, rows, self.rounding())
             upload, clients = hashlib.sha256(self.row.tobytes()).hexdigest(), sorted({*rows, number})
             self._remember(clients=member.clients, masked=clients, upload=upload)
+            self._remember_upload(clients)
             return messages.masked(round, number, words)
         if message.kind == "members":
             active, dropped = messages.members_of(message, round, number)
@@ -118,3 +123,20 @@ class Masking:
                     f"round {self._round} was summed before, over other clients or another upload of client {self.number}"
                 )
         save_json(self.memory, known)
+
+    def _remember_upload(self, clients: list[int]) -> None:
+        """Refuse a sum of the upload over other clients than in another run.
+
+        Raises:
+            Refused: this would be one.
+        """
+        if self.uploads is None:
+            return
+        known: dict[str, Any] = load_json(self.uploads) if self.uploads.exists() else {}
+        over = hashlib.sha256(repr(clients).encode()).hexdigest()
+        if known.setdefault(self._upload, over) != over:
+            raise Refused(
+                f"round {self._round}: client {self.number} sent the same upload in another run, to a sum over other clients, "
+                "and the difference of the two would show an upload; give each run a seed of its own"
+            )
+        save_json(self.uploads, known)

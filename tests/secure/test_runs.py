@@ -279,6 +279,18 @@ def test_a_killed_round_that_is_the_same_again_is_summed(tmp_path: Path) -> None
     assert hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
 
 
+def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
+    """Runs of one config and seed begin with the same uploads, and the difference of two sums would be one."""
+    here = sites(tmp_path / "clients", config("fedavg", **ON))
+    play_apart(tmp_path / "first", "fedavg", grid=Loopback(here), **ON)
+    for name, more, summed in (("more", {"train.participation": 1.0}, False), ("same", {}, True), ("seed", {"seed": 1}, True)):
+        warnings: list[str] = []
+        play_apart(tmp_path / name, "fedavg", warnings, Loopback(here), **{**ON, **more})
+        assert ("summed" in metrics(tmp_path / name)[1]) == summed
+        assert any("sent the same upload in another run, to a sum over other clients" in one for one in warnings) != summed
+        assert "summed" in metrics(tmp_path / name)[2]
+
+
 def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:
     """``train.max_update_norm`` holds for each upload, and with a sum only its sender can check it."""
     warnings: list[str] = []
