@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
+from fedpriv.secure.fixed_point import CLIP
 from fedpriv.wire.message import Refused
 
 Array = npt.NDArray[np.float64]
@@ -63,12 +64,16 @@ class Layout:
         """What a client adds ``(size,)``, from the tensors of its upload and its mean training loss.
 
         Raises:
-            Refused: it cannot be added to what the others send, such as where a client has no data for a part of the net.
+            Refused: it cannot be added to what the others send, such as where a client has no data for a part of the net, or
+                would be cut off, as a number of it is too large.
         """
         weight = self._weight(examples)
         added = self.agreement.method.addend(upload, self.received, weight)
         if {name: tuple(tensor.shape) for name, tensor in added.items()} != self.shapes:
             raise Refused("the upload has other tensors than those of the sum; every client must send the same")
+        for name, tensor in added.items():
+            if (largest := float(tensor.abs().max()) if tensor.numel() else 0.0) > CLIP:
+                raise Refused(f"{name} adds {largest:g}, and numbers of a sum are at most {CLIP:g}")
         share = 0.0 if loss is None else examples / self.agreement.declared.most_samples
         tail = [weight, share, share * (loss or 0.0)]
         return np.concatenate([*(added[name].cpu().numpy().reshape(-1) for name in self.shapes), tail])

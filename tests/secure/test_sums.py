@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedpriv.errors import UsageError
+from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.secure import messages
 from fedpriv.secure.keys import public_of
 from fedpriv.secure.layout import Layout
@@ -69,6 +70,24 @@ def test_an_upload_that_lacks_a_tensor_is_refused(simulate: Callable[..., Simula
     sent = agreement.space.unpack(agreement.initial)
     with pytest.raises(Refused, match="every client must send the same"):
         Layout(agreement, sent).row(dict(list(sent.items())[1:]), 1, None)
+
+
+def test_a_number_that_a_sum_would_cut_off_is_refused(simulate: Callable[..., Simulation]) -> None:
+    """Such as a class centre of large entries times the number of samples behind it."""
+    agreement = simulate("mpfedcon", play=False, **ON, **{"method.center_weighting": "counts"}).federation.agreement
+    draft = agreement.method.download(agreement.method.start(agreement.initial.clone()), 1)
+    assert draft is not None
+    sent, layout = draft.tensors, Layout(agreement, draft.tensors)
+
+    def upload(count: int) -> dict[str, torch.Tensor]:
+        held = torch.tensor([3], dtype=torch.int16), torch.tensor([count], dtype=torch.int32)
+        centers = torch.full((1, agreement.method.context.projection_dim), 12.0)
+        model = {name: tensor for name, tensor in sent.items() if name in agreement.space}
+        return {**model, CENTERS: centers, CLASSES: held[0], COUNTS: held[1]}
+
+    assert float(layout.sums(layout.row(upload(5000), 1, None)).tensors[CENTERS].max()) == 60_000
+    with pytest.raises(Refused, match=r"statistic\.centers adds 84000, and numbers of a sum are at most 65536"):
+        layout.row(upload(7000), 1, None)
 
 
 def test_messages_are_read_as_they_were_written() -> None:
