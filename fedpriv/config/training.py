@@ -57,10 +57,12 @@ class TrainConfig(Section):
     on_nan: Literal["stop", "drop"] = Field(
         "stop",
         description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default with "
-        "clients on other machines",
+        "clients on other machines, and always so under client-level DP",
     )
     on_refused: Literal["drop", "stop"] = Field(
-        "drop", description="an answer of a client that is not what the server asked for: leave it out, or stop the run"
+        "drop",
+        description="an answer of a client that is not what the server asked for: leave it out, or stop the run; under "
+        "client-level DP it is always left out",
     )
     min_uploads: PositiveInt = Field(1, description="with fewer valid uploads in a round the server's model stays as it is")
     max_update_norm: PositiveFloat | None = Field(

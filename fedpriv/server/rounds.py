@@ -284,9 +284,9 @@ class Server:
             self.clients.forget((client, round) for client in keepers)
 
     def _refuse(self, client: int, round: int, reason: Refused) -> None:
-        """Leave an answer out, or stop the run, as ``train.on_refused`` says."""
+        """Leave an answer out, or stop the run, as ``train.on_refused`` says; under client-level DP, leave it out."""
         message = f"round {round}: what client {client} sent is refused: {reason}"
-        if self.config.train.on_refused == "stop":
+        if self.config.train.on_refused == "stop" and self._noisy_mean is None:
             raise UploadRefused(f"{message}; train.on_refused=drop goes on without it")
         self.warn(message)
 
@@ -360,11 +360,12 @@ def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | Non
 
 
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:
-    """Stop the run, or go on without what a client trained, as ``train.on_nan`` says.
+    """Stop the run, or go on without what a client trained, as ``train.on_nan`` says; under client-level DP, go on: that the run
+    ends would show that the client was there, which no noise covers.
 
     Raises:
         ClientDiverged: the run stops.
     """
-    if config.train.on_nan == "stop":
+    if config.train.on_nan == "stop" and config.privacy.level != "client":
         raise ClientDiverged(client, round, config.train.lr)
     warn(f"round {round}: client {client} diverged (its loss or its weights are not finite): what it trained is left out")

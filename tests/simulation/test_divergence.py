@@ -54,6 +54,15 @@ def test_by_default_the_run_stops_and_names_the_client_and_the_round(
     assert computed(tmp_path / "run") == computed(reference("mpfedcon", **ALL))
 
 
+def test_under_client_level_dp_no_client_ends_the_run(tmp_path: Path, poison: Any) -> None:
+    private = {"privacy.level": "client", "privacy.noise": 1.0, "privacy.delta": 1e-3, "train.rounds": 2, **ALL}
+    poison([4], [1, 2])
+    run = simulation(tmp_path / "run", "fedavg", **private)
+    run.start()
+    assert [record["metrics"]["dropped"] for record in run.rounds()] == [1, 1]
+    assert torch.isfinite(run.server.row).all() and run.statement()["epsilon"] > 0
+
+
 @pytest.mark.parametrize("lr", ["1e6", "1e30"])
 def test_a_learning_rate_far_too_high_stops_the_run(tmp_path: Path, fedpriv: Fedpriv, lr: str) -> None:
     result = fedpriv("train", *flags("fedavg", **{"train.lr": float(lr)}), "--run-dir", tmp_path / "run")
