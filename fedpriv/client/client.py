@@ -275,7 +275,7 @@ class Client:
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]
         sealed = transform_and_seal(payload, transforms, context)
         if level != "none":
-            check_upload(sealed)
+            check_upload(sealed, agreement.sent_names)
         return sealed
 
 

@@ -21,6 +21,7 @@ from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
 from fedpriv.privacy.ghost import check_layers
 from fedpriv.seeding import global_rng
 from fedpriv.wire import STATISTIC, Sealed, Transform
+from fedpriv.wire.coding import base_name
 
 
 class Shares(Protocol):
@@ -136,10 +137,11 @@ def _changed_by_data(net: Net) -> str | None:
     return next((name for name, buffer in tried.named_buffers() if not torch.equal(buffer, buffers[name])), None)
 
 
-def check_upload(upload: Sealed) -> None:
-    """Check that no statistic is sent under DP, whatever a method declares."""
-    if names := [name for name in upload.schema if name.startswith(STATISTIC)]:
-        raise UsageError(f"{names[0]} would be sent, which no noise covers; mask 'statistic.*'")
+def check_upload(upload: Sealed, sent: Sequence[str]) -> None:
+    """Check that nothing but the net's tensors ``sent`` is sent under DP, whatever a method declares."""
+    if names := [name for name in upload.schema if base_name(name) not in sent]:
+        fix = "mask 'statistic.*'" if names[0].startswith(STATISTIC) else "its method or objective cannot be used with DP"
+        raise UsageError(f"{names[0]} would be sent, which no noise covers; {fix}")
 
 
 def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn
 from fedpriv.objectives.cross_entropy import CrossEntropy
+from fedpriv.wire import Form
 from tests.simulation.small import play
 
 LOOKS: dict[str, Callable[[ClientTurn], object]] = {
@@ -27,3 +29,12 @@ def test_a_part_that_looks_at_all_samples_is_refused(what: str, tmp_path: Path, 
     with pytest.raises(UsageError, match=r"privacy.level sample: a turn asks for .* says so by `no_dp`"):
         play(tmp_path / "private", "fedavg", **private)
     assert play(tmp_path / "plain", "fedavg").summary["rounds"]
+
+
+@pytest.mark.parametrize(("name", "fix"), [("histogram", "cannot be used with DP"), ("statistic.histogram", "mask 'statistic")])
+def test_what_is_sent_beside_the_net_is_refused(name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After training a part may look at all samples, but nothing of that may leave the client."""
+    monkeypatch.setattr(CrossEntropy, "statistics", lambda part, turn: {name: torch.bincount(turn.labels, minlength=10).float()})
+    monkeypatch.setattr(CrossEntropy, "forms", lambda part, received, steps: {name: Form((10,))})
+    with pytest.raises(UsageError, match=f"{name} would be sent, which no noise covers; .*{fix}"):
+        play(tmp_path / "private", "fedavg", **{"privacy.level": "sample", "privacy.noise": 1.0})
