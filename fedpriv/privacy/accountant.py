@@ -108,7 +108,7 @@ def _prv(history: History, delta: float) -> float | None:
             found = float(engine.get_epsilon(delta))
     except (RuntimeError, ValueError, ArithmeticError, MemoryError):
         return None
-    return found if np.isfinite(found) else None
+    return max(found, 0.0) if np.isfinite(found) else None  # at a large delta it falls below
 
 
 def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:

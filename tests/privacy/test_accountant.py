@@ -184,4 +184,4 @@ def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() 
 
 
 def test_at_a_large_delta_epsilon_is_not_negative() -> None:
-    assert epsilon_rdp([(50.0, 0.1, 1)], 0.4) == 0.0
+    assert epsilon_rdp([(50.0, 0.1, 1)], 0.4) == epsilon_prv([(50.0, 0.1, 1)], 0.4) == 0.0
