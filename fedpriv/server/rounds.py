@@ -286,7 +286,7 @@ class Server:
     def _refuse(self, client: int, round: int, reason: Refused) -> None:
         """Leave an answer out, or stop the run, as ``train.on_refused`` says; under client-level DP, leave it out."""
         message = f"round {round}: what client {client} sent is refused: {reason}"
-        if self.config.train.on_refused == "stop" and self._noisy_mean is None:
+        if self.config.train.on_refused == "stop" and self.config.privacy.level != "client":
             raise UploadRefused(f"{message}; train.on_refused=drop goes on without it")
         self.warn(message)
 
