@@ -89,6 +89,12 @@ def test_a_csv_file_without_rows_or_not_in_utf_8(tmp_path: Path) -> None:
             load_data(DataConfig(name=str(tmp_path / "b.csv")))
 
 
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_csv_file_without_commas(sign: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"a\.csv: {name} separate its columns; save it with commas"):
+        load_data(write(tmp_path / "a.csv", sign.join(["age", "label"]), *(f"{i},5{sign}{i % 2}" for i in range(9))))
+
+
 def test_rare_levels_go_together(tmp_path: Path) -> None:
     levels = [f"l{i:02}" for i in range(25) for _ in range(40 - i)]
     data = write(tmp_path / "a.csv", "level,n,label", *(f"{one},{i % 7},{i % 2}" for i, one in enumerate(levels)))

@@ -104,6 +104,7 @@ class CsvTable:
         import pyarrow as pa
         from pyarrow import csv
 
+        _check_separator(self.file)
         with _readable(self.file):
             # A text may hold line breaks, and an empty one is not a missing one.
             rows = csv.read_csv(
@@ -149,6 +150,14 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FedprivError(f"{file} is not a valid {file.suffix[1:]} file: {first_line(error)}") from None
+
+
+def _check_separator(file: Path) -> None:
+    with _readable(file), file.open("rb") as opened:
+        header = opened.readline()
+    for sign, name in ((b";", "semicolons"), (b"\t", "tabs")):
+        if sign in header and b"," not in header:
+            raise UsageError(f"{file}: {name} separate its columns; save it with commas between them, and points in numbers")
 
 
 def _check_columns(names: Sequence[str], file: Path) -> None:
