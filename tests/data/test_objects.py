@@ -97,10 +97,11 @@ def test_nothing_is_printed_and_bars_are_left_as_they_were(capfd: pytest.Capture
     [
         (3, r"data of type int; expected arrays \(x, y\)"),
         ((pixels(4, 8, 8), [0, 1]), "4 samples and 2 labels"),
-        ((np.full((4, 1, 8, 8), 7.0), [0, 1, 0, 1]), r"floats in \[0, 1\]"),
+        ((np.full((4, 1, 8, 8), 7.0), [0, 1, 0, 1]), r"floats in \[0, 1\], and these are float64, from 7 to 7"),
         ((pixels(4, 8, 8, 2), [0, 1, 0, 1]), "one or three channels"),
         (([np.zeros(3), np.zeros(4)], [0, 1]), "several shapes"),
         ({"test": (pixels(4, 8, 8), [0, 1, 0, 1])}, "no train"),
+        (dict.fromkeys(("train", "tset"), (pixels(4, 8, 8), [0, 1, 0, 1])), "the splits train, tset; beside train, one of test"),
         ({"../a": (pixels(4, 8, 8), [0, 1, 0, 1])}, "the name of a client becomes that of a folder"),
         ([], "a list of no clients"),
         ((pixels(2, 8, 8), [0.0, float("nan")]), "the label of sample 1 is nan; leave out"),

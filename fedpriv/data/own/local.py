@@ -77,6 +77,6 @@ def hub_source(name: str, data: DataConfig) -> Source:
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
     opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))
     if len(tables) == 1:
-        whose = "samples" if opened.owners is None else "each client's samples"
-        opened.notes.append(f"there is no test split: a fixed fifth of the {whose} is held out")
+        whose = "the samples" if opened.owners is None else "each client's samples"
+        opened.notes.append(f"there is no test split: a fixed fifth of {whose} is held out")
     return opened

@@ -87,6 +87,8 @@ def _clients(data: Any) -> dict[str, Any] | None:
         width = len(str(len(data) - 1))
         return {f"{number:0{width}}": held for number, held in enumerate(data)}
     if isinstance(data, Mapping) and not set(data) <= {"train", *SPLITS}:
+        if "train" in data:
+            raise UsageError(f"data with the splits {', '.join(map(str, data))}; beside train, one of {', '.join(SPLITS)}")
         return {str(name): held for name, held in data.items()}
     return None
 
@@ -200,7 +202,10 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f" or not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-        raise UsageError("images are uint8, or floats in [0, 1]; leave out what normalises them, which the run does itself")
+        found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
+        raise UsageError(
+            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it"
+        )
     return np.round(array * 255).astype(np.uint8)
 
 
