@@ -37,6 +37,11 @@ def data(name: str, clients: int, validation: float = 0.0, **options: Any) -> Da
     )
 
 
+def test_a_class_without_samples_is_not_a_question_of_fewer_clients() -> None:
+    with pytest.raises(UsageError, match="class 0 has 0 training samples for 2 shards; every class needs some"):
+        deal("classes", 5, train=np.repeat([1, 2, 3, 4], 20), tests=np.arange(1, 5))
+
+
 def test_who_is_dealt_the_same_shares_it() -> None:
     def dealt(train: Any = TRAIN, tests: Any = TEST, classes: int = 10, seed: int = 0, **options: Any) -> Partition:
         return make_partition(train, tests, classes, data(**{"name": "iid", "clients": 10, **options}), seed)

@@ -35,9 +35,12 @@ def classes(deal: Deal) -> Dealt:
         shards[deal.rng.permutation(deal.classes)[:rest]] += 1
     for c, pool in enumerate(pools):
         if len(pool) < shards[c]:
-            raise UsageError(
-                f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; fewer clients would do"
+            hint = (
+                "fewer clients would do"
+                if len(pool)
+                else "every class needs some; other partitions, such as iid, do not ask for it"
             )
+            raise UsageError(f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; {hint}")
     slots = deal.rng.permutation(np.repeat(np.arange(deal.classes), shards)).reshape(n, per_client)
     if deal.options.distinct:
         slots = _without_duplicates(slots, deal)
