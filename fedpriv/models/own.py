@@ -182,7 +182,10 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise UsageError(f"model {name} must return logits (B, C) for a batch of B")
+        found = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UsageError(
+            f"model {name} returns {found} for a batch of {len(probe)}; it should be logits, a tensor ({len(probe)}, classes)"
+        )
     return logits, called[-1] if called else None
 
 

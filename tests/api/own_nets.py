@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -50,6 +52,11 @@ class InRoles(nn.Module):
 class Softmax(InRoles):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).softmax(1)
+
+
+class Named(InRoles):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
 
 
 class Tied(nn.Module):

@@ -170,6 +170,7 @@ def test_two_of_one_name_are_told_apart() -> None:
         ("__main__:NotThere", {}, "was defined in the notebook or script that trained the run"),
         (own_nets.needy, {}, "needs width: it is called without arguments"),
         (own_nets.no_net, {}, "returns a str, not an nn.Module"),
+        (own_nets.Named, {}, "returns a dict for a batch of 2; it should be logits"),
         (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
         (own_nets.InRoles, {"roles": {"head": "heda"}}, r"InRoles \(model.roles.head\) 'heda'; did you mean 'head'"),
         (own_nets.InRoles, {"roles": {"encoder": "encoder"}}, "model.roles.encoder"),
