@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -39,6 +40,13 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
         if not file.is_file():
             raise UsageError(f"{called}: there is no such file; if it has moved, give its new path with --plugin")
         _load(file.resolve(), called)
+
+
+def line_of_plugin(error: BaseException) -> str:
+    """The last line of a plug-in's file that led to an error; empty: none did."""
+    files = set(map(str, _loaded.values()))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def load_inherited() -> None:

@@ -222,6 +222,53 @@ def test_a_file_that_cannot_be_a_plugin(name: str, source: str | None, error: ty
         plugins.load_plugins([tmp_path / name])
 
 
+AGGREGATIONS = """
+import torch
+from fedpriv.aggregation import Merged, register
+from fedpriv.aggregation.mean import Mean
+
+@register("nothing-of-mine")
+class Nothing(Mean):
+    def merge(self, uploads, memory): pass
+
+@register("scalar-of-mine")
+class Scalar(Mean):
+    def merge(self, uploads, memory): return Merged(uploads.rows.mean())
+
+@register("misspelt-of-mine")
+class Misspelt(Mean):
+    def merge(self, uploads, memory):
+        return Merged(uploads.previus)
+"""
+
+
+def test_a_merge_that_goes_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "merges_of_mine.py").write_text(AGGREGATIONS)
+    said = {
+        "nothing-of-mine": "aggregation nothing-of-mine: merge returns a NoneType; it should be a Merged\n",
+        "scalar-of-mine": "merge returns a model of shape (); it should have that of uploads.previous, (",
+        "misspelt-of-mine": f"'previus'\n(in {tmp_path / 'merges_of_mine.py'}, line 17; --debug shows where)\n",
+    }
+    short = ["train.rounds=1", "train.local_epochs=1", "model.name=mlp2", "tracking.uri=none", "data.clients=2"]
+    for name, words in said.items():
+        flags = [flag for key in short for flag in ("--set", key)]
+        done = CliRunner().invoke(main, ["train", "--plugin", "merges_of_mine.py", "--aggregation", name, *flags])
+        assert done.exit_code == 1 and words in done.stderr
+
+
+def test_a_method_that_shares_nothing_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone_of_mine.py").write_text(
+        "from fedpriv.methods import Method, register\n@register('alone-of-mine')\nclass One(Method): shared = frozenset()"
+    )
+    short = ["train.rounds=2", "train.local_epochs=1", "model.name=mlp2", "tracking.uri=none", "data.clients=2"]
+    flags = [flag for key in short for flag in ("--set", key)]
+    done = CliRunner().invoke(main, ["train", "--plugin", "alone_of_mine.py", "--method", "alone-of-mine", *flags, "--json"])
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (done.exit_code, summary["answers_refused"], summary["bytes_down"]) == (0, 0, 0)
+
+
 INSTALLED = """
 import json, sys
 from click.testing import CliRunner

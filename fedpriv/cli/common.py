@@ -62,7 +62,10 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                     say(traceback.format_exc(), err=True)
                 first_line, *_ = str(error).splitlines() or [""]
                 told = shown_error(Exception(f"{type(error).__name__}: {first_line}"))
-                say(f"fedpriv: {told}\n(--debug shows where)", err=True)
+                from fedpriv.plugins import line_of_plugin
+
+                line = line_of_plugin(error)
+                say(f"fedpriv: {told}\n({line and f'in {line}; '}--debug shows where)", err=True)
                 if as_json:
                     click.echo(json.dumps({"error": told}))
                 sys.exit(1)

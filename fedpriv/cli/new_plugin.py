@@ -50,7 +50,7 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
     name = folder.resolve().name
     module = name.replace("-", "_")
     if not (name.isascii() and module.isidentifier()):
-        raise UsageError(f"{name!r} cannot name a {kind}: letters, digits, - and _, such as my-{kind}")
+        raise UsageError(f"{name!r} is no name of a plug-in: letters, digits, - and _, such as my-{kind}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already; name a new folder")
     group, words = KINDS[kind]

@@ -117,7 +117,9 @@ class Method:
         return sampled
 
     def download(self, server: ServerState, round: int) -> Payload | None:
-        """The download of each participant. ``None``: the method does not communicate."""
+        """The download of each participant. ``None``: the method shares nothing."""
+        if not self.shared_names:
+            return None
         names = self.aggregation.sent(self.shared_names, server.memory, round)
         return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
 
@@ -200,7 +202,9 @@ class Method:
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
     def upload(self, turn: ClientTurn) -> Payload | None:
-        """The upload, before transforms."""
+        """The upload, before transforms. ``None``: the method shares nothing."""
+        if not self.shared_names:
+            return None
         names = [name for name in self.aggregation.asked(self.shared_names, turn.received, turn.round) if name not in turn.unused]
         tensors = {**turn.state(names), **self.statistics(turn)}
         return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)

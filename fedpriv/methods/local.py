@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Method, Phase, ServerState, params, phase
+from fedpriv.methods.base import Method, Phase, params, phase
 from fedpriv.seeding import derive
-from fedpriv.wire import Payload
 
 
 @params
@@ -41,9 +40,3 @@ class Local(Method):
 
     def phases(self, round: int) -> Sequence[Phase]:
         return [phase(epochs=self.params.epochs or 10 + self.train.local_epochs)]
-
-    def download(self, server: ServerState, round: int) -> None:
-        return None
-
-    def upload(self, turn: ClientTurn) -> Payload | None:
-        return None

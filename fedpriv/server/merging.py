@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedpriv.aggregation import Uploads
+from fedpriv.aggregation import Merged, Uploads
 from fedpriv.aggregation.completing import complete
 from fedpriv.aggregation.rows import UploadedRows
+from fedpriv.errors import FedprivError
 from fedpriv.methods.base import Method, ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import Upload
@@ -108,6 +109,11 @@ def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], c
 
 def _merged(method: Method, server: ServerState, matrix: Uploads) -> ServerState:
     merged = method.aggregation.merge(matrix, server.memory)
+    called = f"aggregation {method.aggregation.name}: merge"
+    if not isinstance(merged, Merged):
+        raise FedprivError(f"{called} returns a {type(merged).__name__}; it should be a Merged")
+    if (found := tuple(merged.row.shape)) != (expected := tuple(matrix.previous.shape)):
+        raise FedprivError(f"{called} returns a model of shape {found}; it should have that of uploads.previous, {expected}")
     state = ServerState(matrix.expand(merged.row, server.row), dict(merged.memory), merged.report)
     state.memory = dict(method.remember(server, state, matrix.statistics))
     return state
