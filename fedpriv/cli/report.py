@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import timedelta
+from pathlib import Path
 from statistics import mean
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -13,7 +15,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedpriv.audit.formats import bound
+from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -182,18 +186,19 @@ class Reporter:
         for label, text in rows:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
-        config, folder = outcome.folder.config(), os.path.relpath(outcome.folder.path.parent)
+        config, folder = outcome.folder.config(), outcome.folder.path.parent
+        path, beside = shlex.quote(path), shlex.quote(os.path.relpath(folder))
         again = "" if _is_usual(config) else f" --config {path}/config.yaml"
         after = []
         if (other := _other_method(config)) is not None:
             after.append(f"fedpriv train --method {other}{again}   the same clients, another method")
         if summary["payloads"]["files"]:
             after.append(f"fedpriv audit {path}   what its messages reveal")
-        after.append(f"fedpriv compare {folder}/*")
+        after.append(f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN")
         if summary["accuracy"] is None:
             after.append(f"fedpriv probe {path}")
         if outcome.folder.facts["tracking"]["uri"] != "none":
-            after.append(f"fedpriv ui{'' if folder == 'runs' else f' --runs-dir {folder}'}")
+            after.append(f"fedpriv ui{'' if beside == 'runs' else f' --runs-dir {beside}'}")
         self.out.print("\nNext: " + "\n      ".join(after), soft_wrap=True)
 
     @staticmethod
@@ -247,6 +252,15 @@ def _other_method(config: RunConfig) -> str | None:
     if config.method.name != "fedavg":
         return "fedavg"  # a composed run's halves go with its method
     return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
+
+
+def _only_runs(folder: Path) -> bool:
+    """Whether all in a folder is what ``fedpriv compare`` takes."""
+    try:
+        run_folders(tuple(map(str, folder.iterdir())), folder)
+    except UsageError:
+        return False
+    return True
 
 
 def _is_usual(config: RunConfig) -> bool:

@@ -63,7 +63,14 @@ def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpr
     assert lines["run folder"].strip() == str(deep.relative_to(empty_folder))
     assert "accuracy per client, mean of the last 2 rounds" in lines
     assert "crossed the wire" in lines and "never took part" in result.stdout
-    assert "fedpriv compare" in result.stdout
+    assert f"fedpriv audit '{deep.relative_to(empty_folder)}'" in result.stdout, "as a shell takes it"
+    assert f"fedpriv compare '{deep.parent.relative_to(empty_folder)}'/*" in result.stdout
+
+
+def test_beside_other_files_it_does_not_say_to_compare_all_of_them(empty_folder: Path, fedpriv: Fedpriv) -> None:
+    (empty_folder / "notes.txt").touch()
+    result = fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", "my run")
+    assert "fedpriv compare 'my run' OTHER_RUN" in result.stdout and "/*" not in result.stdout
 
 
 @pytest.mark.slow
