@@ -9,6 +9,7 @@ from fake_runs import line
 from PIL import Image
 
 from fedpriv.plots import client_gains, compare_curves, learning_curve, per_client_accuracy
+from fedpriv.plots.curves import draw_accuracy
 from fedpriv.tracking import Record
 from tests.marks import quick_first
 
@@ -55,6 +56,19 @@ def test_compare_curves(tmp_path: Path) -> None:
     runs |= {f"m{i}": [records(5)] for i in range(8)}
     compare_curves(runs, tmp_path / "compare.png")
     assert drawn(tmp_path / "compare.png")
+
+
+def test_ticks_are_told_apart() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    near = records(3)
+    for number, record in enumerate(near):
+        record["metrics"]["accuracy"] = 0.12 + 0.01 * number
+    draw_accuracy(axes, near)
+    axes.figure.canvas.draw()
+    texts = [text.get_text() for text in axes.get_yticklabels()]
+    assert len(set(texts)) == len(texts) > 3
 
 
 def test_runs_that_coincide_are_both_seen(tmp_path: Path) -> None:
