@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,10 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0), ("singles", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} = {getattr(self, name)}: at least {least}")
-        if self.budget is not None and self.budget <= 0:
-            raise UsageError(f"budget = {self.budget:g}: more than 0 s")
+            if not isinstance(value := getattr(self, name), Integral) or value < least:
+                raise UsageError(f"{name} = {value!r}: at least {least}, a whole number")
+        if self.budget is not None and not (isinstance(self.budget, Real) and self.budget > 0):
+            raise UsageError(f"budget = {self.budget!r}: more than 0 s, a number of seconds")
 
 
 @dataclass(frozen=True)

@@ -57,3 +57,6 @@ def test_what_cannot_be_audited(run: fedpriv.Run, tmp_path: Any) -> None:
         fedpriv.audit(rounds.run)
     with pytest.raises(fedpriv.UsageError, match="messages = 0: at least 1"):
         fedpriv.audit(run, messages=0)
+    for name, text in (("budget", "2m"), ("singles", "6")):
+        with pytest.raises(fedpriv.UsageError, match=f"{name} = '{text}': .* number"):
+            fedpriv.audit(run, **{name: text})
