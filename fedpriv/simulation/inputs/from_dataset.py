@@ -82,7 +82,10 @@ def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared
         raise UsageError(f"objective {objective.name} needs two views of an image, but {dataset.name} holds rows of a table")
     for key, value in others.items():
         if value:
-            raise UsageError(f"{key} {value} is for images or texts, and {dataset.name} holds rows of a table")
+            raise UsageError(
+                f"{key} {value} is for images or texts, and {dataset.name} holds rows of a table; it holds texts where a single "
+                "column of texts is left beside the label and the clients"
+            )
     if model.name in (TEXT_MODEL, PAIR_MODEL):
         raise UsageError(f"model {model.name} is for texts, and {dataset.name} holds rows of a table; --model mlp")
     train, test = (Ready(part, device) for part in dataset.vectors)
