@@ -64,10 +64,12 @@ def load(text: str) -> Any:
     """The value of a document.
 
     Raises:
-        PlainYamlError: not YAML, nested too deeply, with aliases that repeat too much, with tags, or with huge integers.
+        PlainYamlError: not YAML, nested too deeply, with aliases that repeat too much, with tags, with huge integers, or with a
+            key that is there twice, of which PyYAML would take the last.
     """
     try:
         _check_size(text)
+        _check_keys(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem == _LIBRARY_TOO_DEEP:
@@ -114,3 +116,22 @@ def _check_size(text: str) -> None:
             sizes[anchor] = size
         outer, before = open_ones[-1]
         open_ones[-1] = (outer, before + size)
+
+
+def _check_keys(text: str) -> None:
+    """Refuse a mapping that has a key twice."""
+    nodes, seen = [yaml.compose(text, _Loader)], set[int]()
+    for node in nodes:
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))  # an alias is the node that it names
+        if not isinstance(node, yaml.MappingNode):
+            nodes += node.value
+            continue
+        keys = set[tuple[str, str]]()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise PlainYamlError(f"{_line(key.start_mark)}: the key {key.value!r} is there twice")
+                keys.add((key.tag, key.value))
+            nodes += [key, value]

@@ -74,6 +74,8 @@ def bomb(levels: int) -> str:
         ("a: 1\0", "control characters"),
         ("{[a]: 1}", "unhashable"),
         ("--- 1\n--- 2", "document"),
+        ("train: {lr: 1}\ntrain: {rounds: 2}", "line 2: the key 'train' is there twice"),
+        ("- {a: [{b: 1, b: 1}]}", "line 1: the key 'b' is there twice"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
@@ -86,3 +88,4 @@ def test_what_cannot_be_read_is_refused_in_a_line(text: str, why: str) -> None:
 def test_nesting_and_aliases_within_reason_are_read() -> None:
     assert load("[" * DEEPEST + "]" * DEEPEST) is not None
     assert len(load(bomb(4))["a3"]) == 9
+    assert load("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")["b"] == {"x": 3, "y": 2}, "what is merged may be there, too"
