@@ -16,7 +16,7 @@ from fedpriv.client.suspicion import check_for_marks
 from fedpriv.client.turn import Turn
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
-from fedpriv.errors import ClientDiverged, FedprivError
+from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
 from fedpriv.privacy.canaries import OfClient
@@ -181,9 +181,13 @@ class Client:
         if keeps and self.store is not None:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
+        trained = None if turn.spend is None else model.space.unpack(model.row.clone())
         turn.over = True
         with profile("serialisation", client=self.number):
-            upload = self._sealed(method.upload(turn), received, turn.noise_seed, turn.reported, profile)
+            payload = method.upload(turn)
+            if payload is not None and trained is not None:
+                _check_as_trained(payload, trained)
+            upload = self._sealed(payload, received, turn.noise_seed, turn.reported, profile)
             loss = turn.mean_loss if can_say(turn.mean_loss) else None
             numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
             if self.secret is not None and turn.spend is not None:  # a server that is not trusted learns nothing without noise
@@ -277,6 +281,16 @@ class Client:
         if level != "none":
             check_upload(sealed, agreement.sent_names)
         return sealed
+
+
+def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
+    """Refuse an upload that holds other values of the model than the training, whose steps alone epsilon covers, has left."""
+    for name, tensor in payload.tensors.items():
+        if name in trained and not torch.equal(tensor, trained[name]):
+            raise UsageError(
+                f"privacy.level sample: the method would send other values of {name} than its training has left, which no noise "
+                "covers; what changes an upload without the data is a transform (fedpriv defenses)"
+            )
 
 
 def share(hits: Tensor, weights: Tensor | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn
+from fedpriv.methods import Method
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.wire import Form
+from fedpriv.wire import Form, Payload
 from tests.simulation.small import play
 
 LOOKS: dict[str, Callable[[ClientTurn], object]] = {
@@ -20,6 +22,27 @@ LOOKS: dict[str, Callable[[ClientTurn], object]] = {
     "accuracy": lambda turn: turn.accuracy(),
     "gradient": lambda turn: turn.gradient(),
 }
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_method_cannot_put_what_it_looks_at_into_the_model_it_sends(
+    in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Method.upload
+
+    def upload(method: Method, turn: ClientTurn) -> Payload | None:
+        sent = honest(method, turn)
+        assert sent is not None
+        counts = torch.bincount(turn.labels, minlength=10)
+        if in_place:
+            sent.tensors["head.bias"].add_(counts)
+            return sent
+        return replace(sent, tensors={**sent.tensors, "head.bias": sent.tensors["head.bias"] + counts})
+
+    monkeypatch.setattr(Method, "upload", upload)
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clip": 1.0}
+    with pytest.raises(UsageError, match=r"privacy.level sample: the method would send other values of head.bias"):
+        play(tmp_path / "private", "fedavg", **private)
 
 
 @pytest.mark.parametrize("what", LOOKS)
