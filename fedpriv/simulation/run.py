@@ -129,7 +129,7 @@ def resume(
     began = time.perf_counter()
     folder = RunFolder.open(path)
     summary = folder.summary()
-    if summary is not None and folder.facts.get("status") == "finished":
+    if summary is not None and folder.facts.get("status") == "finished" and damaged_partition(folder) is None:
         raise UsageError(f"{path} is finished ({summary['rounds']} rounds); nothing to resume")
     if "deployed" in folder.facts:
         raise UsageError(f"{path}: its clients are on other machines; {folder.how_to_resume} goes on with them")

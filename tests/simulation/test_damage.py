@@ -164,6 +164,16 @@ def test_a_damaged_partition_is_written_again(halfway: Path, whole: Path, fedpri
     assert computed(halfway) == computed(whole)
 
 
+def test_so_it_is_in_a_run_that_is_finished(whole: Path, tmp_path: Path, fedpriv: Fedpriv) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    damage(folder / "partition.safetensors", "removed")
+    result = fedpriv("resume", folder)
+    assert result.exit_code == 0 and "it is written again" in result.stderr, result.output
+    assert computed(folder) == computed(whole)
+    again = fedpriv("resume", folder)
+    assert again.exit_code == 2 and "nothing to resume" in again.stderr
+
+
 @pytest.mark.parametrize("how", ["torn", "flipped", "removed", "empty"])
 @pytest.mark.parametrize("what", ["client", "report", "download", "SHA256SUMS"])
 def test_a_damaged_message_is_named(halfway: Path, fedpriv: Fedpriv, what: str, how: str) -> None:
