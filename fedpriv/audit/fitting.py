@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedpriv.errors import UsageError
 
-Holds = Literal["images", "texts"]
+Holds = Literal["images", "texts", "rows of a table"]
 
 
 def unfit(what: str, holds: Holds) -> UsageError:
@@ -14,6 +14,8 @@ def unfit(what: str, holds: Holds) -> UsageError:
     from fedpriv.attacks.core.registry import image_attacks
     from fedpriv.attacks.core.text_registry import text_attacks
 
+    if holds == "rows of a table":
+        return UsageError(f"{what} holds {holds}, and attacks are on images or on texts")
     known = image_attacks() if holds == "images" else text_attacks()
     other = "texts" if holds == "images" else "images"
     return UsageError(f"{what} holds {holds}, but this attack is on {other}; attacks on {holds}: {', '.join(known)}")

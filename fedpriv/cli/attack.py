@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options for attacks on texts alone, and for single steps."""
+LABEL = "data.label"
+"""The key that errors about a data set of one's own name; in place of an option of the attack."""
 MASKS = "secagg-masks"
 """The attack on the masks of a secure aggregation."""
 
@@ -61,7 +63,13 @@ MASKS = "secagg-masks"
 )
 @click.option("--mask-embeddings", is_flag=True, help="Texts: word and position embeddings are not sent (or frozen).")
 @click.option("--noise", type=click.FloatRange(0), metavar="VARIANCE", help="Texts: Gaussian noise on the upload.")
-@click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the attack; repeatable.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    help="An option of the attack, or data.label of --dataset; repeatable.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of net, labels and starts.")
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), help="Folder that holds the run folders.")
 @click.option("--output", type=FilePath(), callback=png, help="Draw originals and reconstructions as a PNG.")
@@ -104,6 +112,7 @@ def attack(
         from fedpriv.cli.attack_masks import attack_masks
 
         return attack_masks(options, seed, run=run_name, output=output, **chosen)
+    chosen["label"] = options.pop(LABEL, None)
     _check_threat(name, threat, run_name)
     _check_means_something(run_name, **chosen)
     if name in text_attacks():
@@ -246,6 +255,7 @@ def _check_means_something(
     client: int | None,
     images: Path | None,
     dataset: str | None,
+    label: str | None,
     count: int | None,
     mask_layers: int | None,
     **others: Any,
@@ -254,6 +264,8 @@ def _check_means_something(
     kinds = {"--run": run_name, "--images": images, "--dataset": dataset}
     if sum(kind is not None for kind in kinds.values()) > 1:
         raise UsageError(f"{' and '.join(k for k, value in kinds.items() if value is not None)}: give only one of them")
+    if label is not None and dataset is None:
+        raise UsageError(f"{LABEL} names a column of a data set; name the data set with --dataset")
     if run_name is None:
         for option, value in (("--round", round_), ("--client", client)):
             if value is not None:
@@ -276,6 +288,7 @@ def _target(
     images: Path | None,
     dataset: str | None,
     data_dir: Path | None,
+    label: str | None,
     count: int | None,
     mask_layers: int | None,
     runs_dir: Path,
@@ -288,7 +301,7 @@ def _target(
         if images is not None:
             return target.photographs(images, count or 20, masked, seed)
         if dataset is not None:
-            return target.samples(dataset, data_dir, count or 20, masked, seed)
+            return target.samples(dataset, data_dir, count or 20, masked, seed, label)
         return target.crops(count or 20, masked, seed)
     from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.tracking import find_run

@@ -106,6 +106,7 @@ def _target(
     images: Path | None,
     dataset: str | None,
     data_dir: Path | None,
+    label: str | None,
     runs_dir: Path,
     **of_steps: Any,
 ) -> TextTarget:
@@ -130,4 +131,4 @@ def _target(
         noise=of_steps["noise"] or 0.0,
         seed=seed,
     )
-    return text_target.made_up(steps) if dataset is None else text_target.samples(dataset, data_dir, steps)
+    return text_target.made_up(steps) if dataset is None else text_target.samples(dataset, data_dir, steps, label)

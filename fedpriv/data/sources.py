@@ -50,9 +50,11 @@ def register_dataset(name: str, about: str, **says: Any) -> Callable[[Opener], O
     return register
 
 
-def load_dataset(name: str, data_dir: Path | None = None, limit: int | None = None, image_size: int | None = None) -> Dataset:
+def load_dataset(
+    name: str, data_dir: Path | None = None, limit: int | None = None, image_size: int | None = None, label: str | None = None
+) -> Dataset:
     """Load a data set by name; arguments as the keys of :class:`DataConfig`, errors as for :func:`load_data`."""
-    return load_data(DataConfig(name=name, dir=data_dir, limit=limit, image_size=image_size))
+    return load_data(DataConfig(name=name, dir=data_dir, limit=limit, image_size=image_size, label=label))
 
 
 def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:

@@ -123,6 +123,21 @@ def test_a_data_set_of_texts(table: Path, fedpriv: Fedpriv) -> None:
     refused(fedpriv("attack", "dlg", "--dataset", table), "holds texts", "on texts: span, tag, token-imprint, tokens")
 
 
+def test_a_data_set_whose_labels_are_called_otherwise(table: Path, tmp_path: Path, fedpriv: Fedpriv) -> None:
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text(table.read_text().replace("text,label", "text,topic", 1))
+    arguments = ("attack", "tokens", "--dataset", renamed, "--encoder", "tiny", "--n", 2, "--batch-size", 3)
+    refused(fedpriv(*arguments), "--set data.label=NAME")
+    assert found(fedpriv(*arguments, "--set", "data.label=topic", "--json"))["attack"] == "tokens"
+    refused(fedpriv("attack", "dlg", "--set", "data.label=topic"), "data.label names a column", "--dataset")
+
+
+@pytest.mark.parametrize("attack", ["dlg", "tokens"])
+def test_rows_of_a_table_are_neither_images_nor_texts(attack: str, tmp_path: Path, fedpriv: Fedpriv) -> None:
+    (tmp_path / "rows.csv").write_text("age,label\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(20)))
+    refused(fedpriv("attack", attack, "--dataset", tmp_path / "rows.csv"), "rows.csv holds rows of a table, and attacks are on")
+
+
 @pytest.fixture(scope="module")
 def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "texts"

@@ -116,15 +116,15 @@ def crops(count: int, masked: int, seed: int) -> Target:
     return _one_step(f"{count} crops of two photographs, one step each", images, labels, 10, masked, seed)
 
 
-def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int) -> Target:
+def samples(name: str, data_dir: Path | None, count: int, masked: int, seed: int, label: str | None = None) -> Target:
     """One step of the reference victim on test images of a data set, drawn by ``seed``.
 
     Raises:
         UsageError: the data set has no images, or too few.
     """
-    dataset = load_dataset(name, data_dir)
+    dataset = load_dataset(name, data_dir, label=label)
     if dataset.images is None:
-        raise unfit(dataset.name, "texts")
+        raise unfit(dataset.name, "texts" if dataset.vectors is None else "rows of a table")
     if count > len(dataset.test_images):
         raise UsageError(f"--n {count}: {name} has {len(dataset.test_images)} test images")
     order = torch.randperm(len(dataset.test_images), generator=torch.Generator().manual_seed(seed))[:count]
@@ -152,7 +152,7 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
         UsageError: the run was not trained on images, the client has none, or see :func:`of_messages`.
     """
     if "image" not in evidence.modalities:
-        raise unfit(str(evidence.folder.path), "texts")
+        raise unfit(str(evidence.folder.path), "texts" if "text" in evidence.modalities else "rows of a table")
     if evidence.federation.data.lacking(client) == "image":
         raise UsageError(f"client {client} of {evidence.folder.path} has texts alone")
     truth = evidence.truth(client)

@@ -118,15 +118,15 @@ class Steps:
         return ", ".join([*words, *map(str, self.transforms)])
 
 
-def samples(name: str, data_dir: Path | None, steps: Steps) -> TextTarget:
+def samples(name: str, data_dir: Path | None, steps: Steps, label: str | None = None) -> TextTarget:
     """One step each on test texts of a data set, drawn by the seed.
 
     Raises:
         UsageError: the data set has no texts, or too few.
     """
-    dataset = load_dataset(name, data_dir)
+    dataset = load_dataset(name, data_dir, label=label)
     if dataset.texts is None:
-        raise unfit(dataset.name, "images")
+        raise unfit(dataset.name, "images" if dataset.vectors is None else "rows of a table")
     return _steps(f"test texts of {dataset.name}", *dataset.texts, dataset.test_labels, len(dataset.classes), steps)
 
 
@@ -173,7 +173,7 @@ def message(evidence: Evidence, round: int, client: int) -> TextTarget:
         UsageError: the run was trained on images, or the client has no texts.
     """
     if "text" not in evidence.modalities:
-        raise unfit(str(evidence.folder.path), "images")
+        raise unfit(str(evidence.folder.path), "images" if "image" in evidence.modalities else "rows of a table")
     if evidence.federation.data.lacking(client) == "text":
         raise UsageError(f"client {client} of {evidence.folder.path} has images alone")
     ids, labels = evidence.texts(client), evidence.labels(client)
