@@ -130,6 +130,8 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
         for claim in section["claims"]:
             table.add_row(claim["id"], claim["verdict"] + (f" ({claim['remark']})" if claim["remark"] else ""))
         out.print(table)
+        for complaint in section["complaints"]:
+            out.print(complaint, soft_wrap=True)
         if section["missing"]:
             hint = f"without a result: {len(section['missing'])} of its runs; fedpriv experiment run {section['file']}"
             out.print(hint, soft_wrap=True)

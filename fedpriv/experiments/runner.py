@@ -160,7 +160,10 @@ class _Runner:
         folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
         try:
             if stored.exists():
-                result = Result.load(stored)
+                try:
+                    result = Result.load(stored)
+                except FedprivError as error:
+                    raise FedprivError(f"{error}; remove the file, and the result is stored again") from None
                 if difference(config, result.config) is None:
                     return self._done(label, seed, result, stored, folder)
             if (found := elsewhere(self.experiment, label, seed)) is not None:

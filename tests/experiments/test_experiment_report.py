@@ -127,6 +127,13 @@ def test_the_records_numbers_of_merges_become_traces() -> None:
     assert results._traces(records) == {"simprox/tv": [0.1, None]}
 
 
+def test_the_command_says_what_does_not_count(yaml_file: Path) -> None:
+    damaged = yaml_file.parent / "results/tiny/fedavg-s1.json"
+    damaged.write_text("{")
+    done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file)])
+    assert done.exit_code == 0 and f"fedavg-s1 is left out: {damaged} is damaged" in done.stdout
+
+
 def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
     (yaml_file.parent / "results/tiny/fedrep-s1.json").unlink()
     write_result(yaml_file, "fedavg-ft", 1, AVG, partition="another")

@@ -138,6 +138,16 @@ def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path, in_process:
     assert "1 of 2 runs failed: fedavg-s0" in done.stderr
 
 
+def test_of_a_damaged_result_it_is_said_what_to_do(tmp_path: Path) -> None:
+    experiment = read(write_yaml(tmp_path, runs=RUNS))
+    stored = experiment.result_file("fedavg", 0)
+    stored.parent.mkdir(parents=True)
+    stored.write_text("{")
+    (outcome,) = run(experiment, tmp_path / "runs", labels=["fedavg"], workers=0)
+    assert outcome.error is not None and f"{stored} is damaged" in outcome.error
+    assert outcome.error.endswith("; remove the file, and the result is stored again")
+
+
 @pytest.mark.slow
 def test_a_folder_with_another_config_is_refused(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, base=TINY, runs=RUNS)
