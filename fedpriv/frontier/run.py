@@ -68,6 +68,8 @@ class Plan:
             build_transforms(with_options(one.config).wire.transforms)  # refuses names and options before anything is trained
             if one.config.wire.keep_payloads == "none":
                 raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
+        if lower := [one for one in self.target if one.compare in (">", ">=")]:
+            raise UsageError(f"--target {lower[0]}: a target bounds what may leak from above, such as {lower[0].measure}<=0.05")
         if any(one.range for one in self.defences) and not any(one.measure in BY_REPLAY for one in self.target):
             known = " or ".join(BY_REPLAY)
             raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")

@@ -157,6 +157,7 @@ def _hang_below_one_run(out: Path) -> None:
         (("--defenses", "gaussian:variance=1e-7..1e-3"), "needs a --target"),
         (("--defenses", "gaussian:variance=1e-7..1e-3", "--target", "epsilon<=8"), "needs a --target"),
         (("--target", "recoverd<=0"), "unknown measure"),
+        (("--target", "recovered>=0.05"), "--target recovered>=0.05: a target bounds what may leak from above, such as"),
         (("--defenses", "no-such-defence"), "no-such-defence"),
         (("--methods", "no-such-method"), "no-such-method"),
         (("--set", "wire.keep_payloads=none"), "nothing to attack"),
