@@ -59,6 +59,9 @@ def assemble(
     numbered = not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
     if numbered and (lowest := min(int(ids.min()) for ids in labels)):
         notes.append(f"the labels in column {columns.label!r} begin at {lowest}, not at 0: the classes below are empty")
+    elif numbered and (unused := len(classes) - len(np.unique(np.concatenate(labels)))):
+        gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
+        notes.append(f"the labels in column {columns.label!r} have gaps: {gaps}; names leave none")
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:

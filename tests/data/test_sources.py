@@ -407,6 +407,9 @@ def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:
     found = load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[1, 2] * 10)))
     assert found.classes == ("0", "1", "2") and "column 'y' begin at 1, not at 0" in " ".join(found.said)
     assert not any("begin at" in line for line in load_dataset("digits").said)
+    gaps = load_dataset(str(plain_parquet(tmp_path / "b.parquet", x=x, y=[0, 3] * 10)))
+    assert any("column 'y' have gaps: 2 of the numbers up to 3 do not occur" in line for line in gaps.said)
+    assert not any("gaps" in line for line in load_dataset("digits").said)
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8()], ids=str)
