@@ -223,7 +223,7 @@ def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
     """A gradient as float32 tensors by parameter name, without what was not sent.
 
     Raises:
-        ValueError: names or shapes are not those of the net's parameters, or nothing was sent.
+        ValueError: names or shapes are not those of the net's parameters, a number is not finite, or nothing was sent.
     """
     parameters = dict(model.named_parameters())
     if not isinstance(gradient, Mapping):
@@ -239,6 +239,8 @@ def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
         tensor = torch.as_tensor(one).detach().cpu().float()
         if tensor.shape != parameters[name].shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and the net's {tuple(parameters[name].shape)}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds a NaN or an infinity, of which nothing can be read")
         found[name] = tensor
     if not found:
         raise ValueError("the gradient holds no tensor")
