@@ -255,9 +255,9 @@ def _other_method(config: RunConfig) -> str | None:
 
 
 def _only_runs(folder: Path) -> bool:
-    """Whether all in a folder is what ``fedpriv compare`` takes."""
+    """Whether all that a shell's ``*`` names in a folder is what ``fedpriv compare`` takes."""
     try:
-        run_folders(tuple(map(str, folder.iterdir())), folder)
+        run_folders(tuple(str(path) for path in folder.iterdir() if not path.name.startswith(".")), folder)
     except UsageError:
         return False
     return True

@@ -56,6 +56,8 @@ def test_train(empty_folder: Path, fedpriv: Fedpriv, method: str) -> None:
 def test_without_it_the_summary_is_for_people(empty_folder: Path, fedpriv: Fedpriv) -> None:
     """Progress on standard error; the summary, whole, on standard output, however narrow that is."""
     deep = empty_folder / ("deep" * 20) / "run[1]" / "run[bold]"
+    deep.parent.mkdir(parents=True)
+    (deep.parent / ".hidden").touch()
     result = fedpriv("train", *flags("fedavg", **{"train.rounds": 2}), "--run-dir", deep)
     assert result.exit_code == 0
     assert "round 2/2" in result.stderr and "round" not in result.stdout.split("rounds")[0]
